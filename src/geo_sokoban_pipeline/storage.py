@@ -1,0 +1,140 @@
+"""Files appear whole or not at all: written under a temporary name, flushed, renamed; folders show by their manifest.
+
+A manifest (`manifest.json`) is the last file of a folder and holds size and blake2b digest of every other one, so a
+folder without a manifest does not exist, and a truncated or foreign file in a folder is named before anything is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+class CorruptFolderError(RuntimeError):
+    """A folder's files do not match its manifest; the message names the file and the way out."""
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` with a temporary path beside `path`, flush it to disk, then rename it to `path`.
+
+    Raises:
+        OSError: no space, read-only folder; `path` is then unchanged and the temporary file is gone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as readable JSON, atomically; keys keep their order, floats round-trip exactly."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        CorruptFolderError: the text is not JSON; the message names the file.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CorruptFolderError(f"{path} is not readable JSON ({error}). Restore it or delete it.") from error
+
+
+def file_digest(path: Path) -> str:
+    """Hexadecimal blake2b digest (128 bits) of a file's bytes."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def write_folder(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Fill a temporary folder beside `folder`, seal it with a manifest, then rename it to `folder`.
+
+    Args:
+        folder: final place; an existing folder there is replaced.
+        write: fills the folder it is given and returns the manifest's own entries (JSON values).
+
+    Returns:
+        The manifest: the entries plus `files`, {relative name: {"bytes", "blake2b"}}.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary.mkdir()
+    try:
+        entries = write(temporary)
+        manifest = {**entries, "files": describe_files(temporary)}
+        write_json(temporary / MANIFEST, manifest)
+        remove_folder(folder)
+        temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size in bytes and digest of every file below a folder but its manifest, by relative name, sorted."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
+        for path in files
+    }
+
+
+def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any] | None:
+    """Manifest of a folder, or None where there is none (the folder then counts as absent).
+
+    Args:
+        verify: compare size and digest of every listed file.
+
+    Raises:
+        CorruptFolderError: a listed file is missing, truncated or altered; the message names it.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise CorruptFolderError(f"{path} is not a manifest of this project: it has no `files`. Delete {folder}.")
+    if verify:
+        verify_files(folder, manifest["files"])
+    return manifest
+
+
+def verify_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Compare a folder's files with their recorded sizes and digests.
+
+    Raises:
+        CorruptFolderError: as in `read_manifest`.
+    """
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CorruptFolderError(f"{path} is missing but listed in {folder / MANIFEST}. Delete {folder}.")
+        size = path.stat().st_size
+        if size != expected["bytes"] or file_digest(path) != expected["blake2b"]:
+            raise CorruptFolderError(
+                f"{path} differs from its manifest ({size} bytes, {expected['bytes']} recorded). "
+                f"It was truncated or changed after it was written; delete {folder} to have it made again."
+            )
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that it never shows half-removed: its manifest goes first. No error if it is absent."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
