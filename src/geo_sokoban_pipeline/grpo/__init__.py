@@ -1,0 +1,73 @@
+"""GRPO as pure functions: tensors and arrays in, tensors and arrays out; no state but the prompt sampler's.
+
+Importing this package costs numpy only. The names that need torch (`policy_loss`, `kl_estimate`, …) are loaded on first
+use, so that everything reachable from the pipeline registry stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.grpo.advantages import group_advantages
+from geo_sokoban_pipeline.grpo.batching import plan_micro_batches, split_steps
+from geo_sokoban_pipeline.grpo.credit import returns, scale_by_rms, turn_advantages, turn_values
+from geo_sokoban_pipeline.grpo.filters import GroupSignal, keep_groups
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler
+from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.grpo.loss import (
+        PolicyLoss,
+        entropy,
+        icepop_weights,
+        kl_estimate,
+        policy_loss,
+        reduce_tokens,
+        token_log_probs,
+        truncated_importance_weights,
+    )
+
+_TORCH_NAMES = frozenset(
+    {
+        "PolicyLoss",
+        "entropy",
+        "icepop_weights",
+        "kl_estimate",
+        "policy_loss",
+        "reduce_tokens",
+        "token_log_probs",
+        "truncated_importance_weights",
+    }
+)
+
+__all__ = [
+    "GroupSignal",
+    "PolicyLoss",
+    "PromptSampler",
+    "entropy",
+    "group_advantages",
+    "icepop_weights",
+    "is_eval_due",
+    "is_save_due",
+    "keep_groups",
+    "kl_estimate",
+    "learning_rate",
+    "plan_micro_batches",
+    "policy_loss",
+    "reduce_tokens",
+    "returns",
+    "scale_by_rms",
+    "split_steps",
+    "token_log_probs",
+    "truncated_importance_weights",
+    "turn_advantages",
+    "turn_values",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name that needs torch when it is first asked for (PEP 562)."""
+    if name in _TORCH_NAMES:
+        return getattr(import_module("geo_sokoban_pipeline.grpo.loss"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

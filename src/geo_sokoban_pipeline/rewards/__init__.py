@@ -1,0 +1,5 @@
+"""Rewards: pure functions from what an episode did to a number and the parts it is made of."""
+
+from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward
+
+__all__ = ["sokoban_reward"]

@@ -1,0 +1,1 @@
+"""Training: warm start, GRPO updates and the loop around them."""

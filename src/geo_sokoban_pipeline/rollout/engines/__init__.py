@@ -1,0 +1,1 @@
+"""Rollout engines: what turns token ids and pictures into sampled replies."""

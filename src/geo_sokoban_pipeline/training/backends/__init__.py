@@ -1,0 +1,1 @@
+"""Training backends: what turns samples and an objective into new weights."""

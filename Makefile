@@ -1,0 +1,89 @@
+# Set-up, run and checks. Every target does what it needs on a bare checkout with Python 3.11; a second call installs nothing.
+#
+#   TORCH_INDEX  package index of torch, e.g. https://download.pytorch.org/whl/cu129. Empty: a wheel that pip's own
+#                find-links offers, else the CPU build.
+#   RUN_ID       folder of the run, e.g. make run RUN_ID=seed2
+#   PARAMS       further parameters, e.g. make run RUN_ID=seed2 PARAMS=seed=2,train_sokoban.loop.iterations=50
+#   PYTEST_ARGS  further words for pytest, e.g. make test PYTEST_ARGS="-k sokoban"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+TORCH_INDEX ?=
+RUN_ID ?= default
+PARAMS ?=
+PYTEST_ARGS ?=
+
+export KEDRO_DISABLE_TELEMETRY := 1
+export DO_NOT_TRACK := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+COMMA := ,
+# All paths are relative, so that the checkout may lie in a folder with spaces.
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+# Another index means other wheels: its checksum is part of the stamps' names.
+TAG := $(if $(TORCH_INDEX),-$(firstword $(shell printf '%s' '$(TORCH_INDEX)' | cksum)))
+RUN_STAMP := $(VENV)/.installed-run$(TAG)
+DEV_STAMP := $(VENV)/.installed-dev$(TAG)
+
+ifeq ($(TORCH_INDEX),)
+INSTALL_TORCH = $(PIP) --no-deps --no-index torch 2>/dev/null || $(PIP) --no-deps --index-url $(CPU_INDEX) torch
+else
+INSTALL_TORCH = $(PIP) --no-deps --force-reinstall --index-url $(TORCH_INDEX) torch
+endif
+
+.PHONY: help install run test test-fast check format clean-data
+
+help: ## Show the targets.
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+
+# What `kedro run` needs, without the tools of the developers.
+$(RUN_STAMP): pyproject.toml constraints.txt
+	@echo 'Installing into $(VENV), which takes a minute or two'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL_TORCH)
+	$(PIP) -e .
+	touch $@
+
+$(DEV_STAMP): pyproject.toml constraints.txt
+	@echo 'Installing into $(VENV), which takes a minute or two'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL_TORCH)
+	$(PIP) -e '.[dev]'
+	touch $(RUN_STAMP) $@
+
+install: $(DEV_STAMP) ## Make .venv with everything, tests and notebooks included.
+
+run: $(RUN_STAMP) ## Train a policy on Sokoban and say where its report is.
+	$(BIN)/python -m kedro run --pipeline=train_sokoban '--params=run_id=$(RUN_ID)$(if $(PARAMS),$(COMMA)$(PARAMS))'
+	@report="$${GEO_SOKOBAN_DATA_ROOT:-data}/08_reporting/train_sokoban/$(RUN_ID)/report.html"; \
+	test -f "$$report" || { echo "No report at $$report" >&2; exit 1; }; \
+	echo "Report: $$report"
+
+check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+test: check ## Everything above, then the whole test suite.
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: check ## The same without the slow tests.
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+format: $(DEV_STAMP) ## Rewrite the code in the project's format.
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+clean-data: ## Delete everything that runs have written below data/.
+	find data -type f ! -name .gitkeep ! -path data/README.md -delete
+	find data -mindepth 2 -type d -empty -delete

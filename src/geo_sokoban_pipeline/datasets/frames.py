@@ -1,0 +1,172 @@
+"""Tables on disk: a pandas frame as one parquet file with a pinned schema, written atomically.
+
+What is loaded equals what was saved: lists and structs come back as Python lists and dicts, bytes as bytes, and a missing
+value is None, never NaN. An empty table keeps its types.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.io import AbstractDataset, DatasetError
+
+from geo_sokoban_pipeline.storage import write_atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from kedro_datasets._typing import TablePreview
+
+SHOWN_TEXT = 80
+
+
+class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
+    """One parquet file as a pandas frame.
+
+    Args:
+        path: the file; its folder is made on save.
+        schema: dotted name of a `pyarrow.Schema`. Its columns must be there, in its types, on save and on load; columns
+            beyond it are kept behind them with inferred types, as JSON text where a column mixes types. None: no column is pinned.
+        metadata: ignored by Kedro, read by Kedro-Viz.
+    """
+
+    def __init__(self, *, path: str, schema: str | None = None, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self._schema = schema
+        self.metadata = metadata
+
+    def load(self) -> pd.DataFrame:
+        """The frame.
+
+        Raises:
+            DatasetError: no file, a torn file, or one whose pinned columns are missing or of another type.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._path.is_file():
+            raise DatasetError(f"{self._path} does not exist; run the pipeline that makes it.")
+        try:
+            # Not read_table(path): it would take folders such as `iter=00001` in the path for columns.
+            with pq.ParquetFile(self._path) as file:
+                table = file.read()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DatasetError(
+                f"{self._path} is not a readable parquet file ({error}). Delete it to have it made again."
+            ) from error
+        self._check(table.schema)
+        return table_to_frame(table)
+
+    def save(self, data: pd.DataFrame) -> None:
+        """Write the frame.
+
+        Raises:
+            DatasetError: a pinned column is missing, or a value does not fit its type; the message names the column.
+        """
+        import pyarrow.parquet as pq
+
+        table = self._to_table(data)
+        write_atomic(self._path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """First rows for Kedro-Viz, long texts such as data URIs cut to 80 characters."""
+        frame = self.load().head(nrows)
+        rows = [[shorten(value) for value in row] for row in frame.astype(object).itertuples(index=False)]
+        return {"index": list(range(len(rows))), "columns": list(frame.columns), "data": rows}  # type: ignore[return-value]
+
+    def _to_table(self, data: pd.DataFrame) -> pa.Table:
+        import pyarrow as pa
+
+        schema = load_schema(self._schema) if self._schema else pa.schema([])
+        missing = [name for name in schema.names if name not in data.columns]
+        if missing:
+            raise DatasetError(f"{self._path}: the frame lacks the columns {missing} of {self._schema}.")
+        columns = [_to_array(data[field.name], field) for field in schema]
+        fields = list(schema)
+        for name in data.columns:
+            if name not in schema.names:
+                column = _to_array(data[name], pa.field(str(name), pa.null()))
+                columns.append(column)
+                fields.append(pa.field(str(name), column.type))
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+    def _check(self, found: pa.Schema) -> None:
+        for field in load_schema(self._schema) if self._schema else ():
+            there = found.field(field.name).type if field.name in found.names else "missing"
+            if there != field.type:
+                raise DatasetError(
+                    f"{self._path}: column {field.name} is {there}, {field.type} expected. "
+                    "The file is foreign or of another version; delete it to have it made again."
+                )
+
+    def _exists(self) -> bool:
+        return self._path.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": str(self._path), "schema": self._schema}
+
+
+def load_schema(name: str) -> pa.Schema:
+    """Schema of a dotted name, such as `package.module.PROMPTS`.
+
+    Raises:
+        DatasetError: no such module or name, or no schema under it.
+    """
+    import importlib
+
+    import pyarrow as pa
+
+    module, _, attribute = name.rpartition(".")
+    try:
+        schema = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DatasetError(
+            f"schema={name!r}: no such schema ({error}); give the dotted name of a pyarrow.Schema."
+        ) from error
+    if not isinstance(schema, pa.Schema):
+        raise DatasetError(f"schema={name!r} is a {type(schema).__name__}; give the dotted name of a pyarrow.Schema.")
+    return schema
+
+
+def table_to_frame(table: pa.Table) -> pd.DataFrame:
+    """Frame of a table: flat columns without nulls in pandas' own types, all others as Python objects with None."""
+    import pandas as pd
+    import pyarrow as pa
+
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        plain = pa.types.is_primitive(column.type) and column.null_count == 0
+        columns[name] = column.to_pandas() if plain else pd.Series(column.to_pylist(), dtype=object)
+    return pd.DataFrame(columns, columns=table.column_names)
+
+
+def shorten(value: Any) -> Any:
+    """JSON value to look at: texts beyond 80 characters are cut, bytes are counted, lists and dicts walked through."""
+    if isinstance(value, str):
+        return value if len(value) <= SHOWN_TEXT else f"{value[:SHOWN_TEXT]}… ({len(value)} characters)"
+    if isinstance(value, bytes):
+        return f"({len(value)} bytes)"
+    if isinstance(value, dict):
+        return {key: shorten(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shorten(item) for item in value]
+    # numpy scalars are no JSON values.
+    return value.item() if hasattr(value, "item") else value
+
+
+def _to_array(values: pd.Series, field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+
+    inferred = pa.types.is_null(field.type)
+    try:
+        array = pa.Array.from_pandas(values, type=None if inferred else field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        if not inferred:
+            raise DatasetError(f"column {field.name}: a value does not fit {field.type} ({error}).") from error
+        # Columns of foreign rows may mix types, which Arrow cannot hold; as JSON text nothing is lost.
+        array = pa.array([None if value is None else json.dumps(value, default=str) for value in values], pa.string())
+    if not field.nullable and array.null_count:
+        raise DatasetError(f"column {field.name}: {array.null_count} values are missing, none may be.")
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

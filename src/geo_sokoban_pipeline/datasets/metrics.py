@@ -1,0 +1,67 @@
+"""Metrics of a run: one flat JSON row per iteration, loaded as a list of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.io import DatasetError
+
+from geo_sokoban_pipeline.datasets.partitions import IterationPartitions
+from geo_sokoban_pipeline.storage import read_json, write_json
+
+if TYPE_CHECKING:
+    from kedro_datasets._typing import TablePreview
+
+
+class MetricsDataset(IterationPartitions):
+    """Rows `iter=00012.json`; saves {partition: row}, loads the rows as a list in the order of iterations.
+
+    Args:
+        path: folder of all rows.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    suffix = ".json"
+
+    def _write(self, path: Path, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise DatasetError(f"{path}: a row of metrics is a dict, not a {type(value).__name__}")
+        write_json(path, {name: _plain_number(path, name, number) for name, number in value.items()})
+
+    def _read(self, path: Path) -> dict[str, float | int | None]:
+        row: dict[str, float | int | None] = read_json(path)
+        return row
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        return 64 * len(value)
+
+    def load(self) -> list[dict[str, float | int | None]]:
+        """All rows, by iteration; `[]` where nothing is stored.
+
+        Raises:
+            DatasetError: a row is not readable JSON; the message names the file.
+        """
+        return [self._read(self._place(name)) for name in self.partitions()]
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """The last rows as a table for kedro-viz.
+
+        Args:
+            nrows: number of rows.
+        """
+        rows = self.load()[-nrows:]
+        columns = sorted({name for row in rows for name in row})
+        data = [[row.get(name) for name in columns] for row in rows]
+        return {"index": list(range(len(rows))), "columns": columns, "data": data}
+
+
+def _plain_number(path: Path, name: str, value: Any) -> float | int | None:
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is not None and not isinstance(value, bool | int | float):
+        raise DatasetError(f"{path}: metric {name} is {value!r}; give a number or None")
+    # JSON has no NaN and no infinity; a metric that diverged is stored as null rather than stopping the run.
+    return None if isinstance(value, float) and not math.isfinite(value) else value

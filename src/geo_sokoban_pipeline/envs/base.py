@@ -1,0 +1,76 @@
+"""What a world must offer to be played by the episode loop: reset, step, format_observation, close.
+
+A world is plain Python. It sees and returns text and pictures, never tokens, so the loop alone decides how a
+conversation becomes a sequence of ids.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+Observation = Mapping[str, Any]
+Info = dict[str, Any]
+
+
+@runtime_checkable
+class InteractionEnv(Protocol):
+    """One episode of one task instance.
+
+    Optional beyond these: `final_metrics() -> dict[str, float]` (success, steps, optimal_steps, …), `turn_rewards`
+    (one per step), `final_bonus`, and in the info of `step` a `turn_reward`.
+    """
+
+    def reset(self) -> tuple[Observation | None, Info]:
+        """Start the episode anew; returns the first observation and info."""
+
+    def step(self, text: str) -> tuple[Observation | None, bool, Info]:
+        """Answer a reply of the policy: next observation, whether the episode is over, info."""
+
+    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
+        """The observation as a user message: `{"role": "user", "content": [images…, one text]}`."""
+
+    def close(self) -> None:
+        """Release what the environment holds; calling it twice is harmless."""
+
+
+def user_message(observation: Observation | None) -> dict[str, Any]:
+    """Chat message of an observation.
+
+    Args:
+        observation: `obs_str` is the text, `multi_modal_data` maps names to lists of pictures. None or an empty one
+        gives an empty text.
+            A role inside the observation is ignored.
+
+    Returns:
+        `{"role": "user", "content": [{"type": "image", "image": …}, …, {"type": "text", "text": …}]}`: the pictures
+        of every list in order, then exactly one text.
+    """
+    observation = observation or {}
+    content: list[dict[str, Any]] = [
+        {"type": "image", "image": picture}
+        for pictures in (observation.get("multi_modal_data") or {}).values()
+        for picture in pictures
+    ]
+    content.append({"type": "text", "text": observation.get("obs_str", "")})
+    return {"role": "user", "content": content}
+
+
+def checked_arguments(path: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The given arguments as a dict, after a check of their names.
+
+    Args:
+        path: where they stand in the parameters, such as `env.args`.
+        given: names and values.
+        known: names that exist.
+
+    Raises:
+        ValueError: a name is unknown; the message has its full path, its value and the nearest known name.
+    """
+    for key, value in given.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, sorted(known), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            raise ValueError(f"{path}.{key}={value!r}: unknown parameter; {hint}")
+    return dict(given)

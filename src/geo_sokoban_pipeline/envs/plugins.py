@@ -1,0 +1,86 @@
+"""User code by name: a dotted path or a `.py` file in the parameters becomes the object it names.
+
+A file is executed once per process and path, under a module name derived from its path, so two files of one name do
+not collide. Errors in finding the object say what was tried; errors inside the user's code pass through unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class PluginError(ValueError):
+    """A parameter names an object that cannot be found."""
+
+
+def load_object(spec: str, default_name: str | None = None) -> Any:
+    """The object that a parameter names.
+
+    Args:
+        spec: `package.module.name`, `path/to/file.py:name`, or `path/to/file.py` where there is a default name.
+        Relative paths start
+            at the working directory.
+        default_name: name looked up in a file that is given without one, such as `build_env`.
+
+    Raises:
+        PluginError: spec has none of these forms, or the module, the file or the name in it does not exist.
+    """
+    path, colon, name = spec.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _attribute(_file_module(path, spec), name, spec)
+    if spec.endswith(".py"):
+        if default_name is None:
+            raise PluginError(f"{spec!r} names a file but no object in it; write {spec}:<name>")
+        return _attribute(_file_module(spec, spec), default_name, spec)
+    module, dot, name = spec.rpartition(".")
+    if not dot or not all(part.isidentifier() for part in spec.split(".")):
+        raise PluginError(f"{spec!r} names no object; write package.module.name or path/to/file.py:name")
+    return _attribute(_module(module, spec), name, spec)
+
+
+def _module(module: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # Only the named module itself or a parent: a missing import inside the user's code is the user's error.
+        if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
+            raise PluginError(
+                f"{spec!r}: there is no module {error.name!r}; check the spelling and the Python path"
+            ) from error
+        raise
+
+
+def _file_module(path: str, spec: str) -> ModuleType:
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise PluginError(f"{spec!r}: there is no file {file}; relative paths start at {Path.cwd()}")
+    name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, file)
+    if found is None or found.loader is None:
+        raise PluginError(f"{spec!r}: {file} cannot be loaded as Python source")
+    module = importlib.util.module_from_spec(found)
+    # Registered before execution: dataclasses and pydantic look their module up there.
+    sys.modules[name] = module
+    done = False
+    try:
+        found.loader.exec_module(module)
+        done = True
+    finally:
+        if not done:
+            del sys.modules[name]
+    return module
+
+
+def _attribute(module: ModuleType, name: str, spec: str) -> Any:
+    if not hasattr(module, name):
+        public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12]) or "nothing"
+        raise PluginError(f"{spec!r}: {module.__name__} has no {name!r}; it defines {public}")
+    return getattr(module, name)

@@ -1,0 +1,107 @@
+"""Rows of a file, one by one: parquet by record batch, JSON lines by line, with the loader's slice in the path.
+
+A row that cannot be decoded is handed on as a `BadRow` and never stops the reading; a file that cannot be opened does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that could not be decoded: why, and its text."""
+
+    reason: str
+    raw: str
+
+
+def split_slice(path: str) -> tuple[Path, slice]:
+    """Path and slice of `file@[a:b]`, Python's slice meaning, each side optional and possibly negative.
+
+    A suffix without a colon, such as `@[3]`, is part of the file's name.
+    """
+    match = _SLICE.fullmatch(path)
+    if match is None or "-" in (match["start"], match["stop"]):
+        return Path(path), slice(None)
+    start, stop = (int(match[side]) if match[side] else None for side in ("start", "stop"))
+    return Path(match["path"]), slice(start, stop)
+
+
+def read_rows(path: str) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Number and row of each row of a `.jsonl` or `.parquet` file; numbers count from the file's start.
+
+    Args:
+        path: file with an optional slice; blank lines of `.jsonl` are skipped and not counted.
+
+    Raises:
+        FileNotFoundError: no such file; the message names it.
+        ValueError: another suffix, or a parquet file that cannot be opened.
+    """
+    file, window = split_slice(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"no file at {file}; check the path (relative paths start at the working folder).")
+    if file.suffix not in (".jsonl", ".parquet"):
+        raise ValueError(f"{file}: rows are read from .jsonl and .parquet, not from {file.suffix or 'a file without suffix'}.")
+    rows = _json_lines(file) if file.suffix == ".jsonl" else _parquet_rows(file)
+    return take_slice(enumerate(rows), window)
+
+
+def take_slice(items: Iterator[T], window: slice) -> Iterator[T]:
+    """Items of a slice; only negative bounds need the whole list in memory."""
+    if (window.start or 0) < 0 or (window.stop or 0) < 0:
+        return iter(list(items)[window])
+    return islice(items, window.start, window.stop)
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """Names of the columns of a parquet file.
+
+    Raises:
+        ValueError: the file is torn or no parquet; the message names it.
+    """
+    return list(_open_parquet(path).schema_arrow.names)
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is not a readable parquet file ({error}); it may be torn: fetch or write it again.") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+
+    with _open_parquet(path) as file:
+        try:
+            for batch in file.iter_batches(batch_size=1024):
+                yield from batch.to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path} is torn inside ({error}); fetch or write it again.") from error
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                yield BadRow(f"line is not JSON: {error}", line.decode("utf-8", "replace").rstrip("\n"))
+                continue
+            yield row if isinstance(row, dict) else BadRow("line is no JSON object", line.decode().rstrip("\n"))

@@ -1,0 +1,244 @@
+"""Sokoban as a conversation: the policy sees a picture, replies with moves, sees the picture after them.
+
+An environment holds one level and the course of one episode. It is a pure function of the level and the replies: no
+clock, no randomness. Random levels come from `generate_levels`, which replaces the seed system's `rng_seed`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal
+
+from geo_sokoban_pipeline.envs.base import Info, Observation, checked_arguments, user_message
+from geo_sokoban_pipeline.envs.sokoban.actions import parse_actions
+from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, Board, MoveRewards
+from geo_sokoban_pipeline.envs.sokoban.observation import STYLES, observation_text
+from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render, render_png
+
+
+class SokobanEnv:
+    """One episode on one level; see `InteractionEnv`.
+
+    Args:
+        board: the level. max_actions_per_turn: moves of a reply that are carried out; further ones are ignored.
+        max_steps: moves after which the episode ends, blocked ones included. cell_px: side of a cell in the picture,
+        in pixels, at least 8. rewards: what moves, a turn without a move, and success are worth. observation_style:
+        `full`, or `brief` for policies that pay for every token. text_grid: write the position into the text as well.
+        render_mode: `vision`, or `text` for the grid as text and no picture. malformed_counts_step: a reply without a
+        move costs one of `max_steps`. Off is the seed's rule, where such a reply
+            changes nothing.
+        after_think: read actions only after the last `</think>`. Off is the seed's rule.
+        distance: `greedy` (the seed's) or `assignment`, see `Board.box_target_distance`.
+        optimal_steps: fewest moves of the level; None: unknown, and left out of the metrics.
+
+    Raises:
+        ValueError: a value is out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        max_actions_per_turn: int = 3,
+        max_steps: int = 100,
+        cell_px: int = 64,
+        rewards: MoveRewards = DEFAULT_REWARDS,
+        observation_style: Literal["full", "brief"] = "full",
+        text_grid: bool = False,
+        *,
+        render_mode: Literal["vision", "text"] = "vision",
+        malformed_counts_step: bool = False,
+        after_think: bool = True,
+        distance: Literal["greedy", "assignment"] = "greedy",
+        optimal_steps: int | None = None,
+    ) -> None:
+        for name, number, least in (
+            ("max_actions_per_turn", max_actions_per_turn, 1),
+            ("max_steps", max_steps, 1),
+            ("cell_px", cell_px, MIN_CELL_PX),
+        ):
+            if number < least:
+                raise ValueError(f"{name}={number}: must be at least {least}")
+        _check_choice("observation_style", observation_style, STYLES)
+        _check_choice("render_mode", render_mode, ("vision", "text"))
+        _check_choice("distance", distance, ("greedy", "assignment"))
+        self.initial_board = board
+        self.max_actions_per_turn = max_actions_per_turn
+        self.max_steps = max_steps
+        self.cell_px = cell_px
+        self.rewards = rewards
+        self.observation_style = observation_style
+        self.render_mode = render_mode
+        self.text_grid = text_grid or render_mode == "text"
+        self.malformed_counts_step = malformed_counts_step
+        self.after_think = after_think
+        self.distance = distance
+        self.optimal_steps = optimal_steps
+        self._restart()
+
+    def _restart(self) -> None:
+        self.board = self.initial_board
+        self.steps = 0
+        self.done = False
+        self.turn_rewards: list[float] = []
+        self.invalid_turns = 0
+        self.executed: list[str] | None = None
+
+    def reset(self) -> tuple[Observation, Info]:
+        """Back to the level's start; the info holds `box_target_distance`."""
+        self._restart()
+        return self._observe(), {"box_target_distance": self.box_target_distance()}
+
+    def step(self, text: str) -> tuple[Observation, bool, Info]:
+        """Carry out the moves of a reply until success, the step limit, or the last one.
+
+        Returns:
+            Observation after the moves; done, which is success or the step limit; and the info: raw_action,
+            parsed_actions, metrics.turn_metrics.{action_is_valid, action_is_effective}, metrics.traj_metrics.success,
+            turn_reward, box_target_distance.
+
+        Raises:
+            RuntimeError: the episode is over.
+        """
+        if self.done:
+            raise RuntimeError("step after the end of the episode; call reset first")
+        actions = parse_actions(text, self.max_actions_per_turn, after_think=self.after_think)
+        effective = self._play(actions)
+        success = self.board.is_solved
+        self.done = (success and bool(actions)) or self.steps >= self.max_steps
+        info: Info = {
+            "raw_action": text,
+            "parsed_actions": actions,
+            "metrics": {
+                "turn_metrics": {"action_is_valid": bool(actions), "action_is_effective": effective},
+                "traj_metrics": {"success": success},
+            },
+            "turn_reward": self.turn_rewards[-1],
+            "box_target_distance": self.box_target_distance(),
+        }
+        return self._observe(), self.done, info
+
+    def _play(self, actions: list[str]) -> bool:
+        """Carry out moves, book the turn's reward, and say whether any move changed the board."""
+        self.executed = []
+        if not actions:
+            self.turn_rewards.append(self.rewards.malformed)
+            self.invalid_turns += 1
+            self.steps += self.malformed_counts_step
+            return False
+        reward, effective = 0.0, False
+        for action in actions:
+            move = self.board.move(action, self.rewards)
+            self.board = move.board
+            self.executed.append(action)
+            self.steps += 1
+            reward += move.reward
+            effective |= move.moved
+            if self.board.is_solved or self.steps >= self.max_steps:
+                break
+        self.turn_rewards.append(reward)
+        return effective
+
+    def _observe(self) -> Observation:
+        text = self._text(self.board, self.executed)
+        if self.render_mode == "text":
+            return {"obs_str": text}
+        picture = render(self.board, self.cell_px)
+        # The file form, cached by board and size: who stores the picture need not encode it again.
+        picture.info["png"] = render_png(self.board, self.cell_px)
+        return {"obs_str": text, "multi_modal_data": {"<image>": [picture]}}
+
+    def _text(self, board: Board, executed: list[str] | None) -> str:
+        return observation_text(board, executed, self.observation_style, self.text_grid, self.render_mode == "vision")
+
+    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
+        """See `base.user_message`."""
+        return user_message(observation)
+
+    def box_target_distance(self) -> int:
+        """Summed distance of boxes to targets now, in cells."""
+        return self.board.box_target_distance(self.distance)
+
+    @property
+    def final_bonus(self) -> float:
+        """What success is worth if the board is solved now, else 0."""
+        return self.rewards.success_bonus if self.board.is_solved else 0.0
+
+    def final_metrics(self) -> dict[str, float]:
+        """The episode in numbers.
+
+        Keys: success (0 or 1), steps, turns, invalid_turns, invalid_share (of turns), boxes_on_target, dist0 and
+        dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it was
+        solved.
+        """
+        turns, success = len(self.turn_rewards), self.board.is_solved
+        metrics = {
+            "success": float(success),
+            "steps": float(self.steps),
+            "turns": float(turns),
+            "invalid_turns": float(self.invalid_turns),
+            "invalid_share": self.invalid_turns / turns if turns else 0.0,
+            "boxes_on_target": float(self.board.boxes_on_target),
+            "dist0": float(self.initial_board.box_target_distance(self.distance)),
+            "dist1": float(self.box_target_distance()),
+        }
+        if self.optimal_steps is not None:
+            metrics["optimal_steps"] = float(self.optimal_steps)
+            if success and self.optimal_steps > 0:
+                metrics["steps_over_optimal"] = self.steps / self.optimal_steps
+        return metrics
+
+    def metadata(self) -> dict[str, Any]:
+        """The seed system's `metadata["sokoban"]`; `seed` is None, a level is known by its hash."""
+        return {
+            "seed": None,
+            "initial_state_text": self.initial_board.to_symbols(),
+            "initial_obs_text": self._text(self.initial_board, None),
+            "dist0": self.initial_board.box_target_distance(self.distance),
+            "turns": len(self.turn_rewards),
+            "final_state_text": self.board.to_symbols(),
+            "final_obs_text": self._text(self.board, self.executed),
+            "dist1": self.box_target_distance(),
+            "turn_rewards": list(self.turn_rewards),
+            "final_bonus": self.final_bonus,
+        }
+
+    def close(self) -> None:
+        """Nothing is held; here for the protocol."""
+
+    def __enter__(self) -> SokobanEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> SokobanEnv:
+    """The environment of one prompts row.
+
+    Args:
+        sample: `extra_info.env_config` holds the level, and may hold `max_steps` and `render_mode`;
+        `solution_length`, if there is one,
+            becomes `optimal_steps`.
+        args: keyword arguments of `SokobanEnv`, with `rewards` as a mapping of `MoveRewards` fields. They win over
+        the row's.
+
+    Raises:
+        ValueError: an argument is unknown or out of range, or the level is malformed.
+    """
+    config = sample["extra_info"]["env_config"]
+    options = {key: config[key] for key in ("max_steps", "render_mode") if config.get(key) is not None}
+    options["optimal_steps"] = sample.get("solution_length")
+    known = set(inspect.signature(SokobanEnv).parameters) - {"board"}
+    options |= checked_arguments("env.args", args or {}, known)
+    if isinstance(options.get("rewards"), Mapping):
+        options["rewards"] = MoveRewards(
+            **checked_arguments("env.args.rewards", options["rewards"], {field.name for field in fields(MoveRewards)})
+        )
+    return SokobanEnv(Board.from_env_config(config), **options)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")

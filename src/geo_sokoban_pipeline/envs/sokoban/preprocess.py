@@ -1,0 +1,242 @@
+"""Raw rows become levels: text, grid and pictures are checked here, and nowhere later.
+
+A row either gives a `LevelRow` whose board is playable, or a `ValueError` whose message is the reason kept in
+`sokoban.rejected`. The rules are the seed's converter; its traps (chat markup inside the prompt, legends of symbols
+that a picture does not show, boxes in set order) are removed unless an option asks for the original.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from geo_sokoban_pipeline.envs.data_uris import read_data_uri
+from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
+from geo_sokoban_pipeline.options.sokoban import ImageLimits
+
+PLACEHOLDER = "<image>"
+OBSERVATION = re.compile(r"\[Current Observation\]:[ \t]*\n(?P<grid>.*?)\nDecide the next action:", re.DOTALL)
+SYMBOLS_BLOCK = re.compile(r"Symbols:.*?[Aa]void walls[^\n]*", re.DOTALL)
+_SYMBOL_NOTE = re.compile(r"[ \t]*\([#_OX√PS]\)")
+_USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
+_CHAT_MARK = re.compile(r"<\|im_start\|>\w*\n?|<\|im_end\|>")
+_OPEN_THINK = re.compile(r"<\|im_start\|>assistant\s*<think>\s*\Z")
+
+LEGEND = """Picture:
+Wall: red brick with light mortar | Floor: black tile | Target: red-outlined square with a red diamond | \
+Box: yellow crate with an orange X | You: bright green alien
+
+Rules:
+1. Push boxes (can't pull).
+2. Avoid walls{wall_symbol}."""
+
+
+@dataclass(frozen=True)
+class LevelRow:
+    """A level with all that its source told about it.
+
+    Attributes:
+        row_id: the row's own id, or its place in the source.
+        source: generate, a hub id, or a file's name.
+        data_source: name of the data set as published rows give it.
+        board: the start position.
+        prompt: the row's own text with the grid or `<image>`; None for a level without one.
+        images: the row's own pictures; None for a level without.
+        columns: all other columns, JSON values.
+        seed: what a generated level was drawn from; None for levels that were read.
+        solution_length: fewest moves; None where the solver met its limit or was not asked.
+        copies: rows that this level stands for.
+    """
+
+    row_id: str
+    source: str
+    data_source: str
+    board: Board
+    prompt: str | None = None
+    images: tuple[str, ...] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    solution_length: int | None = None
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class RejectedRow:
+    """A row that was left out: its id, the reason, what it held as text, and its source."""
+
+    row_id: str
+    reason: str
+    raw: str
+    source: str
+
+
+def level_from_raw(row: Mapping[str, Any], number: int, source: str) -> LevelRow:
+    """Level of a row in the schema of `Xiaofeng77/sokoban`: the grid stands in the prompt.
+
+    Args:
+        row: prompt (a text or a non-empty list of chat messages), any other columns.
+        number: place of the row in its source, its id where it has none.
+        source: for the record.
+
+    Raises:
+        ValueError: prompt of another shape, no observation block, or a grid that `Board.from_text` refuses.
+    """
+    text = extract_text(row.get("prompt"))
+    board = Board.from_text(find_grid(text))
+    return _level_row(row, number, source, board, text, None)
+
+
+def level_from_processed(row: Mapping[str, Any], number: int, source: str, limits: ImageLimits) -> LevelRow:
+    """Level of a row in the schema of `sokoban_processed`: the grid stands in `extra_info.env_config`.
+
+    Raises:
+        ValueError: no env_config or one that `Board.from_env_config` refuses, a picture that is remote, too large or
+            unreadable, or as many `<image>` in the text as there are not pictures.
+    """
+    text = extract_text(row.get("prompt"))
+    info = row.get("extra_info")
+    config = info.get("env_config") if isinstance(info, Mapping) else None
+    if not isinstance(config, Mapping):
+        raise ValueError("extra_info.env_config is missing; it holds the level")
+    board = _board_of_config(config)
+    images = row.get("images")
+    if not isinstance(images, Sequence) or isinstance(images, str) or not images:
+        raise ValueError(f"images is {type(images).__name__}; a non-empty list of data: URIs is expected")
+    for uri in images:
+        read_data_uri(uri, max_bytes=limits.max_bytes, max_pixels=limits.max_pixels)
+    if text.count(PLACEHOLDER) != len(images):
+        raise ValueError(f"{len(images)} images, but prompt holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times")
+    return _level_row(row, number, source, board, text, tuple(images))
+
+
+def level_from_text(text: str, row_id: str, source: str, columns: Mapping[str, Any] | None = None) -> LevelRow:
+    """Level of a text in XSB or in the data set's symbols.
+
+    Raises:
+        ValueError: as `Board.from_text`.
+    """
+    board = Board.from_text(text)
+    return LevelRow(row_id, source, data_source_name(board), board, columns=dict(columns or {}))
+
+
+def with_solution_length(level: LevelRow, max_states: int) -> LevelRow:
+    """The level with the length of its shortest solution; unknown where the search meets its limit.
+
+    Args:
+        max_states: limit of the search; 0 leaves the length unknown.
+
+    Raises:
+        ValueError: the level is solved already, or proven to have no solution.
+    """
+    if level.board.is_solved:
+        raise ValueError("level is solved at its start; nothing is left to play")
+    if max_states == 0:
+        return level
+    try:
+        actions = solve(level.board, max_states)
+    except SearchLimitError:
+        return level
+    if actions is None:
+        raise ValueError("level has no solution")
+    return LevelRow(**{**vars(level), "solution_length": len(actions)})
+
+
+def extract_text(prompt: Any) -> str:
+    """Text of a prompt: the text itself, or the content of the first of its chat messages.
+
+    Raises:
+        ValueError: any other shape.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if (
+        isinstance(prompt, Sequence)
+        and prompt
+        and isinstance(prompt[0], Mapping)
+        and isinstance(prompt[0].get("content"), str)
+    ):
+        return str(prompt[0]["content"])
+    raise ValueError(f"prompt is {_shape(prompt)}; a text or a non-empty list of chat messages with text is expected")
+
+
+def find_grid(text: str) -> str:
+    """Text grid between `[Current Observation]:` and `Decide the next action:`.
+
+    Raises:
+        ValueError: there is no such block, or the text holds `<image>` already.
+    """
+    found = OBSERVATION.search(text)
+    if found is None:
+        raise ValueError("prompt has no observation block ('[Current Observation]:', grid, 'Decide the next action:')")
+    if PLACEHOLDER in text:
+        raise ValueError(f"prompt holds {PLACEHOLDER} beside a text grid; it must be one or the other")
+    return found["grid"]
+
+
+def picture_text(text: str, *, strip_chat_markup: bool = True, consistent_legend: bool = True) -> str:
+    """The prompt for a picture: grid and symbol legend make way for `<image>` and a legend of the picture.
+
+    Args:
+        text: a raw prompt, or one that has been through here before, which then only loses what the options remove.
+        strip_chat_markup: keep only what the user says, without chat marks and the open think tag behind it.
+        consistent_legend: remove `(#)` and the like, which name symbols that the picture does not show.
+    """
+    if strip_chat_markup:
+        text = strip_chat_marks(text)
+    legend = LEGEND.format(wall_symbol="" if consistent_legend else " (#)")
+    text = SYMBOLS_BLOCK.sub(lambda _: legend, text, count=1)
+    if PLACEHOLDER not in text:
+        text = OBSERVATION.sub(f"[Current Observation]:\n{PLACEHOLDER}\nDecide the next action:", text, count=1)
+    return _SYMBOL_NOTE.sub("", text) if consistent_legend else text
+
+
+def strip_chat_marks(text: str) -> str:
+    """What the user says in a prompt that holds its own chat markup; other texts come back unchanged."""
+    if "<|im_start|>" not in text and "<|im_end|>" not in text:
+        return text
+    turn = _USER_TURN.search(text)
+    said = turn[1] if turn else _CHAT_MARK.sub("", _OPEN_THINK.sub("", text))
+    return said.strip()
+
+
+def data_source_name(board: Board) -> str:
+    """Name in the manner of the published rows, such as `sokoban_6x6_1box`."""
+    return f"sokoban_{board.height}x{board.width}_{len(board.boxes)}box"
+
+
+def row_as_text(row: Any) -> str:
+    """JSON of a row as it was read, bytes as base64, for `sokoban.rejected` and pass-through columns."""
+    return json.dumps(row, ensure_ascii=False, default=_plain)
+
+
+def _level_row(
+    row: Mapping[str, Any], number: int, source: str, board: Board, text: str, images: tuple[str, ...] | None
+) -> LevelRow:
+    known = ("id", "data_source", "prompt", "images", "extra_info")
+    columns = json.loads(row_as_text({name: value for name, value in row.items() if name not in known}))
+    row_id = f"row_{number}" if row.get("id") is None else str(row["id"])
+    return LevelRow(
+        row_id, source, str(row.get("data_source") or data_source_name(board)), board, text, images, columns
+    )
+
+
+def _board_of_config(config: Mapping[str, Any]) -> Board:
+    try:
+        return Board.from_env_config(dict(config))
+    except TypeError as error:
+        raise ValueError(f"extra_info.env_config is malformed: {error}") from error
+
+
+def _shape(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:60]!r}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return b64encode(value).decode("ascii")
+    return value.tolist() if hasattr(value, "tolist") else str(value)

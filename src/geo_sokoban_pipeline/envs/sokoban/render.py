@@ -1,0 +1,118 @@
+"""Pictures of boards: 7 kinds of tiles, drawn once per size, put side by side.
+
+Colours and proportions are the seed system's at 64 px a cell; other sizes scale them, with no line thinner than one
+pixel. Every picture is RGB, (height · cell_px) × (width · cell_px) pixels, and depends on board and size alone.
+One mark is our own: a box on a target has a red outline, where the original shows it like any other box.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from geo_sokoban_pipeline.envs.sokoban import text
+from geo_sokoban_pipeline.envs.sokoban.board import Board
+
+MIN_CELL_PX = 8
+
+_WALL, _FLOOR, _GRID = (176, 80, 50), (8, 8, 8), (255, 255, 255)
+_TARGET_LINE, _TARGET_FILL = (220, 40, 40), (200, 30, 30)
+_BOX_FILL, _BOX_LINE, _BOX_CROSS = (233, 184, 47), (180, 130, 20), (196, 140, 24)
+_PLAYER, _EYE = (70, 200, 70), (0, 0, 0)
+
+
+def render(board: Board, cell_px: int = 64) -> Image.Image:
+    """RGB picture of a board.
+
+    Args:
+        board: any position.
+        cell_px: side of a cell in pixels, at least 8.
+
+    Returns:
+        A new image of mode RGB, width · cell_px wide and height · cell_px high.
+    """
+    tiles = _tiles(cell_px)
+    codes = np.frombuffer(board.codes(), dtype=np.uint8).reshape(board.height, board.width)
+    pixels = tiles[codes].transpose(0, 2, 1, 3, 4).reshape(board.height * cell_px, board.width * cell_px, 3)
+    return Image.fromarray(pixels)
+
+
+@lru_cache(maxsize=4096)
+def render_png(board: Board, cell_px: int = 64) -> bytes:
+    """PNG file of `render`, kept for the 4,096 boards used last; equal boards give equal bytes."""
+    buffer = io.BytesIO()
+    render(board, cell_px).save(buffer, format="PNG", compress_level=6)
+    return buffer.getvalue()
+
+
+@lru_cache(maxsize=64)
+def _tiles(cell_px: int) -> np.ndarray:
+    """(7, cell_px, cell_px, 3) uint8, one tile per cell code."""
+    if cell_px < MIN_CELL_PX:
+        raise ValueError(f"cell_px={cell_px}: must be at least {MIN_CELL_PX}, smaller cells cannot be told apart")
+    tiles = np.stack([np.asarray(_draw_tile(code, cell_px)) for code in range(7)])
+    tiles.setflags(write=False)
+    return tiles
+
+
+def _draw_tile(code: int, side: int) -> Image.Image:
+    tile = Image.new("RGB", (side, side), _WALL if code == text.WALL else _FLOOR)
+    if code == text.WALL:
+        return tile
+    draw = ImageDraw.Draw(tile)
+    # The far edges lie in the neighbours, which draw over them: what stays of the four lines is the near two.
+    draw.line([(0, 0), (side - 1, 0)], fill=_GRID)
+    draw.line([(0, 0), (0, side - 1)], fill=_GRID)
+    if code in (text.TARGET, text.BOX_ON_TARGET, text.PLAYER_ON_TARGET):
+        _draw_target(draw, side)
+    if code in (text.BOX, text.BOX_ON_TARGET):
+        # The box hides the target; without a mark, two boxes would make the picture ambiguous.
+        _draw_box(draw, side, _TARGET_LINE if code == text.BOX_ON_TARGET else _BOX_LINE)
+    if code in (text.PLAYER, text.PLAYER_ON_TARGET):
+        _draw_player(draw, side)
+    return tile
+
+
+def _scaled(pixels: float, side: int) -> int:
+    """Length given for 64 px cells at another size, at least one pixel."""
+    return max(1, round(pixels * side / 64))
+
+
+def _draw_target(draw: ImageDraw.ImageDraw, side: int) -> None:
+    quarter, middle, radius = side // 4, side // 2, _scaled(64 / 6, side)
+    far = side - quarter
+    draw.rectangle([quarter, quarter, far, far], outline=_TARGET_LINE, width=_scaled(3, side))
+    diamond = [
+        (middle, middle - radius),
+        (middle + radius, middle),
+        (middle, middle + radius),
+        (middle - radius, middle),
+    ]
+    draw.polygon(diamond, fill=_TARGET_FILL)
+
+
+def _draw_box(draw: ImageDraw.ImageDraw, side: int, outline: tuple[int, int, int]) -> None:
+    edge, inset, middle = _scaled(4, side), _scaled(6, side), side // 2
+    draw.rectangle([edge, edge, side - edge, side - edge], fill=_BOX_FILL, outline=outline, width=_scaled(3, side))
+    # Through the centre pixel: on odd sides the exact diagonals would miss it.
+    reach = min(middle - inset, side - inset - middle)
+    for slope in (1, -1):
+        ends = [(middle - reach, middle - slope * reach), (middle + reach, middle + slope * reach)]
+        draw.line(ends, fill=_BOX_CROSS, width=_scaled(4, side))
+
+
+def _draw_player(draw: ImageDraw.ImageDraw, side: int) -> None:
+    def at(x: float, y: float) -> tuple[int, int]:
+        return round(x * side / 64), round(y * side / 64)
+
+    line = _scaled(3, side)
+    for outward in (-1, 1):
+        draw.line([at(32 + 7 * outward, 14), at(32 + 12 * outward, 7)], fill=_PLAYER, width=line)
+        draw.rectangle([*at(32 + 8 * outward - 4, 46), *at(32 + 8 * outward + 4, 57)], fill=_PLAYER)
+    draw.ellipse([*at(17, 10), *at(47, 34)], fill=_PLAYER)
+    draw.rounded_rectangle([*at(19, 30), *at(45, 49)], radius=_scaled(5, side), fill=_PLAYER)
+    for x in (25, 39):
+        draw.ellipse([*at(x - 3, 18), *at(x + 3, 25)], fill=_EYE)

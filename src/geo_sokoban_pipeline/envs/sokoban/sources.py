@@ -1,0 +1,185 @@
+"""Where levels come from: the generator, a data set of the hub, or a file. All three end in the same `Reading`.
+
+A row that is no level is quarantined with its reason and the reading goes on; a source that cannot be opened, or has not
+one good row, stops the run before anything is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice, take_slice
+from geo_sokoban_pipeline.envs.sokoban.generation import generate_rows
+from geo_sokoban_pipeline.envs.sokoban.preprocess import (
+    LevelRow,
+    RejectedRow,
+    level_from_processed,
+    level_from_raw,
+    level_from_text,
+    row_as_text,
+    with_solution_length,
+)
+from geo_sokoban_pipeline.envs.sokoban.splits import SplitRule, collapse_rows, split_levels
+from geo_sokoban_pipeline.options.sokoban import FileOptions, HubOptions, ImageLimits, SokobanDataOptions
+
+HubLoader = Callable[[HubOptions], Iterable[Mapping[str, Any]]]
+ROW_SUFFIXES = (".parquet", ".jsonl")
+_LEVEL_NUMBER = re.compile(r";\s*(\d+)\s*")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a source gave.
+
+    Attributes:
+        levels: (level, split), split-disjoint under `split_rule`.
+        split_rule: `layout` or `level`.
+        rejected: rows that are no levels.
+        rows_read: rows seen, levels where they are generated.
+        rows_collapsed: rows that another row of the same level or path stands for.
+        rows_left_out: levels above the counts of their split.
+    """
+
+    levels: list[tuple[LevelRow, str]]
+    split_rule: SplitRule
+    rejected: list[RejectedRow]
+    rows_read: int
+    rows_collapsed: int = 0
+    rows_left_out: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row before it is checked: its place, the id it has or gets, and what it holds."""
+
+    number: int
+    row_id: str
+    row: Mapping[str, Any] | BadRow | str
+
+
+def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = None) -> Reading:
+    """Levels of the chosen source, split.
+
+    Args:
+        options: the data's parameters.
+        load_hub_rows: gives the rows of a data set of the hub; a world knows no hub client, so its caller hands one in.
+
+    Raises:
+        FileNotFoundError, ValueError: the file is missing, of another format, torn, or without one good row.
+        LevelsExhaustedError: the generator's setting holds too few levels.
+    """
+    if options.source == "generate":
+        levels, rule = generate_rows(options)
+        return Reading(levels, rule, [], len(levels))
+    if options.source == "hub":
+        source, file_format = options.hub.dataset, "processed_parquet" if options.hub.processed else "raw_parquet"
+        if load_hub_rows is None:
+            raise ValueError("sokoban.source=hub: no loader was given; run it through the pipeline data_sokoban.")
+        rows = enumerate(load_hub_rows(options.hub))
+        candidates = (Candidate(number, _row_id(row, number), row) for number, row in rows)
+    else:
+        source, file_format = split_slice(options.file.path or "")[0].name, options.file.format
+        candidates = file_rows(options.file)
+    return _sort_out(candidates, source, file_format, options)
+
+
+def file_rows(options: FileOptions) -> Iterator[Candidate]:
+    """Rows of a file: parquet, JSON lines, or levels as text; `path@[a:b]` takes a slice.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a row format whose suffix is neither .parquet nor .jsonl, or a torn file.
+    """
+    path, window = split_slice(options.path or "")
+    if path.suffix in ROW_SUFFIXES or options.format in ("raw_parquet", "processed_parquet"):
+        for number, row in read_rows(options.path or ""):
+            yield Candidate(number, _row_id(row, number), row)
+        return
+    if not path.is_file():
+        raise FileNotFoundError(f"sokoban.file.path={options.path}: no file at {path}; relative paths start at the working folder.")
+    # Undecodable bytes become U+FFFD, which is no symbol of a level, so only the level that holds them is rejected.
+    texts = level_texts(path.read_text(encoding="utf-8", errors="replace"))
+    for number, (row_id, text) in take_slice(enumerate(texts), window):
+        yield Candidate(number, row_id, text)
+
+
+def level_texts(text: str) -> Iterator[tuple[str, str]]:
+    """(id, level) of each level in XSB or Boxoban text: levels are parted by blank lines and by lines that begin with `;`.
+
+    The id is the number of a Boxoban header `; 12` right above the level, else `level_<n>` by its place.
+    """
+    lines: list[str] = []
+    header: str | None = None
+    number = 0
+    for line in [*text.replace("\r\n", "\n").split("\n"), ""]:
+        if line.strip() and not line.startswith(";"):
+            lines.append(line)
+            continue
+        if lines:
+            yield header or f"level_{number}", "\n".join(lines)
+            number, lines, header = number + 1, [], None
+        found = _LEVEL_NUMBER.fullmatch(line)
+        header = found[1] if found else (header if not line.strip() else None)
+
+
+def _sort_out(candidates: Iterable[Candidate], source: str, file_format: str, options: SokobanDataOptions) -> Reading:
+    good: list[LevelRow] = []
+    rejected: list[RejectedRow] = []
+    rows_read = 0
+    for candidate in candidates:
+        rows_read += 1
+        try:
+            good.append(_to_level(candidate, source, file_format, options.limits))
+        except ValueError as error:
+            rejected.append(RejectedRow(candidate.row_id, str(error), _raw_text(candidate.row), source))
+    distinct = collapse_rows(good, options.collapse)
+    levels: list[LevelRow] = []
+    for level in distinct:
+        try:
+            levels.append(with_solution_length(level, options.solver_states))
+        except ValueError as error:
+            rejected.append(RejectedRow(level.row_id, str(error), level.board.to_xsb(), source))
+    if not levels:
+        raise ValueError(_nothing_good(source, rows_read, rejected))
+    split, rule = split_levels(levels, options.shares, options.counts, options.seed)
+    return Reading(split, rule, rejected, rows_read, len(good) - len(distinct), len(levels) - len(split))
+
+
+def _to_level(candidate: Candidate, source: str, file_format: str, limits: ImageLimits) -> LevelRow:
+    row = candidate.row
+    if isinstance(row, BadRow):
+        raise ValueError(row.reason)
+    if isinstance(row, str):
+        return level_from_text(row, candidate.row_id, source)
+    if "xsb" in row and file_format in ("auto", "xsb", "boxoban"):
+        if not isinstance(row["xsb"], str):
+            raise ValueError(f"xsb is a {type(row['xsb']).__name__}; the level as text is expected")
+        columns = {name: value for name, value in row.items() if name not in ("xsb", "id")}
+        return level_from_text(row["xsb"], candidate.row_id, source, columns)
+    if file_format == "processed_parquet" or (file_format == "auto" and "images" in row):
+        return level_from_processed(row, candidate.number, source, limits)
+    if file_format in ("xsb", "boxoban"):
+        raise ValueError("row has no field xsb")
+    return level_from_raw(row, candidate.number, source)
+
+
+def _row_id(row: Mapping[str, Any] | BadRow, number: int) -> str:
+    known = row.get("id") if isinstance(row, Mapping) else None
+    return f"row_{number}" if known is None else str(known)
+
+
+def _raw_text(row: Mapping[str, Any] | BadRow | str) -> str:
+    if isinstance(row, BadRow):
+        return row.raw
+    return row if isinstance(row, str) else row_as_text(row)
+
+
+def _nothing_good(source: str, rows_read: int, rejected: list[RejectedRow]) -> str:
+    if rows_read == 0:
+        return f"{source} holds no rows; check the file, its slice and its format."
+    reasons = "; ".join(f"{times} × {reason}" for reason, times in Counter(row.reason for row in rejected).most_common(3))
+    return f"{source}: none of its {rows_read} rows is a playable level: {reasons}. Check sokoban.file.format or sokoban.hub.processed."

@@ -1,0 +1,35 @@
+"""Teachers of the warm start: a player whose moves are written as the replies a policy is to learn."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from geo_sokoban_pipeline.envs.sokoban.players import Player, make_player
+
+
+class SokobanTeacher:
+    """Replies of one demonstration.
+
+    Args:
+        name: player that chooses the moves.
+        patience: of the player `direct`.
+        noise: share of moves that are replaced by a random legal one, in [0, 1].
+    """
+
+    def __init__(self, name: str, patience: int | None = None, noise: float = 0.0) -> None:
+        self._player: Player = make_player(name, patience)
+        self._noise = noise
+
+    def reply(self, env: Any, generator: random.Random) -> str | None:
+        """The next reply, one move in an answer block; None: the teacher gives up."""
+        action = self._player.choose(env.board, generator)
+        if self._noise and generator.random() < self._noise:
+            legal = env.board.legal_actions()
+            action = generator.choice(legal) if legal else action
+        return None if action is None else f"<answer>{action.capitalize()}</answer>"
+
+
+def build_teacher(name: str, patience: int | None = None, noise: float = 0.0) -> SokobanTeacher:
+    """Teacher of one demonstration; players keep state, so every episode gets its own."""
+    return SokobanTeacher(name, patience, noise)

@@ -1,0 +1,63 @@
+"""Baselines: players without a policy on the same levels, with the same rules and the same number of turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.sokoban.teacher import build_teacher
+from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
+from geo_sokoban_pipeline.options.policy import TeacherOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.rollout.outcome import Outcome
+from geo_sokoban_pipeline.seeding import python_generator
+
+
+def play_baseline(
+    name: str, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int, patience: int | None = None
+) -> list[EpisodeRecord]:
+    """Play every prompt once with a player of `envs.sokoban.players`, one move a turn.
+
+    Args:
+        name: `random`, `random_legal`, `solver` or `direct`.
+        patience: of the player `direct`.
+    """
+    build_env = load_object(options.env.factory, default_name="build_env")
+    reward = load_object(options.reward.function, default_name="reward")
+    return [_play(name, row, build_env, reward, options, seed, patience) for row in prompts]
+
+
+def describe_teacher(teacher: TeacherOptions) -> str:
+    """Name of the teacher's row in the summary."""
+    return f"teacher ({teacher.name})"
+
+
+def _play(
+    name: str, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int, patience: int | None
+) -> EpisodeRecord:
+    generator = python_generator(seed, "baseline", name, str(row["id"]))
+    env = build_env(row, options.env.args)
+    env.reset()
+    player = build_teacher(name, patience)
+    infos: list[dict[str, Any]] = []
+    replies: list[str] = []
+    done = env.board.is_solved
+    while not done and len(infos) < options.rollout.max_turns and (text := player.reply(env, generator)) is not None:
+        replies.append(text)
+        _, done, info = env.step(text)
+        infos.append(info)
+    outcome = Outcome(row, "completed", replies, "", infos, env.metadata())
+    metrics = env.final_metrics()
+    length = row.get("solution_length")
+    record = EpisodeRecord(
+        prompt_id=str(row["id"]),
+        success=metrics["success"] >= 0.5,
+        ret=float(reward(outcome, options.reward.args)["reward"]),
+        steps=int(metrics["steps"]),
+        optimal_steps=None if length is None or length != length else int(length),
+        turns=len(infos),
+        invalid_turns=int(metrics.get("invalid_turns", 0.0)),
+    )
+    env.close()
+    return record

@@ -1,0 +1,150 @@
+"""Evaluation metrics: played episodes in, rows of the evaluation summary out.
+
+Every solve rate is a quotient of counts that stand beside it, so a reader can check it and pool rows; what cannot be
+measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geo_sokoban_pipeline.evaluation.intervals import Z_95, wilson_interval
+from geo_sokoban_pipeline.evaluation.passk import mean_pass_at_k
+
+# Rule of the seed systems: a text is repetitive if its last 10,000 characters compress more than tenfold.
+REPETITION_CHARACTERS = 10_000
+REPETITION_RATIO = 10.0
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """What the evaluation keeps of one episode.
+
+    Attributes:
+        prompt_id: of the level or problem; episodes of one prompt share it.
+        success: solved within its limits; failed and aborted episodes count as not solved.
+        ret: episode reward; None where it was not graded.
+        steps: actions taken; None where the task has none.
+        optimal_steps: fewest actions that solve the level; None where unknown.
+        turns: replies of the policy, 0 or more.
+        invalid_turns: replies without a valid action.
+    """
+
+    prompt_id: str
+    success: bool
+    ret: float | None
+    steps: int | None
+    optimal_steps: int | None
+    turns: int
+    invalid_turns: int
+
+
+def summarise_episodes(
+    records: Sequence[EpisodeRecord], *, policy: str = "final", mode: str = "sampled", z: float = Z_95
+) -> dict[str, Any]:
+    """One row of the evaluation summary.
+
+    Args:
+        records: all episodes of one policy in one mode; none gives rates of None and the interval (0, 1).
+        policy: name of the row, such as "warm_start", "final" or "random".
+        mode: "sampled", "greedy", or "-" for players without the distinction.
+        z: normal quantile of the Wilson intervals, which treat episodes as independent.
+
+    Returns:
+        `policy`, `mode`, `episodes`, `solved`, `solve_rate`, `low`, `high`, `mean_return` (graded episodes),
+        `steps_over_optimal` (mean of steps / optimal over solved episodes that know both), `invalid_share` (of turns),
+        `by_length` (see `by_length`) and `pass_at_k` (None unless every prompt was played twice or more).
+    """
+    graded = [record.ret for record in records if record.ret is not None]
+    detours = [
+        record.steps / record.optimal_steps
+        for record in records
+        if record.success and record.steps is not None and record.optimal_steps
+    ]
+    turns = sum(record.turns for record in records)
+    return {
+        "policy": policy,
+        "mode": mode,
+        **_solve_counts(records, z),
+        "mean_return": _mean(graded),
+        "steps_over_optimal": _mean(detours),
+        "invalid_share": sum(record.invalid_turns for record in records) / turns if turns else None,
+        "by_length": by_length(records, z=z),
+        "pass_at_k": pass_at_k_by_prompt(records),
+    }
+
+
+def by_length(records: Iterable[EpisodeRecord], *, z: float = Z_95) -> list[dict[str, Any]]:
+    """Solve rate per optimal length, ascending: `length`, `episodes`, `solved`, `solve_rate`, `low`, `high`.
+
+    Episodes whose optimal length is unknown are in no row.
+    """
+    groups: dict[int, list[EpisodeRecord]] = defaultdict(list)
+    for record in records:
+        if record.optimal_steps is not None:
+            groups[record.optimal_steps].append(record)
+    return [{"length": length, **_solve_counts(groups[length], z)} for length in sorted(groups)]
+
+
+def pass_at_k_by_prompt(records: Iterable[EpisodeRecord]) -> dict[str, float] | None:
+    """pass@k over prompts for k = 1, 2, 4, … up to the fewest episodes of a prompt; None if that is below 2."""
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for record in records:
+        outcomes[record.prompt_id].append(record.success)
+    if not outcomes or min(len(successes) for successes in outcomes.values()) < 2:
+        return None
+    return mean_pass_at_k((len(successes), sum(successes)) for successes in outcomes.values())
+
+
+def response_metrics(
+    response_lengths: Sequence[int], truncated: Sequence[bool], texts: Sequence[str]
+) -> dict[str, float | None]:
+    """Length, truncation and repetition of responses, under the seed's names without their group prefix.
+
+    Args:
+        response_lengths: generated tokens (loss mask 1) of each episode.
+        truncated: whether its status is `truncated`.
+        texts: its decoded response.
+
+    Returns:
+        `response_len/mean`, `/median`, `/max`, `/min`, `truncated_ratio`, `repetition_frac`; None without episodes.
+    """
+    lengths = [float(length) for length in response_lengths]
+    return {
+        "response_len/mean": _mean(lengths),
+        "response_len/median": float(statistics.median(lengths)) if lengths else None,
+        "response_len/max": max(lengths, default=None),
+        "response_len/min": min(lengths, default=None),
+        "truncated_ratio": _mean([float(flag) for flag in truncated]),
+        "repetition_frac": _mean([float(repetition(text)) for text in texts]),
+    }
+
+
+def repetition(text: str) -> bool:
+    """Whether a text of more than 10,000 characters ends in repetition: its last 10,000 compress more than tenfold."""
+    if len(text) <= REPETITION_CHARACTERS:
+        return False
+    raw = text[-REPETITION_CHARACTERS:].encode("utf-8", errors="replace")
+    return len(raw) / len(zlib.compress(raw, level=9)) > REPETITION_RATIO
+
+
+def _solve_counts(records: Sequence[EpisodeRecord], z: float) -> dict[str, Any]:
+    solved = sum(record.success for record in records)
+    low, high = wilson_interval(solved, len(records), z)
+    return {
+        "episodes": len(records),
+        "solved": solved,
+        "solve_rate": solved / len(records) if records else None,
+        "low": low,
+        "high": high,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

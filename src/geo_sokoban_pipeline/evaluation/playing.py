@@ -1,0 +1,88 @@
+"""Playing for evaluation: every prompt a fixed number of times, in chunks, with seeds of their own, nothing trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.progress import track
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.episode import PlaySettings
+from geo_sokoban_pipeline.seeding import derive_seed
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+Rows = Sequence[dict[str, Any]]
+
+
+def play_prompts(
+    label: str,
+    task: str,
+    seed: int,
+    options: TrainOptions,
+    prompts: Rows,
+    policy: Policy,
+    engine: RolloutEngine,
+    *,
+    sampling: SamplingOptions,
+    samples: int = 1,
+    version: int = 0,
+    blank: bool = False,
+) -> list[Trajectory]:
+    """Play prompts under the run's own limits.
+
+    Args:
+        label: first part of the trajectory ids, unique within a file.
+        samples: episodes of a prompt; they are its `sample_index`.
+        version: policy version, recorded as the iteration.
+        blank: replace every picture by a black one of its size.
+
+    Returns:
+        Trajectories, prompt by prompt; `group_index` is the number of the prompt.
+    """
+    tasks = [
+        EpisodeTask(
+            trajectory_id=f"{label}/p{index:04d}/s{sample:02d}",
+            prompt=row,
+            group_index=index,
+            sample_index=sample,
+            seed=derive_seed(seed, "evaluation", str(row["id"]), sample),
+        )
+        for index, row in enumerate(prompts)
+        for sample in range(samples)
+    ]
+    settings = PlaySettings(
+        options.env, options.reward, options.rollout, sampling, version, task, blank_image if blank else None
+    )
+    play = load_object(options.rollout.function, default_name="play_episodes")
+    with track(f"evaluating {label}", len(tasks)) as progress:
+        played: list[Trajectory] = play(engine, policy, tasks, settings, progress.advance)
+    return played
+
+
+def blank_image(image: Image.Image) -> Image.Image:
+    """A black picture of the same size: what a policy sees that does not see."""
+    return Image.new("RGB", image.size)
+
+
+def record_episode(trajectory: Trajectory, prompt: dict[str, Any]) -> EpisodeRecord:
+    """What the summary keeps of a played episode."""
+    metrics = trajectory.metrics
+    length = prompt.get("solution_length")
+    steps = metrics.get("steps")
+    return EpisodeRecord(
+        prompt_id=str(prompt["id"]),
+        success=metrics.get("success", 0.0) >= 0.5,
+        ret=trajectory.reward,
+        steps=None if steps is None else int(steps),
+        optimal_steps=None if length is None or length != length else int(length),
+        turns=int(metrics.get("turns", 0.0)),
+        invalid_turns=int(metrics.get("invalid_turns", 0.0)),
+    )

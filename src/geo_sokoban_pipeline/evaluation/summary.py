@@ -1,0 +1,113 @@
+"""Evaluation summary: policies and baselines side by side on the same held-out prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, play_baseline
+from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
+from geo_sokoban_pipeline.evaluation.playing import play_prompts, record_episode
+from geo_sokoban_pipeline.folders import PolicyFolder
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.trajectories import TrajectoryBatch
+
+Rows = Sequence[dict[str, Any]]
+
+
+def evaluate_policies(
+    run: str, task: str, seed: int, policies: Mapping[str, PolicyFolder], prompts: Rows, options: TrainOptions
+) -> tuple[dict[str, Any], dict[str, TrajectoryBatch]]:
+    """Play the evaluation prompts with policies, blank pictures and baselines.
+
+    Args:
+        policies: by the name of their row; the last one also plays with blank pictures.
+
+    Returns:
+        The summary (see `docs/architecture.md`), and the policies' trajectories, one partition a policy in the order
+        given: `iter=00000/part-000`, `iter=00001/part-000`, …
+    """
+    rows_to_play = list(prompts[: options.evaluation.prompts])
+    summary_rows: list[dict[str, Any]] = []
+    played: dict[str, TrajectoryBatch] = {}
+    for number, (name, folder) in enumerate(policies.items()):
+        last = number == len(policies) - 1
+        rows, batch = _evaluate_policy(run, task, seed, name, number, folder, rows_to_play, options, blank=last)
+        summary_rows += rows
+        played[f"iter={number:05d}/part-000"] = batch
+    summary_rows += _baseline_rows(rows_to_play, options, seed)
+    summary = {
+        "task": task,
+        "run": run,
+        "prompts": len(rows_to_play),
+        "layouts": len({row["layout_hash"] for row in rows_to_play if row.get("layout_hash")}),
+        "move_limit": options.rollout.max_turns,
+        "policies": list(policies),
+        "rows": summary_rows,
+    }
+    return summary, played
+
+
+def _evaluate_policy(
+    run: str,
+    task: str,
+    seed: int,
+    name: str,
+    number: int,
+    folder: PolicyFolder,
+    prompts: Rows,
+    options: TrainOptions,
+    *,
+    blank: bool,
+) -> tuple[list[dict[str, Any]], TrajectoryBatch]:
+    policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
+    engine = build_engine(policy, options.rollout)
+    evaluation = options.evaluation
+    sampled, greedy = evaluation.sampling, SamplingOptions(greedy=True)
+    wanted = [(name, "sampled", sampled, evaluation.samples, False)]
+    if evaluation.greedy:
+        wanted.append((name, "greedy", greedy, 1, False))
+    if blank and evaluation.blank_images:
+        wanted.append((f"{name}_blank", "sampled", sampled, 1, True))
+        if evaluation.greedy:
+            wanted.append((f"{name}_blank", "greedy", greedy, 1, True))
+    rows, trajectories = [], []
+    for row_name, mode, sampling, samples, hidden in wanted:
+        engine.update_weights(None, number)
+        episodes = play_prompts(
+            f"{run}/{row_name}/{mode}",
+            task,
+            seed,
+            options,
+            prompts,
+            policy,
+            engine,
+            sampling=sampling,
+            samples=samples,
+            version=number,
+            blank=hidden,
+        )
+        records = [record_episode(episode, prompts[episode.group_index]) for episode in episodes]
+        rows.append(summarise_episodes(records, policy=row_name, mode=mode))
+        if not hidden:
+            trajectories += episodes
+    engine.close()
+    return rows, TrajectoryBatch(trajectories, policy.table_context)
+
+
+def _baseline_rows(prompts: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:
+    teacher = options.warm_start.teacher
+    players: list[tuple[str, str, int | None]] = [
+        ("random", "random", None),
+        ("random_legal", "random_legal", None),
+        ("solver", "solver", None),
+    ]
+    if options.warm_start.steps and teacher.name not in ("random_legal", "solver"):
+        players.append((describe_teacher(teacher), teacher.name, teacher.patience))
+    return [
+        summarise_episodes(play_baseline(name, prompts, options, seed, patience), policy=label, mode="-")
+        for label, name, patience in players
+    ]

@@ -1,0 +1,45 @@
+"""Validation between iterations: the same held-out prompts every time, sampled and greedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
+from geo_sokoban_pipeline.evaluation.playing import play_prompts, record_episode
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+_SHOWN = ("solve_rate", "low", "high", "mean_return", "invalid_share")
+
+
+def validate_policy(
+    run: str,
+    task: str,
+    seed: int,
+    options: TrainOptions,
+    prompts: Sequence[dict[str, Any]],
+    policy: Policy,
+    engine: RolloutEngine,
+    version: int,
+) -> tuple[list[Trajectory], dict[str, float]]:
+    """Play validation prompts once sampled and once greedily.
+
+    Returns:
+        Trajectories, and metrics `eval/validation/{sampled,greedy}_{solve_rate,low,high,mean_return,invalid_share}`.
+    """
+    trajectories: list[Trajectory] = []
+    metrics: dict[str, float] = {}
+    for mode in ("sampled", "greedy"):
+        sampling = SamplingOptions(greedy=True) if mode == "greedy" else options.evaluation.sampling
+        played = play_prompts(
+            f"{run}/e{version:05d}/{mode}", task, seed, options, prompts, policy, engine, sampling=sampling, version=version
+        )
+        records = [record_episode(episode, prompts[episode.group_index]) for episode in played]
+        row = summarise_episodes(records, mode=mode)
+        metrics |= {f"eval/validation/{mode}_{name}": float(row[name]) for name in _SHOWN if row[name] is not None}
+        trajectories += played
+    return trajectories, metrics

@@ -1,0 +1,89 @@
+"""Folders of models: a policy in Hugging Face layout whose manifest says what is in it and where it came from.
+
+A policy folder exists once its manifest does. Files in it are never edited in place, so a copy may share them by hard
+link. Nothing here needs Kedro: training code hands such folders on, the datasets store them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.storage import MANIFEST, CorruptFolderError, read_manifest, write_folder
+
+FolderWriter = Callable[[Path], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PolicyFolder:
+    """A sealed policy folder.
+
+    Attributes:
+        path: the folder; `from_pretrained(path)` loads it.
+        manifest: the writer's entries plus `files`, {relative name: {"bytes", "blake2b"}}.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """What is stored at a policy's path now; `manifest` is None where nothing is."""
+
+    path: Path
+    manifest: dict[str, Any] | None
+
+
+def open_policy(path: Path) -> PolicyFolder:
+    """Open a policy folder and compare all its files with its manifest.
+
+    Raises:
+        FileNotFoundError: no sealed folder there.
+        CorruptFolderError: a file is missing, truncated or altered; the message names it.
+    """
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise FileNotFoundError(f"{path} holds no policy: there is no {MANIFEST}. Run the pipeline that makes it.")
+    return PolicyFolder(path, manifest)
+
+
+def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolder:
+    """Store a policy at a path, atomically; an older one there is replaced.
+
+    Args:
+        source: a sealed folder, linked or copied file by file (nothing happens if it is already at `path`), or a
+            function that fills the folder it is given and returns the manifest's own entries.
+
+    Raises:
+        CorruptFolderError: the source's files do not match its manifest.
+        OSError: no space, read-only folder; the old policy is then still there.
+    """
+    if not isinstance(source, PolicyFolder):
+        return PolicyFolder(path, write_folder(path, source))
+    if source.path.resolve() == path.resolve():
+        return open_policy(path)
+    entries = {name: value for name, value in source.manifest.items() if name != "files"}
+
+    def copy(folder: Path) -> dict[str, Any]:
+        for name in source.manifest["files"]:
+            link_or_copy(source.path / name, folder / name)
+        return entries
+
+    sealed = write_folder(path, copy)
+    if sealed["files"] != source.manifest["files"]:
+        raise CorruptFolderError(f"{source.path} changed while it was copied to {path}. Make that policy again.")
+    return PolicyFolder(path, sealed)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file, or copy it where the file system or a border between two of them forbids links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

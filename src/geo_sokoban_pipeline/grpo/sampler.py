@@ -1,0 +1,209 @@
+"""Prompt sampler: which prompts an iteration plays.
+
+What is drawn depends on the seed, the iteration and the sampler's state, and on nothing else. The state is plain JSON,
+so a resumed run draws what the uninterrupted run would have drawn, and repeats or skips no prompt.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from geo_sokoban_pipeline.seeding import content_hash, python_generator
+
+SamplerKind = Literal["shuffle", "bucket", "prompt"]
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """How prompts are chosen.
+
+    Attributes:
+        seed: of the order and the draws.
+        kind: "shuffle" passes over all prompts, newly shuffled in each epoch (the seed systems); "bucket" draws a
+            difficulty bucket by weight p (1 - p) + floor, then takes the next prompt of its own shuffled order;
+            "prompt" draws prompts by the weight of their own p, without replacement within a draw.
+        floor: weight that a bucket or prompt keeps when it is always or never solved, > 0.
+        smoothing: share of a new observation in the moving solve rate p, in (0, 1].
+        initial_rate: p of a bucket before its first observation, in [0, 1].
+    """
+
+    seed: int = 42
+    kind: SamplerKind = "shuffle"
+    floor: float = 0.03
+    smoothing: float = 0.1
+    initial_rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("shuffle", "bucket", "prompt"):
+            raise ValueError(f"kind={self.kind!r}: choose 'shuffle', 'bucket' or 'prompt'.")
+        if self.floor <= 0.0:
+            raise ValueError(f"floor={self.floor}: it must be greater than 0, or solved prompts never return.")
+        if not 0.0 < self.smoothing <= 1.0:
+            raise ValueError(f"smoothing={self.smoothing}: it must be in (0, 1].")
+        if not 0.0 <= self.initial_rate <= 1.0:
+            raise ValueError(f"initial_rate={self.initial_rate}: it must be in [0, 1].")
+
+
+@dataclass
+class PromptSampler:
+    """Draws prompt indices and follows the solve rates; `state()` and `from_state` carry it over a restart.
+
+    Attributes:
+        buckets: one difficulty label per prompt, such as its solution length; None is a label too (length unknown).
+        options: how prompts are chosen.
+        positions: prompts taken so far from each stream: one stream for "shuffle", else one per bucket.
+        bucket_rates: moving solve rate of each bucket that was observed.
+        prompt_rates: moving solve rate of each prompt that was observed; followed for kind "prompt" only.
+    """
+
+    buckets: Sequence[int | str | None]
+    options: SamplerOptions = field(default_factory=SamplerOptions)
+    positions: dict[str, int] = field(default_factory=dict)
+    bucket_rates: dict[str, float] = field(default_factory=dict)
+    prompt_rates: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.buckets:
+            raise ValueError("buckets is empty: there are no prompts to draw from.")
+        self._labels = [str(bucket) for bucket in self.buckets]
+        self._members: dict[str, list[int]] = {}
+        for index, label in enumerate(self._labels):
+            self._members.setdefault("all" if self.options.kind == "shuffle" else label, []).append(index)
+        self._orders: dict[str, tuple[int, list[int]]] = {}
+
+    def draw(self, iteration: int, count: int, attempt: int = 0) -> list[int]:
+        """The next `count` prompt indices, in the order in which they are played.
+
+        Streams move on with each call, so a prompt returns only after all others of its stream; "prompt" repeats one
+        within a call only when more are wanted than there are.
+
+        Args:
+            iteration: of the loop, from 0.
+            count: number of prompts, 0 or more.
+            attempt: 0 for the first draw of the iteration, then 1, 2, … for refills.
+        """
+        if count < 0:
+            raise ValueError(f"count={count}: it must be 0 or more.")
+        generator = python_generator(self.options.seed, "prompts", iteration, attempt)
+        if self.options.kind == "shuffle":
+            return [self._next("all") for _ in range(count)]
+        if self.options.kind == "prompt":
+            return self._weighted_prompts(generator, count)
+        labels = sorted(self._members)
+        weights = [self._weight(self._bucket_rate(label)) for label in labels]
+        return [self._next(label) for label in generator.choices(labels, weights, k=count)]
+
+    def update(self, indices: Sequence[int], solve_rates: Sequence[float]) -> None:
+        """Move the solve rates towards what was observed; k observations of a bucket count as k steps to their mean.
+
+        Args:
+            indices: prompts that were played; a prompt may occur more than once.
+            solve_rates: share of the group's episodes that were solved, in [0, 1], one per index.
+        """
+        observed_buckets: dict[str, list[float]] = {}
+        observed_prompts: dict[int, list[float]] = {}
+        for index, rate in zip(indices, solve_rates, strict=True):
+            if not 0.0 <= rate <= 1.0:
+                raise ValueError(f"solve rate {rate} of prompt {index}: it must be in [0, 1].")
+            observed_buckets.setdefault(self._labels[index], []).append(float(rate))
+            observed_prompts.setdefault(int(index), []).append(float(rate))
+        if self.options.kind == "prompt":
+            # Before the buckets move: a prompt seen for the first time starts from its bucket's rate.
+            for index, rates in observed_prompts.items():
+                self.prompt_rates[index] = self._moved(self._prompt_rate(index), rates)
+        for label, rates in observed_buckets.items():
+            self.bucket_rates[label] = self._moved(self._bucket_rate(label), rates)
+
+    @property
+    def epoch(self) -> int:
+        """Whole passes over the prompts: of the slowest bucket for "bucket"; 0 for "prompt"."""
+        return min(self.positions.get(label, 0) // len(members) for label, members in self._members.items())
+
+    def state(self) -> dict[str, Any]:
+        """All that a restart needs, as JSON values; prompts themselves are represented by a hash of their buckets."""
+        return {
+            "seed": self.options.seed,
+            "kind": self.options.kind,
+            "size": len(self.buckets),
+            "buckets_hash": content_hash(*self._labels),
+            "positions": dict(sorted(self.positions.items())),
+            "bucket_rates": dict(sorted(self.bucket_rates.items())),
+            "prompt_rates": {str(index): self.prompt_rates[index] for index in sorted(self.prompt_rates)},
+        }
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        buckets: Sequence[int | str | None],
+        options: SamplerOptions | None = None,
+    ) -> PromptSampler:
+        """The sampler that `state()` described, over the same prompts and options.
+
+        Raises:
+            ValueError: the state belongs to other prompts, another seed or another kind; the message names the field.
+        """
+        sampler = cls(
+            buckets,
+            options or SamplerOptions(),
+            dict(state["positions"]),
+            dict(state["bucket_rates"]),
+            {int(index): rate for index, rate in state["prompt_rates"].items()},
+        )
+        own = sampler.state()
+        for name in ("seed", "kind", "size", "buckets_hash"):
+            if own[name] != state[name]:
+                raise ValueError(
+                    f"sampler state has {name}={state[name]!r}, this run has {own[name]!r}: "
+                    "resume with the same prompts and options, or start anew."
+                )
+        return sampler
+
+    def _next(self, label: str) -> int:
+        """Take one prompt from a stream, which is the sequence of the shuffled orders of its epochs."""
+        members = self._members[label]
+        position = self.positions.get(label, 0)
+        self.positions[label] = position + 1
+        epoch, offset = divmod(position, len(members))
+        if self._orders.get(label, (-1, []))[0] != epoch:
+            self._orders[label] = (epoch, self._shuffled(label, epoch))
+        return self._orders[label][1][offset]
+
+    def _shuffled(self, label: str, epoch: int) -> list[int]:
+        order = list(self._members[label])
+        if self.options.kind == "shuffle":
+            # The seed systems' own order: the standard library's shuffle, seeded with seed + epoch.
+            random.Random(self.options.seed + epoch).shuffle(order)
+        else:
+            python_generator(self.options.seed, "bucket", label, epoch).shuffle(order)
+        return order
+
+    def _weighted_prompts(self, generator: random.Random, count: int) -> list[int]:
+        """Weighted draw without replacement (Efraimidis and Spirakis, 2006): the largest log(u) / weight win."""
+        size = len(self.buckets)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            # 1 - random() is in (0, 1], so the logarithm is finite.
+            keys = [
+                (math.log(1.0 - generator.random()) / self._weight(self._prompt_rate(index)), index)
+                for index in range(size)
+            ]
+            chosen += [index for _, index in sorted(keys, reverse=True)[: count - len(chosen)]]
+        return chosen
+
+    def _moved(self, rate: float, observed: Sequence[float]) -> float:
+        keep = (1.0 - self.options.smoothing) ** len(observed)
+        return keep * rate + (1.0 - keep) * math.fsum(observed) / len(observed)
+
+    def _weight(self, rate: float) -> float:
+        return rate * (1.0 - rate) + self.options.floor
+
+    def _bucket_rate(self, label: str) -> float:
+        return self.bucket_rates.get(label, self.options.initial_rate)
+
+    def _prompt_rate(self, index: int) -> float:
+        return self.prompt_rates.get(index, self._bucket_rate(self._labels[index]))

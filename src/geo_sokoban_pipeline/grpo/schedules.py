@@ -1,0 +1,98 @@
+"""Schedules: pure functions of the step, so a resumed run needs nothing but its step number.
+
+The length of a schedule is its own number, not the number of iterations: a run that is extended keeps the learning
+rates it had.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+ScheduleKind = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate(
+    step: float,
+    *,
+    base: float,
+    warmup_steps: int = 0,
+    total_steps: int | None = None,
+    decay_fraction: float = 1.0,
+    decay_to: float = 0.0,
+    kind: ScheduleKind = "constant",
+) -> float:
+    """Learning rate of one step, counted from 0.
+
+    Args:
+        step: 0 for the first; optimizer steps or iterations, the same unit as the other counts. Fractions are allowed.
+        base: rate after warm-up.
+        warmup_steps: the rate rises linearly, `base * (step + 1) / warmup_steps`; 0: starts at `base`.
+        total_steps: length of the schedule; later steps keep the last rate. None: allowed for "constant" only.
+        decay_fraction: in (0, 1]: decay over the last fraction of `total_steps`, but not before warm-up ends.
+        decay_to: factor of `base` that the last step reaches, in [0, 1].
+        kind: "constant" never decays; "linear" and "cosine" are the shapes of the decay.
+
+    Raises:
+        ValueError: a value is out of range; the message names it.
+    """
+    _check(step, base, warmup_steps, total_steps, decay_fraction, decay_to, kind)
+    if step < warmup_steps:
+        return base * min(1.0, (step + 1) / warmup_steps)
+    if kind == "constant" or total_steps is None:
+        return base
+    start = max(float(warmup_steps), total_steps - decay_fraction * total_steps)
+    # The last step, total_steps - 1, is at progress 1; the step before the decay starts is at 0.
+    progress = min(1.0, max(0.0, (step + 1 - start) / max(1e-12, total_steps - start)))
+    shape = progress if kind == "linear" else (1.0 - math.cos(math.pi * progress)) / 2.0
+    return base * (1.0 - (1.0 - decay_to) * shape)
+
+
+def is_save_due(
+    iteration: int, interval: int | None, *, num_iterations: int | None = None, epoch_length: int | None = None
+) -> bool:
+    """Whether a checkpoint is due after an iteration, counted from 0: every `interval`, at an epoch's end, at the end.
+
+    Args:
+        iteration: the iteration that has just ended.
+        interval: iterations between two checkpoints; None: never.
+        num_iterations: length of the run; its last iteration is always due. None: open-ended.
+        epoch_length: iterations of one pass over the prompts; None: epochs do not matter.
+    """
+    if is_eval_due(iteration, interval, epoch_length=epoch_length):
+        return True
+    return interval is not None and num_iterations is not None and iteration + 1 == num_iterations
+
+
+def is_eval_due(iteration: int, interval: int | None, *, epoch_length: int | None = None) -> bool:
+    """Whether an evaluation is due after an iteration, counted from 0: as `is_save_due`, without the last iteration."""
+    for name, value in (("interval", interval), ("epoch_length", epoch_length)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: it must be 1 or more, or null.")
+    if interval is None:
+        return False
+    done = iteration + 1
+    return done % interval == 0 or (epoch_length is not None and done % epoch_length == 0)
+
+
+def _check(
+    step: float,
+    base: float,
+    warmup_steps: int,
+    total_steps: int | None,
+    decay_fraction: float,
+    decay_to: float,
+    kind: str,
+) -> None:
+    if kind not in ("constant", "linear", "cosine"):
+        raise ValueError(f"kind={kind!r}: choose 'constant', 'linear' or 'cosine'.")
+    if kind != "constant" and total_steps is None:
+        raise ValueError(f"total_steps=None: the schedule {kind!r} needs its length in steps.")
+    if step < 0 or base < 0 or warmup_steps < 0:
+        raise ValueError(f"step={step}, base={base}, warmup_steps={warmup_steps}: none may be negative.")
+    if total_steps is not None and total_steps < 1:
+        raise ValueError(f"total_steps={total_steps}: it must be 1 or more.")
+    if not 0.0 < decay_fraction <= 1.0:
+        raise ValueError(f"decay_fraction={decay_fraction}: it must be in (0, 1]; kind 'constant' switches decay off.")
+    if not 0.0 <= decay_to <= 1.0:
+        raise ValueError(f"decay_to={decay_to}: it must be in [0, 1].")

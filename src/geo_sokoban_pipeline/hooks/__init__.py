@@ -1,0 +1,10 @@
+"""Hooks: what holds for every run, whatever its nodes do.
+
+Parameters are checked before any work, one process at a time owns a run's folders, and MLflow watches from outside.
+"""
+
+from geo_sokoban_pipeline.hooks.parameters import ParameterHooks
+from geo_sokoban_pipeline.hooks.runs import RunHooks
+from geo_sokoban_pipeline.hooks.tracking import TrackingHooks
+
+__all__ = ["ParameterHooks", "RunHooks", "TrackingHooks"]

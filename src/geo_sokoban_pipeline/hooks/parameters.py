@@ -1,0 +1,76 @@
+"""Parameters are checked as soon as Kedro has read them: a run with a wrong name or value does no work at all.
+
+`run_id` and `fresh` belong to one command, not to the project: the catalog reads them from `--params` alone, so a value
+in a configuration file would be ignored by half of the program and is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from kedro.framework.hooks import hook_impl
+
+from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.options.project import ProjectParameters
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+
+COMMAND_ONLY = ("run_id", "fresh")
+
+
+class ParameterHooks:
+    """Refuses unusable parameters and gives `run_id` and `fresh` their defaults."""
+
+    @hook_impl(tryfirst=True)
+    def after_context_created(self, context: KedroContext) -> None:
+        """Check the parameters of the new context, as merged from its environment and `--params`.
+
+        Raises:
+            ParameterError: as a plain message where Kedro's command line runs.
+        """
+        loader = context.config_loader
+        try:
+            parameters = check_parameters(loader["parameters"], loader.runtime_params or {})
+        except ParameterError as error:
+            refuse(error)
+        # From here on `params:run_id` and `params:fresh` exist for every node, given or not.
+        loader["parameters"] = {
+            **loader["parameters"],
+            **{name: getattr(parameters, name) for name in COMMAND_ONLY},
+        }
+
+
+def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> ProjectParameters:
+    """Validate all parameters of a run.
+
+    Args:
+        merged: configuration files and command together.
+        from_command: what `--params` (or `%reload_kedro --params`) gave.
+
+    Raises:
+        ParameterError: unknown name, value not allowed, or `run_id` or `fresh` in a configuration file.
+    """
+    for name in COMMAND_ONLY:
+        if name in merged and name not in from_command:
+            raise ParameterError(
+                f"{name}={merged[name]}: stands in a configuration file, but belongs to one command. "
+                f"Remove it there and give it by --params {name}=…"
+            )
+    return validate_parameters(merged, ProjectParameters)
+
+
+def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
+    """Validated parameters and absolute data root of a context that `ParameterHooks` has checked."""
+    parameters = validate_parameters(context.config_loader["parameters"], ProjectParameters)
+    root = Path(str(context.config_loader["globals"]["data_root"])).expanduser()
+    return parameters, (Path(context.project_path) / root).resolve()
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Stop: on the command line with the message alone and exit code 1, elsewhere with the error itself."""
+    if click.get_current_context(silent=True) is None:
+        raise error
+    raise click.ClickException(str(error)) from error

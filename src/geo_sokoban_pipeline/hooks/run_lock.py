@@ -1,0 +1,91 @@
+"""A run's folders belong to one process at a time.
+
+The lock is the kernel's (`flock`): it vanishes with its process, also by SIGKILL, so a left-over file never blocks
+anybody. The file's content only names the holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import weakref
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+LOCK_FILE = "run.lock"
+
+
+class RunLockedError(RuntimeError):
+    """Another process works on the same run; the message names it."""
+
+
+class RunLock:
+    """Exclusive lock on a run, taken on creation.
+
+    Args:
+        folder: the run's folder under 06_models; made if absent.
+
+    Raises:
+        RunLockedError: another process, or another lock of this one, holds it.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / LOCK_FILE
+        # "a+": opening must not empty the file, it may hold the name of a living holder
+        self._handle: IO[str] | None = self.path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = self._describe_holder()
+            self.close()
+            raise RunLockedError(message) from error
+        self._handle.truncate(0)
+        self._handle.write(json.dumps(_describe_process(), indent=1) + "\n")
+        self._handle.flush()
+        _held.add(self)
+
+    def close(self) -> None:
+        """Release the lock. The file stays: deleting it could take a new holder's lock away."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+    def _describe_holder(self) -> str:
+        assert self._handle is not None
+        self._handle.seek(0)
+        try:
+            holder = json.loads(self._handle.read())
+            who = "process {pid} on {host}, started {started}: {command}".format(**holder)
+        except (ValueError, KeyError, TypeError):
+            who = "a process that has not written its name yet"
+        return (
+            f"{self.path.parent} is in use by {who}. Wait for it or stop it, or take another run by --params run_id=…"
+        )
+
+
+def _describe_process() -> dict[str, int | str]:
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": shlex.join(sys.argv),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked child shares the lock; without this, one that outlives a killed parent would keep the run locked."""
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

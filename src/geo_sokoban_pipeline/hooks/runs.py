@@ -1,0 +1,147 @@
+"""Runs: which folders a command may write, that nobody else writes them meanwhile, and how they are emptied.
+
+A run is a namespace that bears the name of a pipeline (`train_sokoban`), together with a run id. Its folders are
+`{layer}/{run}/{run_id}` as in `conf/base/catalog`. Data sources (`sokoban`) are namespaces too, but no runs: their
+nodes give the same result each time, in any number of processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
+
+from geo_sokoban_pipeline.hooks.parameters import refuse, settings_of
+from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.options.base import ParameterError
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro.pipeline import Pipeline
+
+    from geo_sokoban_pipeline.options.project import ProjectParameters
+
+log = logging.getLogger(__name__)
+
+_SELECTIONS_THAT_NEED_STORED_DATA = {
+    "from_nodes": "--from-nodes",
+    "from_inputs": "--from-inputs",
+    "node_names": "--nodes",
+}
+
+
+@dataclass(frozen=True)
+class RunFolders:
+    """The three folders of one run id of one run.
+
+    Attributes:
+        models: policies, checkpoints, lock.
+        outputs: trajectories, metrics.
+        reports: evaluation summary, report.
+    """
+
+    models: Path
+    outputs: Path
+    reports: Path
+
+    @classmethod
+    def of(cls, data_root: Path, run: str, run_id: str) -> RunFolders:
+        """Folders of `run_id` of the namespace `run`."""
+        layers = ("06_models", "07_model_output", "08_reporting")
+        return cls(*(data_root / layer / run / run_id for layer in layers))
+
+    def clear(self) -> None:
+        """Delete everything but the lock.
+
+        Stored state goes first, and each entry by a rename: a clearing that is interrupted leaves a run that starts
+        anew, never one that continues from half of its files.
+        """
+        for folder in (self.models, self.outputs, self.reports):
+            entries = [entry for entry in folder.iterdir() if entry.name != LOCK_FILE] if folder.is_dir() else []
+            for entry in entries:
+                doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
+                entry.rename(doomed)
+                if doomed.is_dir():
+                    shutil.rmtree(doomed)
+                else:
+                    doomed.unlink()
+
+
+def run_names(pipeline: Pipeline, registered: Iterable[str]) -> list[str]:
+    """Namespaces among a pipeline's nodes that bear the name of a registered pipeline, sorted."""
+    namespaces = {node.namespace.split(".")[0] for node in pipeline.nodes if node.namespace}
+    return sorted(namespaces & set(registered))
+
+
+class RunHooks:
+    """Holds the lock of every run that the command writes, and clears it first where `fresh` is given."""
+
+    def __init__(self) -> None:
+        self._parameters: ProjectParameters | None = None
+        self._data_root = Path()
+        self._locks: list[RunLock] = []
+        self._folders: list[RunFolders] = []
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember the run id and the data root."""
+        self._parameters, self._data_root = settings_of(context)
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        """Lock the runs of the pipeline, then empty them if the command says `fresh=true`.
+
+        Raises:
+            RunLockedError: another process has one of them.
+            ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete.
+        """
+        assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
+        # A run of this process that was interrupted (in a notebook, say) has not come to release its locks.
+        self._release()
+        runs = run_names(pipeline, pipelines)
+        self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
+        try:
+            if self._parameters.fresh:
+                _check_selection(run_params)
+            for folders in self._folders:
+                self._locks.append(RunLock(folders.models))
+            for run, folders in zip(runs, self._folders, strict=True):
+                if self._parameters.fresh:
+                    log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)
+                    folders.clear()
+        except (RunLockedError, ParameterError, OSError) as error:
+            self._release()
+            refuse(error)
+
+    @hook_impl(trylast=True)
+    def after_pipeline_run(self) -> None:
+        """Release the runs and say where their reports are."""
+        for folders in self._folders:
+            report = folders.reports / "report.html"
+            if report.is_file():
+                log.info("Report: %s", report)
+        self._release()
+
+    @hook_impl(trylast=True)
+    def on_pipeline_error(self) -> None:
+        """Release the runs."""
+        self._release()
+
+    def _release(self) -> None:
+        while self._locks:
+            self._locks.pop().close()
+
+
+def _check_selection(run_params: dict[str, Any]) -> None:
+    for key, option in _SELECTIONS_THAT_NEED_STORED_DATA.items():
+        if run_params.get(key):
+            raise ParameterError(
+                f"fresh=true: clears the run, but {option} continues from what is stored there. Leave out one of them."
+            )

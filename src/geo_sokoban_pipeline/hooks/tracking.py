@@ -1,0 +1,138 @@
+"""Tracking: MLflow sees every iteration once, and never has a say.
+
+The MLflow run's id lies in the folder of the run, so a continued run goes on in the same place, and `fresh` begins a
+new one. What is stored is the truth: a metrics row that MLflow has missed (it was down, or the process was killed
+between the two) is sent at the end, a row that it has is never sent again. Whatever MLflow raises is a warning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
+
+from geo_sokoban_pipeline.hooks.mlflow_run import MlflowRun, connect
+from geo_sokoban_pipeline.hooks.parameters import settings_of
+from geo_sokoban_pipeline.hooks.runs import RunFolders, run_names
+from geo_sokoban_pipeline.storage import read_json
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro.pipeline import Pipeline
+
+    from geo_sokoban_pipeline.options.project import ProjectParameters
+
+log = logging.getLogger(__name__)
+
+METRICS = ".metrics"  # the dataset {run}.metrics
+
+
+class TrackingHooks:
+    """Sends parameters, metrics, reports and a sample of trajectories of each run to MLflow."""
+
+    def __init__(self) -> None:
+        self._parameters: ProjectParameters | None = None
+        self._data_root = Path()
+        self._env = ""
+        self._runs: dict[str, MlflowRun] = {}
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember the parameters, the data root and the environment."""
+        self._parameters, self._data_root = settings_of(context)
+        self._env = context.env or "local"
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        """Open the MLflow run of each run of the pipeline, or go on with the one that is noted in its folder."""
+        assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
+        self._runs = {}
+        if not self._parameters.tracking.enabled:
+            return
+        for run in run_names(pipeline, pipelines):
+            self._attempt(f"open the MLflow run of {run}", self._open, run, Path(run_params["project_path"]))
+        if self._runs:
+            atexit.register(self._close_interrupted)
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
+        """Send the metrics rows that have just been stored; `data` is {partition: row}."""
+        run = dataset_name.removesuffix(METRICS)
+        if run in self._runs and dataset_name.endswith(METRICS) and isinstance(data, Mapping):
+            rows = [row() if callable(row) else row for row in data.values()]
+            self._attempt("log metrics", self._runs[run].log_rows, rows)
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        """Send what is missing, then the report and a sample of trajectories."""
+        self._finish("FINISHED")
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception) -> None:
+        """Mark the runs as failed, with the error."""
+        self._finish("FAILED", error)
+
+    def _open(self, run: str, project_path: Path) -> None:
+        assert self._parameters is not None
+        folders = RunFolders.of(self._data_root, run, self._parameters.run_id)
+        client, experiment_id, uri = connect(self._parameters.tracking, self._data_root)
+        tags = {"run": run, "run_id": self._parameters.run_id, "env": self._env}
+        tracked = MlflowRun.resume(client, experiment_id, uri, folders.models) or MlflowRun.create(
+            client, experiment_id, uri, folders.models, f"{run}/{self._parameters.run_id}"
+        )
+        self._runs[run] = tracked
+        tracked.describe(tags, parameters_of(self._parameters, run), project_path)
+
+    def _finish(self, status: str, error: Exception | None = None) -> None:
+        assert self._parameters is not None
+        for run, tracked in list(self._runs.items()):
+            folders = RunFolders.of(self._data_root, run, self._parameters.run_id)
+            if error is None:
+                self._attempt("log stored metrics", tracked.log_rows, _stored_rows(folders.outputs))
+                for path, place in artifacts_of(folders, self._parameters.tracking.sample_trajectories):
+                    self._attempt(f"log {path.name}", tracked.log_file, path, place)
+            self._attempt("close the MLflow run", tracked.close, status, error)
+        self._runs = {}
+
+    def _close_interrupted(self) -> None:
+        for tracked in self._runs.values():
+            self._attempt("close the MLflow run", tracked.close, "KILLED", None)
+        self._runs = {}
+
+    def _attempt(self, doing: str, action: Callable[..., None], *arguments: Any) -> None:
+        """Call MLflow; a failure ends the tracking of this command, not the command."""
+        try:
+            action(*arguments)
+        except Exception as error:  # a bystander of any make (server, database, plug-in) must not end hours of training
+            log.warning(
+                "MLflow could not %s; this command goes on untracked. %s: %s", doing, type(error).__name__, error
+            )
+            self._runs = {}
+
+
+def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
+    """What belongs to one run: its own section, the data and the general ones; no section of another pipeline."""
+    return {
+        name: value
+        for name, value in parameters.model_dump(mode="json", exclude={"fresh", "tracking"}).items()
+        if name == run or name not in pipelines
+    }
+
+
+def artifacts_of(folders: RunFolders, sample: bool) -> list[tuple[Path, str]]:
+    """Files of a run that MLflow gets at its end, each with its place there: reports, newest trajectories."""
+    files = [(folders.reports / name, "report") for name in ("report.html", "eval_summary.json")]
+    if sample:
+        for kind in ("trajectories", "eval_trajectories"):
+            parts = sorted((folders.outputs / kind).glob("*/part-*.parquet"))
+            files += [(part, f"{kind}/{part.parent.name}") for part in parts[-1:]]
+    return [(path, place) for path, place in files if path.is_file()]
+
+
+def _stored_rows(outputs: Path) -> list[dict[str, Any]]:
+    return [read_json(path) for path in sorted((outputs / "metrics").glob("*.json"))]

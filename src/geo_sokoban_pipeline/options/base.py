@@ -1,0 +1,135 @@
+"""Ground of all options: strict models, and one readable text for everything that is wrong with a set of parameters.
+
+An error line always has the same shape, `full.path=value: what is allowed. Did you mean …?`, and all errors are
+reported at once, so that nobody corrects a file one run at a time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+Location = tuple[int | str, ...]
+
+_SHOWN_CHARACTERS = 80
+
+
+class ParameterError(ValueError):
+    """Parameters that cannot be used; the text holds one line for each of them."""
+
+
+class StrictModel(BaseModel):
+    """Base of all options: unknown names are errors, values are finite, instances never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def validate_parameters(params: Mapping[str, Any], model: type[Model], *, prefix: str = "") -> Model:
+    """Build a model from parameters.
+
+    Args:
+        params: nested mapping, as the config loader gives it.
+        model: what the mapping must be.
+        prefix: path of `params` within all parameters, such as `train_sokoban.grpo`; stands before every name.
+
+    Raises:
+        ParameterError: something is unknown, missing or not allowed.
+    """
+    try:
+        return model.model_validate(dict(params))
+    except ValidationError as error:
+        lines = [_describe(details, params, model, prefix) for details in error.errors()]
+    raise ParameterError("\n".join(_numbered(lines)))
+
+
+def parameter_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted names of all parameters of a model, those of nested models included."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}.{name}" if prefix else name
+        yield path
+        for nested in _models_in(field.annotation):
+            if nested is not model:
+                yield from parameter_names(nested, path)
+
+
+def _numbered(lines: list[str]) -> list[str]:
+    if len(lines) == 1:
+        return lines
+    return [f"{len(lines)} parameters cannot be used:", *(f"  {line}" for line in lines)]
+
+
+def _describe(details: Any, params: Mapping[str, Any], model: type[BaseModel], prefix: str) -> str:
+    """One line for one of pydantic's errors."""
+    location: Location = details["loc"]
+    path = _dotted(prefix, *_real_path(location, params))
+    if details["type"] == "missing":
+        return f"{path}: this parameter is needed but not given."
+    shown = f"{path or 'parameters'}{_shown(details['input'])}"
+    if details["type"] == "extra_forbidden":
+        return f"{shown}: unknown name. {_known_names(location, path.rpartition('.')[0], model, prefix)}"
+    allowed = re.sub(r"^(Value|Assertion) error, ", "", details["msg"]).rstrip(".")
+    nearest = _nearest(str(details["input"]), re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", "")))
+    return f"{shown}: {allowed[:1].lower()}{allowed[1:]}.{nearest}"
+
+
+def _dotted(*parts: int | str) -> str:
+    return ".".join(str(part) for part in parts if part != "")
+
+
+def _shown(value: Any) -> str:
+    """`=value`, shortened; nothing for a whole section, which the path names already."""
+    if isinstance(value, Mapping | BaseModel):
+        return ""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return f"={text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '…'}"
+
+
+def _real_path(location: Location, params: Any) -> list[int | str]:
+    """The parts of an error's location that are keys of the parameters: pydantic also puts the tags of unions there."""
+    path: list[int | str] = []
+    here = params
+    for position, part in enumerate(location):
+        is_key = isinstance(here, Mapping) and part in here
+        is_index = isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+        if is_key or is_index:
+            here = here[part]
+        elif not (isinstance(here, Mapping) and position == len(location) - 1):
+            continue
+        path.append(part)
+    return path
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """All models that a field's annotation mentions, through unions, lists and mappings."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in typing.get_args(annotation) for model in _models_in(argument)]
+
+
+def _known_names(location: Location, section: str, model: type[BaseModel], prefix: str) -> str:
+    """What stands beside an unknown name: the nearest known one, else all of them, else the same name elsewhere."""
+    *parents, unknown = (str(part) for part in location)
+    models = [model]
+    for part in parents:
+        fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
+        # A part that is no field is the tag of a union, an index or a free key: the models stay the same.
+        models = [nested for field in fields for nested in _models_in(field.annotation)] or models
+    siblings = sorted({name for candidate in models for name in candidate.model_fields} - {unknown})
+    if nearest := difflib.get_close_matches(unknown, siblings, n=1):
+        return f"Did you mean {_dotted(section, nearest[0])}?"
+    paths = [path for path in parameter_names(model, prefix) if path.endswith(f".{unknown}")]
+    elsewhere = f" It is known as {', '.join(paths[:3])}." if paths else ""
+    return f"Known here: {', '.join(siblings)}.{elsewhere}"
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    """` Did you mean …?` with the most similar known word, or nothing."""
+    found = difflib.get_close_matches(word, known, n=1)
+    return f" Did you mean {found[0]}?" if found else ""

@@ -1,0 +1,90 @@
+"""Options of the policy and of its warm start."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from geo_sokoban_pipeline.options.base import StrictModel
+
+
+class TinyPolicyOptions(StrictModel):
+    """Sizes of the tiny Qwen3-VL that the project builds itself; the defaults give about 0.48 million weights."""
+
+    vocabulary: int = Field(384, ge=256, description="BPE entries before special tokens; 256 are the bytes.")
+    hidden: PositiveInt = Field(64, description="Width of the language model.")
+    layers: PositiveInt = Field(2, description="Layers of the language model.")
+    heads: PositiveInt = Field(2, description="Query heads of the language model.")
+    kv_heads: PositiveInt = Field(2, description="Key and value heads of the language model.")
+    head_dim: int = Field(32, ge=8, multiple_of=2, description="Width of one head.")
+    mlp: PositiveInt = Field(192, description="Inner width of the language model's MLP.")
+    vision_hidden: PositiveInt = Field(64, description="Width of the vision tower.")
+    vision_layers: PositiveInt = Field(2, description="Layers of the vision tower.")
+    vision_heads: PositiveInt = Field(2, description="Heads of the vision tower.")
+    vision_mlp: PositiveInt = Field(128, description="Inner width of the vision tower's MLP.")
+    vision_grid: PositiveInt = Field(16, description="Side of the learned grid of position embeddings, in patches.")
+    deepstack: tuple[int, ...] = Field((0,), description="Vision layers whose features also enter the language layers.")
+    initializer_range: PositiveFloat = Field(0.1, description="Standard deviation of initial weights; 0.02 never learns.")
+    min_pixels: PositiveInt = Field(32 * 32, description="Smaller pictures are enlarged to this many pixels.")
+    max_pixels: PositiveInt = Field(1 << 24, description="Larger pictures are reduced to this many pixels.")
+
+    @model_validator(mode="after")
+    def _check(self) -> TinyPolicyOptions:
+        if len(self.deepstack) > self.layers:
+            raise ValueError(f"deepstack={self.deepstack} names more features than layers={self.layers}.")
+        if any(not 0 <= index < self.vision_layers for index in self.deepstack):
+            raise ValueError(f"deepstack={self.deepstack} must lie in 0…{self.vision_layers - 1} (vision_layers).")
+        return self
+
+
+class PolicyOptions(StrictModel):
+    """Where the policy to be trained comes from."""
+
+    source: Literal["tiny", "folder", "hub"] = Field("tiny", description="Built here, a local folder, or a hub id.")
+    path: str | None = Field(None, description="Local folder or hub id; None with source tiny.")
+    revision: str | None = Field(None, description="Revision on the hub; None: its default branch.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights in memory.")
+    attention: str = Field("sdpa", description="Attention implementation of transformers.")
+    tiny: TinyPolicyOptions = Field(default_factory=TinyPolicyOptions, description="Sizes, with source tiny.")
+
+    @model_validator(mode="after")
+    def _check(self) -> PolicyOptions:
+        if self.source != "tiny" and not self.path:
+            raise ValueError(f"path is empty, but source={self.source} needs a folder or a hub id.")
+        return self
+
+
+class TeacherOptions(StrictModel):
+    """Who is imitated in the warm start."""
+
+    factory: str = Field(
+        "geo_sokoban_pipeline.envs.sokoban.teacher.build_teacher",
+        description="`build_teacher(name, patience, noise)`: a dotted path, or `file.py` / `file.py:name`.",
+    )
+    name: Literal["direct", "solver", "random_legal", "random"] = Field("direct", description="Who chooses the moves.")
+    patience: int | None = Field(1, ge=0, description="`direct`: blocked moves before it gives up. None: it never does.")
+    noise: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Share of moves replaced by random legal ones.")
+    solved_only: bool = Field(False, description="Imitate solved episodes only.")
+    max_turns: PositiveInt | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")
+
+
+class WarmStartOptions(StrictModel):
+    """Supervised imitation before GRPO; `steps: 0` passes the policy through."""
+
+    steps: int = Field(1370, ge=0, description="Optimizer steps at most; 0 leaves the policy as it is.")
+    episodes_per_step: PositiveInt = Field(24, description="Fresh demonstrations per step.")
+    learning_rate: PositiveFloat = Field(3e-3, description="Highest learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.98), description="AdamW betas.")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay.")
+    warmup_steps: int = Field(50, ge=0, description="Steps of linear warm-up.")
+    decay_fraction: float = Field(0.15, ge=0, le=1, description="Last share of the steps over which the rate falls.")
+    decay_to: float = Field(0.05, ge=0, le=1, description="Share of the highest rate at the end.")
+    clip: PositiveFloat = Field(1.0, description="Largest gradient norm.")
+    max_tokens: PositiveInt = Field(8192, description="Padded tokens of a micro-batch.")
+    teacher: TeacherOptions = Field(default_factory=TeacherOptions, description="Who is imitated.")
+    validate_every: int = Field(100, ge=1, description="Steps between validations on held-out demonstrations.")
+    validation_episodes: PositiveInt = Field(64, description="Held-out demonstrations of a validation.")
+    stop_below: float | None = Field(
+        None, gt=0, description="Stop once the validation loss (nats per reply token) is at most this. None: all steps."
+    )

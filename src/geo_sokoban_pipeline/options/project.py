@@ -1,0 +1,58 @@
+"""All parameters of the project: one model whose fields are the top-level names.
+
+What is not a field here is an error, so a misspelt section never falls silently back to its defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def _as_run_id(value: Any) -> str:
+    """A run id as text: `--params run_id=2` arrives as a number.
+
+    Raises:
+        ValueError: it could not be the name of a folder.
+    """
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _RUN_ID.fullmatch(text):
+        raise ValueError(
+            "a run id is the name of a folder: up to 100 letters, digits, dots, dashes and underscores, "
+            "a letter or digit first"
+        )
+    return text
+
+
+RunId = Annotated[str, BeforeValidator(_as_run_id)]
+
+
+class TrackingOptions(StrictModel):
+    """Where MLflow records a run. It only watches: whatever goes wrong there is a warning, never the end of a run."""
+
+    enabled: bool = Field(True, description="Off: MLflow is not even imported.")
+    uri: str | None = Field(None, description="MLflow tracking URI. None: the sqlite file mlflow.db in the data root.")
+    experiment: str = Field("geo_sokoban_pipeline", min_length=1, description="Name of the MLflow experiment.")
+    sample_trajectories: bool = Field(True, description="Record the run's newest trajectory file as an artifact.")
+
+
+class ProjectParameters(StrictModel):
+    """The root of `conf/*/parameters*`."""
+
+    run_id: RunId = Field("default", description="Folder of the run below every {run} path; only by --params.")
+    fresh: bool = Field(False, description="Clear the run's folders before it starts; only by --params.")
+    seed: int = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
+    tracking: TrackingOptions = TrackingOptions()
+    sokoban: SokobanDataOptions = Field(default_factory=SokobanDataOptions, description="Data, shared by all runs.")
+    train_sokoban: TrainOptions = Field(default_factory=TrainOptions, description="Policy, warm start, GRPO, evaluation.")
+    rollout_sokoban: dict[str, Any] = Field(default_factory=dict, description="Collecting without training.")
+    update_sokoban: dict[str, Any] = Field(default_factory=dict, description="Training on stored trajectories.")
+    evaluate_sokoban: dict[str, Any] = Field(default_factory=dict, description="Evaluation of any checkpoint.")

@@ -1,0 +1,89 @@
+"""Options of environments, rewards and rollouts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from geo_sokoban_pipeline.options.base import StrictModel
+
+
+class EnvOptions(StrictModel):
+    """The environment, named by dotted path or `.py` file."""
+
+    factory: str = Field(
+        "geo_sokoban_pipeline.envs.sokoban.env.build_env",
+        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`.",
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
+
+
+class RewardOptions(StrictModel):
+    """The reward of a finished episode, named by dotted path or `.py` file."""
+
+    function: str = Field(
+        "geo_sokoban_pipeline.rewards.sokoban.compute_reward",
+        description="`reward(outcome, args) -> dict` with the key `reward`: a dotted path, or `file.py` / `file.py:name`.",
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Passed to the function, which checks them.")
+
+
+class SamplingOptions(StrictModel):
+    """How the next token is chosen."""
+
+    temperature: PositiveFloat = Field(1.0, description="Divides the logits; stored log-probs are after it.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Smallest set of tokens with this probability is sampled from.")
+    top_k: int = Field(0, ge=0, description="Number of likeliest tokens sampled from; 0: all.")
+    greedy: bool = Field(False, description="Take the likeliest token; stored log-probs are then untempered.")
+
+
+class RolloutRules(StrictModel):
+    """Rules of an episode that the original system had differently; the preset `slime_exact` sets the original ones."""
+
+    turn_separator: bool = Field(True, description="Write the template's newline between a reply's end and the next turn.")
+    budget_counts_prompt: bool = Field(
+        False, description="Without a context limit, subtract the prompt from max_response_tokens too."
+    )
+    step_before_finish_check: bool = Field(False, description="Let the environment act on truncated replies as well.")
+    truncate_at_max_turns: bool = Field(False, description="An episode that reaches max_turns is truncated, not completed.")
+    drop_overflowing_observation: bool = Field(
+        False, description="Leave out an observation that would pass the token budget, instead of keeping it."
+    )
+
+    @classmethod
+    def slime_exact(cls) -> RolloutRules:
+        """Rules of the original Sokoban example."""
+        return cls(
+            turn_separator=False,
+            budget_counts_prompt=True,
+            step_before_finish_check=True,
+            truncate_at_max_turns=True,
+            drop_overflowing_observation=True,
+        )
+
+
+class RolloutOptions(StrictModel):
+    """How episodes are played."""
+
+    engine: Literal["transformers"] = Field("transformers", description="What samples the replies.")
+    function: str = Field(
+        "geo_sokoban_pipeline.rollout.episode.play_episodes",
+        description="`play(engine, policy, tasks, options, …) -> list[Trajectory]`: a dotted path or `.py` file.",
+    )
+    sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How replies are sampled.")
+    max_turns: PositiveInt = Field(10, description="Replies of an episode at most.")
+    max_tokens_per_turn: PositiveInt | None = Field(8, description="Tokens of a reply. None: only the budgets below.")
+    max_response_tokens: PositiveInt | None = Field(None, description="Tokens after the prompt. None: no limit.")
+    max_context_tokens: PositiveInt | None = Field(None, description="Tokens of the whole episode. None: no limit.")
+    preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
+    rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
+    max_conversations: PositiveInt = Field(512, description="Episodes that the engine holds at the same time.")
+    prefill_tokens: PositiveInt = Field(16_384, description="Padded tokens of one prefill pass.")
+    reuse_cache: bool = Field(True, description="Keep keys and values between turns; off only to measure its worth.")
+    max_failed_share: float = Field(0.1, ge=0, le=1, description="More failed episodes than this share stop the run.")
+
+    @property
+    def effective_rules(self) -> RolloutRules:
+        """The rules in force: those of the preset, or the given ones."""
+        return RolloutRules.slime_exact() if self.preset == "slime_exact" else self.rules

@@ -1,0 +1,129 @@
+"""Options of the Sokoban data: where levels come from, how they are split, and what a prompt looks like.
+
+They belong to the data source, not to a run: the data has a seed of its own, so runs with different seeds share levels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from geo_sokoban_pipeline.options.base import StrictModel
+
+INSTRUCTIONS = ("brief", "full")
+
+
+class SplitCounts(StrictModel):
+    """Levels of each split: exactly these many for generated levels, at most these many for levels that are read."""
+
+    train: NonNegativeInt | None = Field(6144, description="Training levels. None: all there are.")
+    validation: NonNegativeInt | None = Field(256, description="Validation levels. None: all there are.")
+    eval: NonNegativeInt | None = Field(640, description="Evaluation levels. None: all there are.")
+
+
+class SplitShares(StrictModel):
+    """Parts of the wall layouts (of the levels, where there are fewer layouts than splits) that go to each split."""
+
+    train: float = Field(0.67, ge=0, le=1, description="Part for training.")
+    validation: float = Field(0.11, ge=0, le=1, description="Part for validation.")
+    eval: float = Field(0.22, ge=0, le=1, description="Part for evaluation.")
+
+    @model_validator(mode="after")
+    def _check(self) -> SplitShares:
+        total = self.train + self.validation + self.eval
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"shares add up to {total:g}; train + validation + eval must be 1.")
+        return self
+
+
+class HubOptions(StrictModel):
+    """A dataset of the Hugging Face hub, or a local folder of parquet files with the same layout."""
+
+    dataset: str = Field("Xiaofeng77/sokoban", description="Hub id or local folder; the ready set is VeraIsHere/sokoban_processed.")
+    revision: str | None = Field(None, description="Commit, branch or tag of the hub. None: its main branch.")
+    split: str = Field("train", description="Split to read, such as train or train+test; our own splits are made from it.")
+    processed: bool = Field(False, description="Whether rows are in the processed schema (images and env_config).")
+
+
+class FileOptions(StrictModel):
+    """A local file of levels."""
+
+    path: str | None = Field(None, description="Path, with an optional slice such as levels.parquet@[0:100]. None: not set.")
+    format: Literal["auto", "raw_parquet", "processed_parquet", "xsb", "boxoban"] = Field(
+        "auto",
+        description="auto: by suffix and columns. xsb: text, levels parted by blank or `;` lines. "
+        "boxoban: text with `; number` headers, or .jsonl with a field xsb. .jsonl of the parquet schemas is read as well.",
+    )
+
+
+class ImageLimits(StrictModel):
+    """What a picture inside a row may cost; larger ones are rejected before they are decoded."""
+
+    max_bytes: PositiveInt = Field(8 << 20, description="Bytes of one encoded picture.")
+    max_pixels: PositiveInt = Field(1 << 24, description="Width times height of one picture.")
+
+
+class SokobanDataOptions(StrictModel):
+    """Everything that the pipeline data_sokoban takes; the defaults are the setting of the tiny policy."""
+
+    source: Literal["generate", "hub", "file"] = Field("generate", description="Where levels come from.")
+    seed: int = Field(0, description="Seed of generated levels and of the splits; independent of the run's seed.")
+    height: int = Field(6, ge=3, description="Rows with border, for generated levels.")
+    width: int = Field(6, ge=3, description="Columns with border, for generated levels.")
+    boxes: PositiveInt = Field(1, description="Boxes of generated levels.")
+    inner_walls: tuple[NonNegativeInt, NonNegativeInt] = Field(
+        (1, 4), description="Fewest and most walls inside the border of generated levels."
+    )
+    min_solution: PositiveInt = Field(1, description="Fewest moves that solve a generated level.")
+    max_solution: PositiveInt = Field(8, description="Most moves that the shortest solution of a generated level takes.")
+    counts: SplitCounts = Field(default_factory=SplitCounts)
+    shares: SplitShares = Field(default_factory=SplitShares)
+    solver_states: NonNegativeInt = Field(
+        5_000, description="States searched for the shortest solution of a level that is read. 0: lengths stay unknown."
+    )
+    collapse: Literal["levels", "states", "rows"] = Field(
+        "levels",
+        description="What rows (state, next action) become. levels: the first state of each path, each once; "
+        "states: every distinct state; rows: every row, as the original does.",
+    )
+    cell_px: int = Field(16, ge=8, description="Pixels of a cell's side in pictures.")
+    max_steps: PositiveInt = Field(100, description="Moves after which an episode ends, kept in env_config.")
+    instruction: str = Field(
+        "brief",
+        description="brief: as few tokens as possible. full: the original's text with a legend of the picture (rows that bring "
+        "a text keep theirs). Anything else is the text itself, with <image> once.",
+    )
+    pictures: Literal["render", "keep"] = Field(
+        "render", description="Picture of processed rows: drawn anew at cell_px as the environment does, or the row's own."
+    )
+    strip_chat_markup: bool = Field(True, description="Remove chat marks and the open think tag inside raw prompts.")
+    consistent_legend: bool = Field(True, description="Remove symbols of the text grid from texts that show a picture.")
+    hub: HubOptions = Field(default_factory=HubOptions)
+    file: FileOptions = Field(default_factory=FileOptions)
+    limits: ImageLimits = Field(default_factory=ImageLimits)
+
+    @field_validator("instruction")
+    @classmethod
+    def _check_instruction(cls, value: str) -> str:
+        if value not in INSTRUCTIONS and value.count("<image>") != 1:
+            raise ValueError(f"{value!r} is neither brief nor full, and a text of your own must hold <image> once.")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> SokobanDataOptions:
+        for name in ("inner_walls", "solution"):
+            low, high = self.inner_walls if name == "inner_walls" else (self.min_solution, self.max_solution)
+            if low > high:
+                raise ValueError(f"{name}: the lower bound {low} is above the upper bound {high}.")
+        if self.source == "file" and not self.file.path:
+            raise ValueError("source=file needs file.path; set sokoban.file.path to a parquet, jsonl or text file.")
+        return self
+
+    @classmethod
+    def slime_exact(cls, **changes: object) -> SokobanDataOptions:
+        """The original converter's rules: every row, its own text with the chat markup and the symbols in the rules."""
+        exact = {
+            "collapse": "rows", "instruction": "full", "strip_chat_markup": False, "consistent_legend": False, "cell_px": 64,
+        }  # fmt: skip
+        return cls.model_validate({**exact, **changes})

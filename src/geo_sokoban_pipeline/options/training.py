@@ -1,0 +1,141 @@
+"""Options of GRPO, its optimizer, its loop, and of what the pipelines train."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.policy import PolicyOptions, WarmStartOptions
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+
+
+class GrpoOptions(StrictModel):
+    """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
+
+    groups: PositiveInt = Field(32, description="Prompts of an iteration.")
+    group_size: PositiveInt = Field(8, description="Episodes of a prompt.")
+    credit: Literal["episode", "turn"] = Field("turn", description="One advantage per episode, or one per turn.")
+    gamma: float = Field(0.95, gt=0, le=1, description="Discount per turn, with credit per turn.")
+    normalize: Literal["std", "rms", "none"] = Field(
+        "rms", description="Divide by the group's standard deviation, by the root mean square of all trained turns, or not."
+    )
+    advantage_clip: PositiveFloat | None = Field(4.0, description="Largest absolute advantage. None: unlimited.")
+    baseline: Literal["turn", "board"] = Field("turn", description="Group's mean at the same turn, or at the same board.")
+    filter: Literal["none", "zero_variance", "mixed_success"] = Field(
+        "mixed_success", description="Which groups are trained: all, those that vary, those that solve some but not all."
+    )
+    min_groups: int = Field(4, ge=0, description="With fewer groups left by the filter, all are trained.")
+    max_refill: PositiveFloat = Field(1.0, description="Groups fetched at most, in multiples of `groups`, to replace dropped ones.")
+    groups_per_step: PositiveInt | None = Field(5, description="Groups of an optimizer step. None: one step an iteration.")
+    passes: PositiveInt = Field(1, description="Times that each trained episode is used in an iteration.")
+    clip_low: float = Field(0.2, ge=0, description="Ratios below 1 minus this are clipped.")
+    clip_high: float = Field(0.28, ge=0, description="Ratios above 1 plus this are clipped.")
+    dual_clip: float | None = Field(None, gt=1, description="Bound of the loss of negative advantages. None: off.")
+    kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = Field("low_var_kl", description="Estimator of the KL term.")
+    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL to the warm-start policy; 0: no reference model.")
+    entropy_coefficient: float = Field(0.005, ge=0, description="Weight of the entropy bonus.")
+    reduction: Literal["sample_mean", "token_mean", "constant"] = Field("token_mean", description="How token losses add up.")
+    constant_denominator: PositiveFloat | None = Field(None, description="Denominator of the reduction `constant`.")
+    old_log_probs: Literal["rollout", "recompute"] = Field(
+        "rollout", description="Whose log-probs the ratio is taken to: the engine's, or a fresh pass of the trainer."
+    )
+    importance_cap: PositiveFloat | None = Field(
+        None, description="Cap of truncated importance weights; needs old_log_probs recompute. None: no weights."
+    )
+    max_log_prob_difference: PositiveFloat | None = Field(
+        None, description="Mean gap of trainer and engine that stops the run; needs recompute. None: only reported."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> GrpoOptions:
+        if self.reduction == "constant" and self.constant_denominator is None:
+            raise ValueError("reduction=constant needs constant_denominator.")
+        if self.importance_cap is not None and self.old_log_probs != "recompute":
+            raise ValueError("importance_cap needs old_log_probs=recompute: without a fresh pass there is no gap to correct.")
+        if self.credit == "episode" and self.baseline == "board":
+            raise ValueError("baseline=board needs credit=turn: an episode as a whole has no board.")
+        return self
+
+
+class OptimizerOptions(StrictModel):
+    """AdamW and its schedule."""
+
+    learning_rate: PositiveFloat = Field(7e-4, description="Highest learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas.")
+    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    clip: PositiveFloat = Field(1.0, description="Largest gradient norm.")
+    warmup_iterations: int = Field(6, ge=0, description="Iterations of linear warm-up.")
+    schedule_iterations: PositiveInt = Field(
+        200, description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended."
+    )
+    decay_fraction: float = Field(0.3, ge=0, le=1, description="Last share of the schedule over which the rate falls.")
+    decay_to: float = Field(0.1, ge=0, le=1, description="Share of the highest rate at the end and after it.")
+    max_tokens: PositiveInt = Field(8192, description="Padded tokens of a micro-batch.")
+    logit_chunk: PositiveInt = Field(16_384, description="Positions whose logits are held at once.")
+    max_skipped: PositiveInt = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
+
+
+class PromptOptions(StrictModel):
+    """Which prompts an iteration draws."""
+
+    order: Literal["shuffle", "solve_rate", "prompt_solve_rate"] = Field(
+        "solve_rate",
+        description="Epochs of a shuffled list; or weighted by p(1 − p) + floor, p the moving solve rate of the prompt's "
+        "difficulty, or of the prompt itself.",
+    )
+    floor: float = Field(0.03, gt=0, description="Weight that every difficulty keeps.")
+    smoothing: float = Field(0.1, gt=0, le=1, description="Share of a new observation in the moving solve rate.")
+
+
+class LoopOptions(StrictModel):
+    """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
+
+    iterations: PositiveInt = Field(200, description="Iterations in all; raising it extends a finished run.")
+    save_interval: PositiveInt = Field(1, description="Iterations between checkpoints; the last one is always saved.")
+    eval_interval: int = Field(25, ge=0, description="Iterations between validations; 0: none.")
+    eval_prompts: PositiveInt | None = Field(160, description="Validation prompts played. None: all.")
+    keep_last: PositiveInt | None = Field(3, description="Newest checkpoints kept. None: all.")
+    keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
+
+
+class EvaluationOptions(StrictModel):
+    """The evaluation at the end of a run, and of the pipelines evaluate_*."""
+
+    prompts: PositiveInt | None = Field(None, description="Evaluation prompts played. None: all.")
+    samples: PositiveInt = Field(1, description="Sampled episodes of a prompt; pass@k needs several.")
+    sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How sampled episodes are sampled.")
+    greedy: bool = Field(True, description="Play every prompt greedily as well.")
+    blank_images: bool = Field(True, description="Play every prompt with blank pictures as well.")
+    checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
+
+
+class TrainOptions(StrictModel):
+    """Everything that a pipeline train_* takes."""
+
+    policy: PolicyOptions = Field(default_factory=PolicyOptions)
+    warm_start: WarmStartOptions = Field(default_factory=WarmStartOptions)
+    env: EnvOptions = Field(default_factory=EnvOptions)
+    reward: RewardOptions = Field(default_factory=RewardOptions)
+    rollout: RolloutOptions = Field(default_factory=RolloutOptions)
+    grpo: GrpoOptions = Field(default_factory=GrpoOptions)
+    optimizer: OptimizerOptions = Field(default_factory=OptimizerOptions)
+    prompts: PromptOptions = Field(default_factory=PromptOptions)
+    loop: LoopOptions = Field(default_factory=LoopOptions)
+    evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
+    backend: Literal["fsdp"] = Field("fsdp", description="What trains the weights.")
+    placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
+    threads: PositiveInt | None = Field(None, description="Threads of torch. None: all cores.")
+
+
+class SourceOptions(StrictModel):
+    """Whose stored data a pipeline rollout_*, update_* or evaluate_* works on."""
+
+    run: str = Field("train_sokoban", description="Namespace of the run.")
+    run_id: str = Field("default", description="Run id of the run.")
+    checkpoint: str | int = Field(
+        "latest", description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id."
+    )
+    iteration: int | None = Field(None, ge=0, description="Iteration whose trajectories are used. None: the newest.")

@@ -1,0 +1,153 @@
+"""Nodes of data_sokoban: frames in and out; the rules are in `envs.sokoban`.
+
+Frames are built with object columns, so that a missing solution length stays None and never becomes NaN.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.pipelines.hub_rows import hub_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+logger = logging.getLogger(__name__)
+
+
+def read_levels(parameters: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
+    """Levels of the chosen source with their splits, the rows that are none, and what the source gave in numbers.
+
+    Args:
+        parameters: `params:sokoban`, see `SokobanDataOptions`.
+    """
+    from geo_sokoban_pipeline.envs.sokoban.frames_schema import RAW_LEVELS, REJECTED
+    from geo_sokoban_pipeline.envs.sokoban.prompts import raw_level_row
+    from geo_sokoban_pipeline.envs.sokoban.sources import read_source
+
+    options = as_options(parameters)
+    reading = read_source(options, lambda hub: hub_rows(hub, section="sokoban"))
+    rows = [raw_level_row(level, split, reading.split_rule) for level, split in reading.levels]
+    for row, row_id in zip(rows, unique_ids([row["row_id"] for row in rows]), strict=True):
+        row["row_id"] = row_id
+    if reading.rejected:
+        logger.warning("%d of %d rows are no levels; see sokoban.rejected", len(reading.rejected), reading.rows_read)
+    if reading.split_rule == "level":
+        logger.warning("fewer wall layouts than splits: the splits share layouts, but no level (up to symmetry)")
+    numbers = {
+        "rows_read": reading.rows_read,
+        "rows_collapsed": reading.rows_collapsed,
+        "rows_left_out": reading.rows_left_out,
+        "split_rule": reading.split_rule,
+    }
+    rejected = as_frame([asdict(row) for row in reading.rejected], REJECTED.names)
+    return as_frame(rows, RAW_LEVELS.names), rejected, numbers
+
+
+def make_prompts(
+    raw_levels: pd.DataFrame, parameters: dict[str, Any]
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Processed rows for training, validation and evaluation, in the order of the raw levels."""
+    from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS
+    from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
+    from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS
+
+    options = as_options(parameters)
+    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    for raw in raw_levels.to_dict("records"):
+        rows[raw["split"]].append(prompt_row(raw, options))
+    train, validation, evaluation = (as_frame(rows[split], PROMPTS.names) for split in SPLITS)
+    return train, validation, evaluation
+
+
+def report_data(
+    raw_levels: pd.DataFrame,
+    rejected: pd.DataFrame,
+    reading: dict[str, Any],
+    prompts: pd.DataFrame,
+    validation_prompts: pd.DataFrame,
+    eval_prompts: pd.DataFrame,
+    parameters: dict[str, Any],
+) -> dict[str, Any]:
+    """What the data holds: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
+    from geo_sokoban_pipeline.envs.sokoban.generation import setting_yield
+    from geo_sokoban_pipeline.envs.sokoban.splits import overlaps
+
+    options = as_options(parameters)
+    tables = {"train": prompts, "validation": validation_prompts, "eval": eval_prompts}
+    rule = reading["split_rule"]
+    report = {
+        "source": options.source,
+        "rows_read": reading["rows_read"],
+        "rows_rejected": len(rejected),
+        "rejected_reasons": dict(Counter(rejected["reason"]).most_common(20)),
+        "levels": len(raw_levels),
+        "rows_collapsed": reading["rows_collapsed"],
+        "rows_left_out": reading["rows_left_out"],
+        "unsolved_within_limit": int(raw_levels["solution_length"].isna().sum()),
+        "setting_yields": setting_yield(options) if options.source == "generate" else None,
+        "split_rule": rule,
+        "split_note": split_note(rule),
+        "splits": {split: describe_split(frame) for split, frame in tables.items()},
+        "overlaps": {
+            "layouts": overlaps({split: frame["layout_hash"] for split, frame in tables.items()}),
+            "levels": overlaps({split: frame["level_hash"] for split, frame in tables.items()}),
+        },
+    }
+    logger.info("levels: %s; split by %s", {split: len(frame) for split, frame in tables.items()}, rule)
+    return report
+
+
+def describe_split(frame: pd.DataFrame) -> dict[str, Any]:
+    """Levels, distinct levels, wall layouts, and levels by solution length of one split."""
+    lengths = Counter("unknown" if length is None or length != length else str(int(length)) for length in frame["solution_length"])
+    return {
+        "levels": len(frame),
+        "distinct_levels": len(set(frame["level_hash"])),
+        "layouts": len(set(frame["layout_hash"])),
+        "by_length": {key: lengths[key] for key in sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))},
+    }
+
+
+def split_note(rule: str) -> str:
+    """The rule of the split in words, for the report."""
+    if rule == "layout":
+        return "No wall layout (up to symmetry) occurs in two splits."
+    return "Fewer wall layouts than splits: no level (up to symmetry) occurs in two splits, but layouts do."
+
+
+def as_options(parameters: Mapping[str, Any] | SokobanDataOptions) -> SokobanDataOptions:
+    """Checked options; errors name the full parameter path."""
+    if isinstance(parameters, SokobanDataOptions):
+        return parameters
+    return validate_parameters(parameters, SokobanDataOptions, prefix="sokoban")
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
+    """Frame with object columns: the pinned ones first, then whatever else a row has."""
+    import pandas as pd
+
+    further = dict.fromkeys(name for row in rows for name in row if name not in names)
+    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in [*names, *further]})
+
+
+def unique_ids(ids: Sequence[str]) -> list[str]:
+    """Ids with `_2`, `_3`, … behind repeated ones; sources joined from several splits repeat theirs."""
+    seen: Counter[str] = Counter()
+    taken = set(ids)
+    unique = []
+    for name in ids:
+        seen[name] += 1
+        new = name
+        while seen[name] > 1 and new in taken:
+            new = f"{name}_{seen[name]}"
+            seen[name] += new in taken
+        taken.add(new)
+        unique.append(new)
+    return unique

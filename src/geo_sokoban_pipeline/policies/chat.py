@@ -1,0 +1,171 @@
+"""Chat encoding: the one place that knows the chat template, and how a conversation grows by token deltas.
+
+History is never rendered again. The first prompt is the template's rendering; a later observation is the difference
+between two renderings of dummy messages, so a template that rewrites earlier turns cannot shift a token.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.seeding import content_hash
+
+Message = dict[str, Any]
+_DUMMIES: tuple[Message, ...] = ({"role": "system", "content": "d"}, {"role": "user", "content": "d"})
+_CACHED_TEXTS = 4096
+
+
+class ChatCodec:
+    """Turns messages into token ids with image pads expanded, and ids into text.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        merge_size: patches per side that one image token covers.
+    """
+
+    def __init__(self, tokenizer: Any, merge_size: int) -> None:
+        self.tokenizer = tokenizer
+        self.merge_size = merge_size
+        self.template: str = tokenizer.chat_template
+        self.image_pad_id = self._token_id("<|image_pad|>")
+        self.end_id = self._token_id("<|im_end|>")
+        self._encoded: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._trim: dict[str, int] = {}
+        self.separator_ids = self._encode_text(self._separator())
+
+    def encode_prompt(
+        self, messages: Sequence[Message], grids: Sequence[tuple[int, int, int]], tools: list[Any] | None = None
+    ) -> np.ndarray:
+        """(L,) int32 ids of the template's rendering with the generation prompt.
+
+        Raises:
+            ValueError: the number of pictures in the text differs from that of the grids.
+        """
+        return self.expand(self._encode_text(self.render(messages, tools=tools)), grids)
+
+    def encode_observation(
+        self, message: Message, grids: Sequence[tuple[int, int, int]], *, separator: bool, tools: list[Any] | None = None
+    ) -> np.ndarray:
+        """(L,) int32 ids that an observation adds: its turn and the header of the next reply.
+
+        Args:
+            separator: begin with what the template writes between a reply's end token and the next turn (a newline in
+                ChatML); the original system left it out.
+        """
+        key = repr(tools)
+        if key not in self._trim:
+            dummies = self.render(_DUMMIES, generation_prompt=False, tools=tools)
+            self._trim[key] = len(self._encode_text(dummies))
+        text = self.render([*_DUMMIES, message], tools=tools)
+        delta = self.expand(self._encode_text(text)[self._trim[key] :], grids)
+        return np.concatenate([self.separator_ids, delta]) if separator else delta
+
+    def render(
+        self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: list[Any] | None = None
+    ) -> str:
+        """Text of messages by the chat template, one `<|image_pad|>` a picture."""
+        plain = [_without_pictures(message) for message in messages]
+        text = self.tokenizer.apply_chat_template(
+            plain, tokenize=False, add_generation_prompt=generation_prompt, tools=tools, chat_template=self.template
+        )
+        return str(text)
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """(L,) int32 ids of a text, special tokens recognised, nothing added."""
+        return self._encode_text(text).copy()
+
+    def decode(self, token_ids: np.ndarray | list[int], *, keep_special: bool = True) -> str:
+        """Text of ids."""
+        return str(
+            self.tokenizer.decode(
+                list(map(int, token_ids)), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def decode_reply(self, token_ids: np.ndarray | list[int]) -> str:
+        """Text of a sampled span without its end token."""
+        ids = list(map(int, token_ids))
+        if ids and ids[-1] == self.end_id:
+            ids.pop()
+        return self.decode(ids)
+
+    def expand(self, token_ids: np.ndarray, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:
+        """Repeat each image pad by the number of tokens its picture takes.
+
+        Raises:
+            ValueError: as many pads as grids are needed.
+        """
+        pads = token_ids == self.image_pad_id
+        if int(pads.sum()) != len(grids):
+            raise ValueError(f"the text holds {int(pads.sum())} pictures, but {len(grids)} were given.")
+        if not len(grids):
+            return token_ids
+        repeats = np.ones(len(token_ids), np.int64)
+        repeats[pads] = [t * h * w // self.merge_size**2 for t, h, w in grids]
+        return np.repeat(token_ids, repeats)
+
+    def hashes(self) -> dict[str, str]:
+        """Content hashes of tokenizer and template, as trajectory files record them."""
+        return {
+            "tokenizer": content_hash(self.tokenizer.backend_tokenizer.to_str()),
+            "template": content_hash(self.template),
+        }
+
+    def _separator(self) -> str:
+        end = "<|im_end|>"
+        text = self.render([{"role": "user", "content": "d"}, {"role": "assistant", "content": "d"}], generation_prompt=False)
+        return text[text.rindex(end) + len(end) :]
+
+    def _encode_text(self, text: str) -> np.ndarray:
+        known = self._encoded.get(text)
+        if known is None:
+            known = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+            self._encoded[text] = known
+            if len(self._encoded) > _CACHED_TEXTS:
+                self._encoded.popitem(last=False)
+        return known
+
+    def _token_id(self, token: str) -> int:
+        found = self.tokenizer.convert_tokens_to_ids(token)
+        if found is None or found == self.tokenizer.unk_token_id:
+            raise ValueError(f"the tokenizer has no {token}: it is not one of a Qwen vision-language policy.")
+        return int(found)
+
+
+def split_placeholders(text: str, images: Sequence[Any], placeholder: str = "<image>") -> list[dict[str, Any]]:
+    """Content items of a text whose placeholders stand for pictures; empty pieces are dropped.
+
+    Raises:
+        AssertionError: too few or too many pictures for the placeholders (the loader's rule, seed section 2).
+    """
+    pieces = text.split(placeholder)
+    needed = len(pieces) - 1
+    assert len(images) >= needed, f"not enough images: {needed} placeholders, {len(images)} images"
+    assert len(images) == needed, f"image count mismatch: {needed} placeholders, {len(images)} images"
+    items: list[dict[str, Any]] = []
+    for index, piece in enumerate(pieces):
+        if piece:
+            items.append({"type": "text", "text": piece})
+        if index < needed:
+            image = images[index]
+            items.append(image if isinstance(image, dict) else {"type": "image", "image": image})
+    return items
+
+
+def join_placeholders(content: str | list[dict[str, Any]], placeholder: str = "<image>") -> str:
+    """Text of content items with a placeholder where each picture stands; the inverse of `split_placeholders`."""
+    if isinstance(content, str):
+        return content
+    return "".join(item["text"] if item["type"] == "text" else placeholder for item in content)
+
+
+def _without_pictures(message: Message) -> Message:
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    items = [item if item["type"] == "text" else {"type": "image"} for item in content]
+    return {**message, "content": items}

@@ -1,0 +1,177 @@
+"""Forward passes over the parts of a Qwen3-VL model: pictures in batches of equal size, text from embeddings.
+
+The library's modules and weights do the arithmetic; only the order of the work is ours: one matrix product instead of a
+3-D convolution, one attention call for all pictures of a size instead of one per picture. The results equal the
+library's forward pass to float rounding (tested).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
+
+from geo_sokoban_pipeline.policies.images import EncodedImage
+
+VISION_BATCH_PATCHES = 16_384
+
+
+@dataclass
+class ImageFeatures:
+    """Vision features of distinct pictures, ready to be looked up token by token.
+
+    Attributes:
+        embeddings: (N, hidden) rows that replace the image-pad embeddings.
+        deepstack: one (N, hidden) tensor per early language layer, added to its output.
+        offsets: first row of each picture, by picture key.
+        counts: number of rows of each picture, by picture key.
+    """
+
+    embeddings: Tensor
+    deepstack: list[Tensor]
+    offsets: dict[str, int]
+    counts: dict[str, int]
+
+    def rows(self, keys: Sequence[str]) -> np.ndarray:
+        """(M,) int64 row numbers of pictures, one after the other."""
+        if not keys:
+            return np.empty(0, np.int64)
+        return np.concatenate([np.arange(self.offsets[k], self.offsets[k] + self.counts[k]) for k in keys])
+
+
+def encode_images(visual: nn.Module, images: Sequence[EncodedImage], processor: Any) -> ImageFeatures:
+    """Vision features of distinct pictures; gradients flow to the vision weights where they are on.
+
+    Args:
+        visual: the model's vision tower.
+        images: distinct pictures, any sizes, at least one.
+        processor: image processor whose `rescale_factor`, `image_mean`, `image_std` hold.
+    """
+    merge = visual.spatial_merge_size**2
+    by_grid: dict[tuple[int, int, int], list[EncodedImage]] = {}
+    for image in images:
+        by_grid.setdefault(image.grid, []).append(image)
+    offsets: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    embeddings: list[Tensor] = []
+    deepstack: list[list[Tensor]] = [[] for _ in visual.deepstack_merger_list]
+    total = 0
+    for grid, members in by_grid.items():
+        patches = grid[0] * grid[1] * grid[2]
+        size = max(1, VISION_BATCH_PATCHES // patches)
+        for first in range(0, len(members), size):
+            batch = members[first : first + size]
+            pooled, layers = _encode_equal(visual, batch, grid, processor)
+            embeddings.append(pooled)
+            for collected, layer in zip(deepstack, layers, strict=True):
+                collected.append(layer)
+            for image in batch:
+                offsets[image.key], counts[image.key] = total, patches // merge
+                total += patches // merge
+    return ImageFeatures(torch.cat(embeddings), [torch.cat(layer) for layer in deepstack], offsets, counts)
+
+
+def run_text(
+    language_model: nn.Module,
+    embeddings: Tensor,
+    positions: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    cache: Any = None,
+    image_mask: Tensor | None = None,
+    deepstack: Sequence[Tensor] = (),
+) -> Tensor:
+    """Last hidden states of the language model.
+
+    Args:
+        embeddings: (B, L, hidden), pictures already in place.
+        positions: (3, B, L) int64 M-RoPE positions.
+        attention_mask: (B, 1, L, S) bool, True where attention is allowed; None means causal over the L tokens.
+        cache: object with `update(keys, values, layer)` that returns all keys and values to attend to, or None.
+        image_mask: (B, L) bool, True at image pads.
+        deepstack: per early layer (number of pads, hidden), in row-major order of `image_mask`.
+
+    Returns:
+        (B, L, hidden).
+    """
+    rotary = language_model.rotary_emb(embeddings, positions)
+    hidden = embeddings
+    for index, layer in enumerate(language_model.layers):
+        hidden = layer(hidden, attention_mask=attention_mask, past_key_values=cache, position_embeddings=rotary)
+        if image_mask is not None and index < len(deepstack):
+            hidden = language_model._deepstack_process(hidden, image_mask, deepstack[index])
+    return language_model.norm(hidden)
+
+
+def place_images(embeddings: Tensor, image_mask: Tensor, features: Tensor) -> Tensor:
+    """Replace the rows at image pads.
+
+    Args:
+        embeddings: (B, L, hidden).
+        image_mask: (B, L) bool.
+        features: (number of pads, hidden), in row-major order.
+    """
+    flat = embeddings.reshape(-1, embeddings.shape[-1])
+    where = image_mask.reshape(-1).nonzero().squeeze(1)
+    return flat.index_copy(0, where, features.to(flat.dtype)).view_as(embeddings)
+
+
+def _encode_equal(
+    visual: nn.Module, images: Sequence[EncodedImage], grid: tuple[int, int, int], processor: Any
+) -> tuple[Tensor, list[Tensor]]:
+    count, device = len(images), visual.pos_embed.weight.device
+    raw = torch.from_numpy(np.stack([image.patches for image in images])).to(device)
+    hidden = _embed_patches(visual, raw, processor) + _grid_embedding(visual, grid, device)
+    cos, sin = visual.rotary_pos_emb(hidden, get_vision_position_ids(_grid_tensor(grid, device), visual.spatial_merge_size))
+    layers: list[Tensor] = []
+    for index, block in enumerate(visual.blocks):
+        hidden = hidden + _attend(block.attn, block.norm1(hidden), cos, sin)
+        hidden = hidden + block.mlp(block.norm2(hidden))
+        if index in visual.deepstack_visual_indexes:
+            merger = visual.deepstack_merger_list[list(visual.deepstack_visual_indexes).index(index)]
+            layers.append(merger(hidden.reshape(count * hidden.shape[1], -1)))
+    return visual.merger(hidden.reshape(count * hidden.shape[1], -1)), layers
+
+
+def _embed_patches(visual: nn.Module, raw: Tensor, processor: Any) -> Tensor:
+    projection = visual.patch_embed.proj
+    # A still picture repeats its frame, so the temporal taps of the kernel add up.
+    weight = projection.weight.sum(dim=2).flatten(1)
+    mean = torch.tensor(processor.image_mean, device=raw.device).view(3, 1)
+    std = torch.tensor(processor.image_std, device=raw.device).view(3, 1)
+    values = raw.view(*raw.shape[:2], 3, -1).float() * processor.rescale_factor
+    values = ((values - mean) / std).flatten(2).to(weight.dtype)
+    return F.linear(values, weight, projection.bias)
+
+
+def _grid_embedding(visual: nn.Module, grid: tuple[int, int, int], device: torch.device) -> Tensor:
+    indices, weights = get_vision_interpolation_indices_and_weights(
+        _grid_tensor(grid, device),
+        num_grid_per_side=visual.num_grid_per_side,
+        mode=visual.interpolation_mode,
+        align_corners=visual.interpolation_align_corners,
+        spatial_merge_size=visual.config.spatial_merge_size,
+    )
+    table = visual.pos_embed.weight
+    return (F.embedding(indices, table) * weights[:, :, None].to(table.dtype)).sum(1)
+
+
+def _attend(attention: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    count, length, width = hidden.shape
+    queries, keys, values = attention.qkv(hidden).view(count, length, 3, attention.num_heads, -1).unbind(2)
+    queries, keys = apply_rotary_pos_emb_vision(queries, keys, cos, sin)
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), scale=attention.scaling
+    )
+    return attention.proj(mixed.transpose(1, 2).reshape(count, length, width))
+
+
+def _grid_tensor(grid: tuple[int, int, int], device: torch.device) -> Tensor:
+    return torch.tensor([grid], dtype=torch.long, device=device)

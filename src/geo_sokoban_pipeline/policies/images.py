@@ -1,0 +1,162 @@
+"""Pictures become patches once: decoded, resized and cut exactly as the stock Qwen processor does, then cached by content.
+
+Patches stay uint8 until the vision tower needs them (a quarter of the memory, and a still image holds its frame once
+instead of `temporal_patch_size` times). `PatchReader.pixel_values` equals `Qwen2VLImageProcessorPil` to float rounding (tested).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+
+DEFAULT_CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedImage:
+    """One picture as the policy sees it.
+
+    Attributes:
+        key: content hash of the PNG; equal pictures share it.
+        png: the picture as stored in trajectories.
+        patches: (t·h·w, 3·patch²) uint8, merge blocks together, each patch channel by channel.
+        grid: (t, h, w) in patches.
+    """
+
+    key: str
+    png: bytes
+    patches: np.ndarray
+    grid: tuple[int, int, int]
+
+    def token_count(self, merge_size: int) -> int:
+        """Language tokens that the picture takes: t·h·w / merge²."""
+        time, height, width = self.grid
+        return time * height * width // merge_size**2
+
+
+class PatchReader:
+    """Turns pictures into `EncodedImage`s; holds a cache bounded in bytes, least recently used out first."""
+
+    def __init__(self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        self.processor = processor
+        self.patch_size = int(processor.patch_size)
+        self.merge_size = int(processor.merge_size)
+        self.temporal_patch_size = int(processor.temporal_patch_size)
+        self._cache: OrderedDict[str, EncodedImage] = OrderedDict()
+        self._alias: dict[str, str] = {}
+        self._cache_bytes = cache_bytes
+        self._held = 0
+
+    def read(self, image: Image.Image) -> EncodedImage:
+        """Encode a picture; one with `image.info["content_key"]` (unique by content) is looked up without hashing."""
+        content = image.info.get("content_key") or _pixel_key(image)
+        known = self._cache.get(self._alias.get(content, ""))
+        if known is not None:
+            self._cache.move_to_end(known.key)
+            return known
+        png = image.info.get("png") or _to_png(image)
+        if len(self._alias) > 4 * len(self._cache) + 1024:
+            self._alias.clear()
+        self._alias[content] = png_key(png)
+        return self.read_png(png)
+
+    def read_png(self, png: bytes) -> EncodedImage:
+        """Encode a stored picture; looked up by the hash of its file bytes."""
+        key = png_key(png)
+        known = self._cache.get(key)
+        if known is not None:
+            self._cache.move_to_end(key)
+            return known
+        with Image.open(io.BytesIO(png)) as image:
+            image.load()
+            return self._remember(EncodedImage(key, png, *self._cut(image)))
+
+    def pixel_values(self, image: EncodedImage) -> np.ndarray:
+        """(t·h·w, 3·temporal·patch²) float32, as `pixel_values` of the stock processor."""
+        area = self.patch_size**2
+        planes = image.patches.reshape(-1, 3, 1, area).astype(np.float32) * np.float32(self.processor.rescale_factor)
+        mean = np.asarray(self.processor.image_mean, np.float32).reshape(1, 3, 1, 1)
+        std = np.asarray(self.processor.image_std, np.float32).reshape(1, 3, 1, 1)
+        planes = (planes - mean) / std
+        return np.repeat(planes, self.temporal_patch_size, axis=2).reshape(len(image.patches), -1)
+
+    def _remember(self, image: EncodedImage) -> EncodedImage:
+        self._cache[image.key] = image
+        self._held += image.patches.nbytes + len(image.png)
+        while self._held > self._cache_bytes and len(self._cache) > 1:
+            _, dropped = self._cache.popitem(last=False)
+            self._held -= dropped.patches.nbytes + len(dropped.png)
+        return image
+
+    def _cut(self, image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
+        image = image.convert("RGB")
+        size = self.processor.size
+        height, width = smart_resize(
+            image.height,
+            image.width,
+            factor=self.patch_size * self.merge_size,
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+        )
+        if (height, width) != (image.height, image.width):
+            image = image.resize((width, height), Image.Resampling(int(self.processor.resample)))
+        patch, merge = self.patch_size, self.merge_size
+        rows, columns = height // patch, width // patch
+        blocks = np.asarray(image).reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        patches = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3 * patch * patch)
+        return np.ascontiguousarray(patches), (1, rows, columns)
+
+
+def build_image_processor(
+    min_pixels: int, max_pixels: int, patch_size: int = 16, merge_size: int = 2
+) -> Qwen2VLImageProcessorPil:
+    """Image processor with Qwen3-VL's values; the class defaults are Qwen2-VL's, so every value is given."""
+    return Qwen2VLImageProcessorPil(
+        size={"shortest_edge": min_pixels, "longest_edge": max_pixels},
+        patch_size=patch_size,
+        temporal_patch_size=2,
+        merge_size=merge_size,
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+    )
+
+
+def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
+    """Image processor of a saved policy folder, without torchvision.
+
+    Raises:
+        FileNotFoundError: the folder has no `preprocessor_config.json`.
+    """
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {folder} is no vision-language policy with an image processor.")
+    values = json.loads(path.read_text(encoding="utf-8"))
+    names = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "min_pixels", "max_pixels")
+    return Qwen2VLImageProcessorPil(**{name: values[name] for name in names if values.get(name) is not None})
+
+
+def png_key(png: bytes) -> str:
+    """Hash by which a picture is known everywhere: of its PNG bytes."""
+    return hashlib.blake2b(png, digest_size=16).hexdigest()
+
+
+def _pixel_key(image: Image.Image) -> str:
+    digest = hashlib.blake2b(image.tobytes(), digest_size=16)
+    digest.update(f"{image.mode}{image.size}".encode())
+    if image.mode == "P":
+        digest.update(bytes(image.getpalette() or ()))
+    return digest.hexdigest()
+
+
+def _to_png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,142 @@
+"""A policy is a model with the tokenizer, chat template and image processor it was trained with, saved as one folder.
+
+The folder loads with plain `AutoModelForImageTextToText`, and holds what the stock `AutoProcessor` needs where torchvision
+is installed; this project's own loading needs no torchvision.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.policies.chat import ChatCodec
+from geo_sokoban_pipeline.policies.images import PatchReader, load_image_processor
+from geo_sokoban_pipeline.seeding import content_hash
+from geo_sokoban_pipeline.trajectories import TableContext
+
+_VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+
+@dataclass
+class Policy:
+    """A vision-language policy in memory.
+
+    Attributes:
+        model: a Qwen3-VL model with language-model head.
+        tokenizer: Hugging Face tokenizer with the chat template.
+        image_processor: `Qwen2VLImageProcessorPil` with the policy's values.
+    """
+
+    model: Any
+    tokenizer: Any
+    image_processor: Any
+
+    @cached_property
+    def codec(self) -> ChatCodec:
+        """Chat encoding of this policy."""
+        return ChatCodec(self.tokenizer, int(self.image_processor.merge_size))
+
+    @cached_property
+    def reader(self) -> PatchReader:
+        """Picture encoding of this policy, with its cache."""
+        return PatchReader(self.image_processor)
+
+    @cached_property
+    def banned_ids(self) -> np.ndarray:
+        """(K,) int64 sorted ids that are never sampled: picture and vision marks, and rows that pad the vocabulary.
+
+        The trainer removes the same ids from its softmax, so sampling and training compare like with like.
+        """
+        rows = int(self.model.config.text_config.vocab_size)
+        unknown = self.tokenizer.unk_token_id
+        marks = {self.tokenizer.convert_tokens_to_ids(token) for token in _VISION_TOKENS}
+        marks -= {None, unknown}
+        return np.asarray(sorted({*marks, *range(len(self.tokenizer), rows)}), np.int64)
+
+    @cached_property
+    def table_context(self) -> TableContext:
+        """What trajectory files record about the policy's encoding."""
+        hashes = self.codec.hashes()
+        return TableContext(
+            image_pad_id=self.codec.image_pad_id,
+            merge_size=self.codec.merge_size,
+            tokenizer_hash=hashes["tokenizer"],
+            template_hash=hashes["template"],
+            processor_hash=content_hash(json.dumps(_processor_values(self.image_processor), sort_keys=True)),
+        )
+
+
+def save_policy(policy: Policy, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+    """Write model (safetensors), tokenizer, template and processor files into a folder.
+
+    Args:
+        state_dict: weights to write instead of the model's own.
+    """
+    _quieten_library()
+    policy.model.save_pretrained(folder, state_dict=state_dict)
+    policy.tokenizer.save_pretrained(folder)
+    values = _processor_values(policy.image_processor)
+    stock = {**values, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3VLProcessor"}
+    _write(folder / "preprocessor_config.json", stock)
+    video = {**values, "video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"}
+    _write(folder / "video_preprocessor_config.json", video)
+
+
+def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -> Policy:
+    """Load a policy folder.
+
+    Args:
+        dtype: torch dtype of the weights in memory.
+        attention: attention implementation of transformers.
+
+    Raises:
+        FileNotFoundError: no configuration, weights, tokenizer or image processor in the folder; the message says which.
+        ValueError: the model is not a Qwen3-VL model.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+
+    _quieten_library()
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json, so it is no policy folder.")
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind not in ("qwen3_vl", "qwen3_vl_moe"):
+        raise ValueError(f"{folder} holds a {kind} model; only Qwen3-VL models (qwen3_vl, qwen3_vl_moe) are supported.")
+    if not list(folder.glob("*.safetensors")):
+        raise FileNotFoundError(f"{folder} holds no *.safetensors weights; pickled weights are not read.")
+    model = AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
+    return Policy(model=model.eval(), tokenizer=tokenizer, image_processor=load_image_processor(folder))
+
+
+def _quieten_library() -> None:
+    """No bars of transformers for loading and saving: with a checkpoint per iteration they would be the whole log."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _processor_values(processor: Any) -> dict[str, Any]:
+    size = processor.size
+    return {
+        "size": {"shortest_edge": int(size["shortest_edge"]), "longest_edge": int(size["longest_edge"])},
+        "patch_size": int(processor.patch_size),
+        "temporal_patch_size": int(processor.temporal_patch_size),
+        "merge_size": int(processor.merge_size),
+        "image_mean": [float(value) for value in processor.image_mean],
+        "image_std": [float(value) for value in processor.image_std],
+    }
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,71 @@
+"""Reward of a Sokoban episode: mean turn reward, success bonus, and how much nearer the boxes came to the targets.
+
+The parts are returned beside the total, so that a stored trajectory shows what it was rewarded for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+
+def sokoban_reward(
+    turn_rewards: Sequence[float],
+    final_bonus: float | None,
+    dist0: int | None,
+    dist1: int | None,
+    *,
+    aggregate: Literal["mean", "sum"] = "mean",
+    distance_weight: float = 1.0,
+) -> dict[str, float | None]:
+    """Reward with its parts; the defaults are the seed system's, `mean(turn_rewards) + final_bonus + (dist0 − dist1)`.
+
+    Args:
+        turn_rewards: one per turn, possibly none. final_bonus: what success earned; None counts as 0. dist0: distance
+        of boxes to targets at the start, in cells; None: unknown, no distance term. dist1: the same at the end.
+        aggregate: whether the mean or the sum of the turn rewards enters the total. Use the sum where single moves
+        are rewarded or charged. distance_weight: reward per cell that the boxes came nearer.
+
+    Returns:
+        turn_reward_avg, turn_reward_total, final_bonus, dist0, dist1, distance_delta (unweighted), total_reward. The
+        distances stay None where they are unknown.
+
+    Raises:
+        ValueError: aggregate is neither `mean` nor `sum`.
+    """
+    if aggregate not in ("mean", "sum"):
+        raise ValueError(f"aggregate={aggregate!r}: must be 'mean' or 'sum'")
+    total = float(sum(turn_rewards))
+    mean = total / len(turn_rewards) if len(turn_rewards) else 0.0
+    bonus = float(final_bonus or 0.0)
+    delta = 0.0 if dist0 is None or dist1 is None else float(dist0 - dist1)
+    return {
+        "turn_reward_avg": mean,
+        "turn_reward_total": total,
+        "final_bonus": bonus,
+        "dist0": dist0,
+        "dist1": dist1,
+        "distance_delta": delta,
+        "total_reward": (mean if aggregate == "mean" else total) + bonus + distance_weight * delta,
+    }
+
+
+def compute_reward(outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
+    """Reward function of the Sokoban task, as `reward.function` names it.
+
+    Args:
+        outcome: finished episode; `outcome.env` holds `turn_rewards`, `final_bonus`, `dist0`, `dist1`.
+        args: `aggregate` and `distance_weight` of `sokoban_reward`.
+
+    Returns:
+        The parts of `sokoban_reward`, with the total as `reward` too.
+
+    Raises:
+        ValueError: an argument is unknown; the message names it.
+    """
+    unknown = set(args) - {"aggregate", "distance_weight"}
+    if unknown:
+        raise ValueError(f"reward.args.{sorted(unknown)[0]}: unknown; known are aggregate and distance_weight.")
+    env = outcome.env
+    parts = sokoban_reward(env["turn_rewards"], env["final_bonus"], env["dist0"], env["dist1"], **args)
+    return {"reward": float(parts["total_reward"] or 0.0), **{k: float(v) for k, v in parts.items() if v is not None}}

@@ -1,0 +1,81 @@
+"""The protocol of rollout engines: requests carry token ids and pictures, never text; replies carry ids and log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.policies.images import EncodedImage
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One reply asked for.
+
+    Attributes:
+        id: unique among the requests in flight; also the conversation whose cached prefix is continued.
+        token_ids: (L,) int32, the whole conversation so far, image pads expanded.
+        images: every picture so far, in order of its pads.
+        sampling: how to choose tokens.
+        max_new_tokens: tokens of the reply at most; None: no limit but the engine's own.
+        seed: seed of this episode's sampling.
+        sampled: tokens that were sampled in this conversation before; the reply's first token draws number `sampled`.
+    """
+
+    id: int
+    token_ids: np.ndarray
+    images: Sequence[EncodedImage]
+    sampling: SamplingOptions
+    max_new_tokens: int | None
+    seed: int
+    sampled: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One reply.
+
+    Attributes:
+        id: of the request.
+        token_ids: (T,) int32 sampled ids, the end token included where it was sampled.
+        log_probs: (T,) float32 under the sampling policy, after temperature, before top-p and top-k (greedy: untempered).
+        finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted.
+        weight_version: version of the weights that sampled it.
+    """
+
+    id: int
+    token_ids: np.ndarray
+    log_probs: np.ndarray
+    finish_reason: FinishReason
+    weight_version: int
+
+
+class RolloutEngine(Protocol):
+    """What the episode loop needs of an engine."""
+
+    name: str
+    seeded: bool
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests."""
+
+    def poll(self) -> list[Result]:
+        """Replies that are ready; waits for at least one while any is in flight, `[]` when none is."""
+
+    def abort(self, ids: Iterable[int]) -> None:
+        """Stop requests; they are answered with finish reason `abort`. Unknown ids are ignored."""
+
+    def release(self, ids: Iterable[int]) -> None:
+        """Forget conversations, so that their memory is free. Unknown ids are ignored."""
+
+    def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
+        """Take new weights (name, tensor); None: the trainer changed the shared model in place."""
+
+    def close(self) -> None:
+        """Free everything."""

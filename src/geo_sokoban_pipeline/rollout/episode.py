@@ -1,0 +1,104 @@
+"""Episode loop: plays prompts with an engine and environments, and returns one trajectory per episode.
+
+It is driven by replies: whichever engine answers, an episode advances when its reply is there. Rules of turns, budgets and
+statuses are those of the seed's multi-turn rollout (reference algorithm, with its deviations behind `RolloutRules`). An
+episode that raises ends as `failed` with its error kept; the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.conversation import Conversation, EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+ImageFilter = Callable[[Image.Image], Image.Image]
+Progress = Callable[[int], None]
+
+
+class TooManyFailuresError(RuntimeError):
+    """More episodes failed than `rollout.max_failed_share` allows."""
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """What one call of the episode loop is played with."""
+
+    env: EnvOptions
+    reward: RewardOptions
+    rollout: RolloutOptions
+    sampling: SamplingOptions
+    iteration: int
+    task: str
+    image_filter: ImageFilter | None = None
+
+
+def play_episodes(
+    engine: RolloutEngine,
+    policy: Policy,
+    tasks: Sequence[EpisodeTask],
+    settings: PlaySettings,
+    progress: Progress | None = None,
+) -> list[Trajectory]:
+    """Play episodes to their ends.
+
+    Args:
+        engine: samples the replies.
+        policy: its tokenizer, template and picture encoding.
+        tasks: prompts, one entry per episode.
+        settings: environment, reward, limits, sampling.
+        progress: called with the number of episodes that ended since the last call.
+
+    Returns:
+        One trajectory per task, in the order of the tasks; rewards set, advantages not.
+
+    Raises:
+        TooManyFailuresError: more than `rollout.max_failed_share` of the episodes failed; names the first error.
+    """
+    build_env = load_object(settings.env.factory, default_name="build_env")
+    reward = load_object(settings.reward.function, default_name="reward")
+    talks = [Conversation(index, task, policy, settings) for index, task in enumerate(tasks)]
+    waiting = [talk for talk in talks if talk.start(build_env)]
+    shares = dict.fromkeys(range(len(talks)), 0.0)
+    while waiting:
+        began = time.perf_counter()
+        engine.submit([talk.request() for talk in waiting])
+        waiting = []
+        # An engine may answer part of what it was asked; the others go on with what is there.
+        while results := engine.poll():
+            _share(shares, results, time.perf_counter() - began)
+            ready = [talks[result.id] for result in results if talks[result.id].advance(result)]
+            ended = [result.id for result in results if talks[result.id].status != "pending"]
+            engine.release(ended)
+            if progress is not None and ended:
+                progress(len(ended))
+            engine.submit([talk.request() for talk in ready])
+            began = time.perf_counter()
+    trajectories = [talk.finish(reward, engine, shares[talk.id]) for talk in talks]
+    _check_failures(trajectories, settings.rollout.max_failed_share)
+    return trajectories
+
+
+def _share(shares: dict[int, float], results: Sequence[Result], seconds: float) -> None:
+    """Divide a batch's time among its episodes by the tokens they sampled."""
+    total = sum(len(result.token_ids) for result in results) or 1
+    for result in results:
+        shares[result.id] += seconds * len(result.token_ids) / total
+
+
+def _check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
+    failed = [trajectory for trajectory in trajectories if trajectory.status == "failed"]
+    if failed and len(failed) > allowed * len(trajectories):
+        raise TooManyFailuresError(
+            f"{len(failed)} of {len(trajectories)} episodes failed, more than rollout.max_failed_share={allowed}; "
+            f"the first one, {failed[0].trajectory_id}: {failed[0].error}"
+        )

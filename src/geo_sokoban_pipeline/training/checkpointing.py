@@ -1,0 +1,59 @@
+"""Checkpoint folders: a Hugging Face policy with optimizer moments, data cursor and fingerprint beside it, nothing pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler
+from geo_sokoban_pipeline.signposts import reached
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
+
+Writer = Callable[[Path], dict[str, Any]]
+
+
+class CheckpointWriter:
+    """Writes the state after an iteration into the folder it is called with.
+
+    Attributes:
+        entries: what the manifest records beside its files.
+    """
+
+    def __init__(self, backend: TrainBackend, entries: dict[str, Any]) -> None:
+        self._backend = backend
+        self.entries = entries
+
+    def __call__(self, folder: Path) -> dict[str, Any]:
+        """Fill the folder; returns the manifest's entries."""
+        reached("before save")
+        self._backend.export(folder)
+        self._backend.save_state(folder)
+        reached("inside save")
+        return self.entries
+
+
+def checkpoint_entries(
+    iteration: int,
+    fingerprint: dict[str, Any],
+    sampler: PromptSampler,
+    best: dict[str, Any] | None,
+    threads: int,
+) -> dict[str, Any]:
+    """Entries of a checkpoint's manifest."""
+    return {
+        "iteration": iteration,
+        "policy_version": iteration + 1,
+        "fingerprint": fingerprint,
+        "sampler": sampler.state(),
+        "best": best,
+        "threads": threads,
+    }
+
+
+def retained(saved: list[int], keep_last: int | None, best: int | None) -> list[int]:
+    """Iterations of the checkpoints that stay: the newest `keep_last` (None: all) and the best one."""
+    kept = set(saved if keep_last is None else saved[-keep_last:])
+    if best is not None and best in saved:
+        kept.add(best)
+    return sorted(kept)

@@ -1,0 +1,81 @@
+"""Demonstrations: a teacher plays through the same episode code as the policy, so imitation sees exactly its tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.options.policy import TeacherOptions
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.conversation import Conversation, EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Result
+from geo_sokoban_pipeline.rollout.episode import PlaySettings
+from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.training.samples import TrainSample, build_sample
+
+_MOST_TRIES = 100
+
+
+class Demonstrator:
+    """Makes demonstrations from prompts; number n of a seed is always the same one.
+
+    Args:
+        prompts: rows to draw from; first a difficulty uniformly, then a prompt of it.
+        seed: seed of the run.
+        purpose: name of the stream, so that training and validation draw different ones.
+    """
+
+    def __init__(
+        self, prompts: Sequence[dict[str, Any]], policy: Policy, options: TrainOptions, seed: int, purpose: str
+    ) -> None:
+        self._policy = policy
+        self._teacher: TeacherOptions = options.warm_start.teacher
+        self._build_env = load_object(options.env.factory, default_name="build_env")
+        self._build_teacher = load_object(self._teacher.factory, default_name="build_teacher")
+        turns = self._teacher.max_turns or options.rollout.max_turns
+        # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
+        rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
+        self._settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
+        self._seed, self._purpose = seed, purpose
+        self._buckets: dict[str, list[dict[str, Any]]] = {}
+        for row in prompts:
+            self._buckets.setdefault(str(row.get("solution_length")), []).append(row)
+        self._labels = sorted(self._buckets)
+
+    def demonstrate(self, number: int) -> TrainSample:
+        """Demonstration number n, as a training sample.
+
+        Raises:
+            RuntimeError: `solved_only` is on and the teacher solved none of 100 levels in a row.
+        """
+        generator = python_generator(self._seed, "demonstration", self._purpose, number)
+        for _ in range(_MOST_TRIES):
+            sample = self._play(generator)
+            if sample is not None:
+                return sample
+        raise RuntimeError(
+            f"warm_start.teacher.name={self._teacher.name} gave no usable demonstration in {_MOST_TRIES} levels; "
+            "turn solved_only off, raise its patience or max_turns, or choose another teacher."
+        )
+
+    def _play(self, generator: random.Random) -> TrainSample | None:
+        row = generator.choice(self._buckets[generator.choice(self._labels)])
+        talk = Conversation(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
+        teacher = self._build_teacher(self._teacher.name, self._teacher.patience, self._teacher.noise)
+        codec = self._policy.codec
+        wanted = talk.start(self._build_env)
+        while wanted and (text := teacher.reply(talk.env, generator)) is not None:
+            ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
+            wanted = talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
+        if talk.error is not None:
+            raise RuntimeError(f"the environment failed in a demonstration: {talk.error}")
+        episode = talk.snapshot()
+        if not episode.loss_mask.any() or (self._teacher.solved_only and not episode.metrics.get("success")):
+            return None
+        return build_sample(episode, self._policy)

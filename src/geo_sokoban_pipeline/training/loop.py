@@ -1,0 +1,217 @@
+"""The GRPO loop: collect, score, update, evaluate, save; one yield per iteration, the checkpoint last.
+
+Iteration k plays with policy version k and leaves version k + 1. Whatever an iteration computes depends on the checkpoint
+before it, the parameters and the seed alone, so a loop that is killed anywhere and started again gives the same files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from geo_sokoban_pipeline.evaluation.validation import validate_policy
+from geo_sokoban_pipeline.fingerprint import Fingerprint, check_fingerprint, flatten
+from geo_sokoban_pipeline.folders import PolicyFolder
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler
+from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy
+from geo_sokoban_pipeline.progress import track
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
+from geo_sokoban_pipeline.seeding import content_hash
+from geo_sokoban_pipeline.signposts import reached
+from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.backends.forward import TrainForward
+from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, retained
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.updating import Scorer, update_policy
+from geo_sokoban_pipeline.trajectories import Trajectory, TrajectoryBatch
+
+Rows = Sequence[dict[str, Any]]
+Chunk = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What a run is made of.
+
+    Attributes:
+        run: namespace, such as `train_sokoban`.
+        task: task name.
+        seed: seed of the run.
+        options: all options of the run.
+        policy: folder of the policy to start from (after the warm start).
+        prompts: training rows.
+        validation_prompts: rows for the validations in between.
+    """
+
+    run: str
+    task: str
+    seed: int
+    options: TrainOptions
+    policy: PolicyFolder
+    prompts: Rows
+    validation_prompts: Rows
+
+
+def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
+    """Run the loop from where it stands to `loop.iterations`.
+
+    Args:
+        resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`.
+
+    Yields:
+        (trajectories, eval trajectories, metrics, checkpoint) by partition, `{}` where nothing is due. The first chunk
+        of a loop that has work to do tells the datasets what to forget; the last one marks the run as complete.
+
+    Raises:
+        FingerprintError: the stored run was made with other settings.
+    """
+    options = inputs.options
+    fingerprint = loop_fingerprint(inputs)
+    start = resume["iteration"] + 1
+    if resume["manifest"] is not None:
+        check_fingerprint("the training", resume["manifest"]["fingerprint"], fingerprint)
+    if start < options.loop.iterations:
+        newest = resume["iteration"]
+        yield {PRUNE: newest}, {PRUNE: newest + 1 if newest >= 0 else -1}, {PRUNE: newest}, {PRUNE: newest}
+        with track("GRPO", options.loop.iterations, start) as progress:
+            loop = _Loop(inputs, resume, fingerprint)
+            for iteration in range(start, options.loop.iterations):
+                chunk = loop.iterate(iteration)
+                yield chunk
+                reached("after save")
+                progress.advance(note=_note(chunk[2]))
+            loop.close()
+    yield {}, {}, {}, {COMPLETE: {"iterations": max(start, options.loop.iterations)}}
+
+
+def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
+    """Everything that changes what the loop computes: parameters, prompts, starting policy."""
+    options = inputs.options.model_dump(mode="json", exclude={"loop", "evaluation", "threads", "placement"})
+    return {
+        **flatten({inputs.run: options}),
+        "seed": inputs.seed,
+        "input.prompts": hash_rows(inputs.prompts),
+        "input.policy": content_hash(*(f"{n}:{f['blake2b']}" for n, f in sorted(inputs.policy.manifest["files"].items()))),
+    }
+
+
+def hash_rows(rows: Rows) -> str:
+    """Content hash of prompts, in their order."""
+    return content_hash(*(f"{row['id']}\n{row['prompt']}\n{''.join(row.get('images') or [])}" for row in rows))
+
+
+def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Scorer:
+    """Log-probs of a policy that is not trained, for the KL term."""
+    policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
+    backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
+    return backend.log_probs
+
+
+def partition(iteration: int) -> str:
+    """Partition id of an iteration."""
+    return f"iter={iteration:05d}"
+
+
+class _Loop:
+    """State of a running loop: policy, engine, trainer, data cursor, best validation so far."""
+
+    def __init__(self, inputs: RunInputs, resume: dict[str, Any], fingerprint: Fingerprint) -> None:
+        options = inputs.options
+        manifest = resume["manifest"] or {}
+        self.inputs, self.options, self.fingerprint = inputs, options, fingerprint
+        self.threads = set_threads(options.threads)
+        self.policy = load_policy(inputs.policy.path, options.policy.dtype, options.policy.attention)
+        self.backend = FsdpBackend(self.policy, options.optimizer, options.rollout.sampling.temperature)
+        self.best: dict[str, Any] | None = manifest.get("best")
+        if resume["dir"] is not None:
+            self.backend.load_state(resume["dir"])
+        self.engine = build_engine(self.policy, options.rollout)
+        self.sampler: PromptSampler = build_sampler(inputs.prompts, options.prompts, inputs.seed, manifest.get("sampler"))
+        self.collector = Collector(
+            inputs.run, inputs.task, inputs.seed, options, inputs.prompts, self.policy, self.engine
+        )
+        self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
+        self.saved = [resume["iteration"]] if resume["dir"] is not None else []
+
+    def iterate(self, iteration: int) -> Chunk:
+        """One iteration; nothing is written here."""
+        began = time.perf_counter()
+        loop = self.options.loop
+        eval_trajectories: dict[str, Any] = {}
+        row: dict[str, Any] = {"iteration": iteration, "policy_version": iteration}
+        if iteration == 0 and loop.eval_interval:
+            row |= self._validate(0, eval_trajectories)
+        # Nothing the engine computed before counts here, so a resumed loop computes the same.
+        self.engine.update_weights(None, iteration)
+        reached("collecting")
+        trajectories, metrics = self.collector.collect(iteration, self.sampler)
+        reached("update")
+        updated = time.perf_counter()
+        row |= metrics | self._update(trajectories, iteration)
+        row["perf/update_time"] = time.perf_counter() - updated
+        self.engine.update_weights(None, iteration + 1)
+        if loop.eval_interval and is_eval_due(iteration, loop.eval_interval):
+            reached("evaluation")
+            row |= self._validate(iteration + 1, eval_trajectories)
+        row["perf/step_time"] = time.perf_counter() - began
+        name = partition(iteration)
+        checkpoint: dict[str, Any] = {}
+        if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):
+            checkpoint = self._checkpoint(iteration)
+        batch = TrajectoryBatch(trajectories, self.policy.table_context)
+        return {f"{name}/part-000": batch}, eval_trajectories, {name: row}, checkpoint
+
+    def close(self) -> None:
+        """Free engine and trainer."""
+        self.engine.close()
+        self.backend.close()
+
+    def _update(self, trajectories: list[Trajectory], iteration: int) -> dict[str, float]:
+        options = self.options
+        return update_policy(
+            trajectories, self.policy, self.backend, options.grpo, options.optimizer, iteration, self.reference
+        )
+
+    def _validate(self, version: int, collected: dict[str, Any]) -> dict[str, float]:
+        began = time.perf_counter()
+        inputs, loop = self.inputs, self.options.loop
+        self.engine.update_weights(None, version)
+        rows = inputs.validation_prompts[: loop.eval_prompts]
+        played, metrics = validate_policy(inputs.run, inputs.task, inputs.seed, self.options, rows, self.policy, self.engine, version)
+        collected[f"{partition(version)}/part-000"] = TrajectoryBatch(played, self.policy.table_context)
+        rate = metrics["eval/validation/sampled_solve_rate"]
+        if version > 0 and (self.best is None or rate > self.best["solve_rate"]):
+            self.best = {"iteration": version - 1, "solve_rate": rate}
+        return {**metrics, "perf/eval_time": time.perf_counter() - began}
+
+    def _checkpoint(self, iteration: int) -> dict[str, Any]:
+        loop = self.options.loop
+        self.saved.append(iteration)
+        entries = checkpoint_entries(iteration, self.fingerprint, self.sampler, self.best, self.threads)
+        chunk: dict[str, Any] = {partition(iteration): CheckpointWriter(self.backend, entries)}
+        if loop.keep_last is not None:
+            best = self.best["iteration"] if self.best is not None and loop.keep_best else None
+            # An older best checkpoint is on disk although this process did not save it.
+            known = sorted({*self.saved, *([best] if best is not None else [])})
+            self.saved = retained(known, loop.keep_last, best)
+            chunk[RETAIN] = self.saved
+        return chunk
+
+
+def set_threads(threads: int | None) -> int:
+    """Set torch's threads where a number is given; returns the number in force."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return torch.get_num_threads()
+
+
+def _note(rows: dict[str, Any]) -> str:
+    row = next(iter(rows.values()), {})
+    return f"solved {row.get('rollout/success_rate', 0.0):.0%}, reward {row.get('rollout/raw_reward', 0.0):.2f}"

@@ -1,0 +1,133 @@
+"""Episodes as dataclasses and as Arrow tables, and the exact way between the two.
+
+`Trajectory` has one field per column of `TRAJECTORY_SCHEMA`. Both directions keep every number bit for bit; columns
+are built from flat arrays and offsets, and equal image bytes are stored once per table (dictionary encoding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from geo_sokoban_pipeline.contract.columns import one_array
+from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TableContext, schema_metadata
+from geo_sokoban_pipeline.trajectory_columns import Spans, build_column, read_column
+
+__all__ = ["TableContext", "Trajectory", "TrajectoryBatch", "Turn", "table_to_trajectories", "trajectories_to_table"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One message of an episode.
+
+    Attributes:
+        role: `user`, `assistant`, `system` or `tool`.
+        text: a user turn's text holds `<image>` where its images stand; an assistant turn's is the decoded reply
+            without its special end token.
+        token_start, token_end: half-open span in `token_ids`.
+        image_indices: positions in the episode's `images`.
+        action: what the environment understood; None where there was nothing to understand.
+        reward: of this turn; None for turns that earn none.
+        advantage: None unless credit is given per turn.
+        info: JSON values from the environment.
+    """
+
+    role: str
+    text: str
+    token_start: int
+    token_end: int
+    image_indices: list[int] = field(default_factory=list)
+    action: str | None = None
+    reward: float | None = None
+    advantage: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """One episode: fields, types and meaning of the columns of `TRAJECTORY_SCHEMA`.
+
+    Attributes:
+        sampling: JSON text of an object: engine, its version, temperature and limits.
+        token_ids: (T,) int32. loss_mask: (T,) int8. rollout_log_probs: (T,) float32, nats.
+        old_log_probs, ref_log_probs: (T,) float32 or None.
+        weight_spans: (policy version, start, end) per span of tokens.
+        images: PNG bytes. image_grid_thw: (t, h, w) in patches, one per image.
+        reward_parts, metrics, timings: by name; stored sorted by it. Timings are seconds.
+    """
+
+    trajectory_id: str
+    task: str
+    task_id: str
+    iteration: int
+    group_index: int
+    sample_index: int
+    policy_version: int
+    seed: int
+    sampling: str
+    status: str
+    finish_reason: str | None = None
+    error: str | None = None
+    drop_reason: str | None = None
+    trained: bool = False
+    prompt_length: int
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+    rollout_log_probs: np.ndarray
+    old_log_probs: np.ndarray | None = None
+    ref_log_probs: np.ndarray | None = None
+    weight_spans: Spans
+    turns: list[Turn]
+    images: list[bytes]
+    image_grid_thw: list[tuple[int, int, int]]
+    label: str | None = None
+    response: str
+    reward: float | None = None
+    advantage: float | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch:
+    """Episodes and what their tokens mean: a value that the trajectory dataset saves as it saves a table."""
+
+    trajectories: list[Trajectory]
+    context: TableContext
+
+    def to_table(self) -> pa.Table:
+        """The table of these episodes."""
+        return trajectories_to_table(self.trajectories, self.context)
+
+
+def trajectories_to_table(trajectories: Sequence[Trajectory], context: TableContext) -> pa.Table:
+    """Table of N episodes in the pinned schema, image bytes dictionary-encoded, the context in the metadata.
+
+    Nothing is checked here but types; `validate_trajectories` does the rest.
+
+    Raises:
+        ValueError, TypeError: a turn's `info` is not JSON (NaN included) or a value does not fit its column.
+    """
+    arrays, fields = [], []
+    for spec in TRAJECTORY_SCHEMA:
+        array = build_column(spec.name, [getattr(trajectory, spec.name) for trajectory in trajectories], spec.type)
+        arrays.append(array)
+        fields.append(spec.with_type(array.type))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema_metadata(context)))
+
+
+def table_to_trajectories(table: pa.Table) -> list[Trajectory]:
+    """Episodes of a table, in its order; the inverse of `trajectories_to_table`.
+
+    Arrays of numbers are writable views into one copy per column; equal images of a table are one `bytes` object.
+    """
+    table = table.unify_dictionaries().combine_chunks()
+    columns = {name: read_column(name, one_array(table, name)) for name in TRAJECTORY_SCHEMA.names}
+    columns["turns"] = [[Turn(**cells) for cells in turns] for turns in columns["turns"]]
+    rows = zip(*columns.values(), strict=True)
+    return [Trajectory(**dict(zip(columns, row, strict=True))) for row in rows]

@@ -1,0 +1,179 @@
+"""Columns of episodes between Python values and Arrow arrays, built from flat arrays and offsets.
+
+`BUILDERS` and `READERS` hold the columns that need more than Arrow's own conversion; each reader inverts its builder
+bit for bit. Equal image bytes are stored once per column (dictionary encoding).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from geo_sokoban_pipeline.contract.columns import Ragged
+
+Spans = list[tuple[int, int, int]]
+
+
+def build_column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Arrow array of one column; its type is `kind`, but dictionary-encoded image bytes."""
+    return _BUILDERS.get(name, _build_plain)(values, kind)
+
+
+def read_column(name: str, array: pa.Array) -> list[Any]:
+    """Python values of one column, one per row; turns come as dicts of their fields."""
+    return _READERS.get(name, pa.Array.to_pylist)(array)
+
+
+def _build_plain(values: list[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind)
+
+
+def _build_sampling(values: list[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array([value if isinstance(value, str) else _to_json(value) for value in values], kind)
+
+
+def _lists(lengths: Iterable[int], values: pa.Array, kind: pa.DataType, missing: list[bool] | None = None) -> pa.Array:
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.fromiter(lengths, np.int64))]).astype(np.int32)
+    mask = pa.array(missing) if missing is not None and any(missing) else None
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind, mask=mask)
+
+
+def _build_numbers(values: list[np.ndarray | None], kind: pa.DataType) -> pa.Array:
+    parts = [np.asarray(value) for value in values if value is not None]
+    dtype = kind.value_type.to_pandas_dtype()
+    flat = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+    lengths = (0 if value is None else len(value) for value in values)
+    return _lists(lengths, pa.array(flat, kind.value_type), kind, [value is None for value in values])
+
+
+def _build_integers(rows: Sequence[Sequence[Sequence[int]]], width: int) -> np.ndarray:
+    return np.array(list(chain.from_iterable(rows)), np.int32).reshape(-1, width)
+
+
+def _build_weight_spans(values: list[Spans], kind: pa.DataType) -> pa.Array:
+    flat = _build_integers(values, 3)
+    columns = [pa.array(np.ascontiguousarray(flat[:, index])) for index in range(3)]
+    return _lists(map(len, values), pa.StructArray.from_arrays(columns, fields=list(kind.value_type)), kind)
+
+
+def _build_grids(values: list[list[tuple[int, int, int]]], kind: pa.DataType) -> pa.Array:
+    flat = _build_integers(values, 3)
+    inner = _lists([3] * len(flat), pa.array(flat.reshape(-1)), kind.value_type)
+    return _lists(map(len, values), inner, kind)
+
+
+def _build_named(values: list[dict[str, float]], kind: pa.DataType) -> pa.Array:
+    pairs = [pair for value in values for pair in sorted(value.items())]
+    names = pa.array([name for name, _ in pairs], pa.string())
+    numbers = pa.array(np.array([number for _, number in pairs], np.float64))
+    structs = pa.StructArray.from_arrays([names, numbers], fields=list(kind.value_type))
+    return _lists(map(len, values), structs, kind)
+
+
+def _build_turns(values: list[list[Any]], kind: pa.DataType) -> pa.Array:
+    turns = list(chain.from_iterable(values))
+    children = []
+    for spec in kind.value_type:
+        cells = [getattr(turn, spec.name) for turn in turns]
+        if spec.name == "image_indices":
+            flat = np.array(list(chain.from_iterable(cells)), np.int32)
+            children.append(_lists(map(len, cells), pa.array(flat), spec.type))
+        else:
+            children.append(pa.array(map(_to_json, cells) if spec.name == "info" else cells, spec.type))
+    return _lists(map(len, values), pa.StructArray.from_arrays(children, fields=list(kind.value_type)), kind)
+
+
+def _build_images(values: list[list[bytes]], kind: pa.DataType) -> pa.Array:
+    places: dict[bytes, int] = {}
+    indices = [places.setdefault(image, len(places)) for images in values for image in images]
+    data = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(places), pa.binary()))
+    fields = [pa.field("bytes", data.type), pa.field("path", pa.string())]
+    structs = pa.StructArray.from_arrays([data, pa.nulls(len(indices), pa.string())], fields=fields)
+    return _lists(map(len, values), structs, pa.list_(pa.field("element", structs.type)))
+
+
+def _to_native(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"turn info holds a {type(value).__name__} ({value!r}); only JSON values can be stored")
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_to_native).encode
+
+
+def _to_json(value: dict[str, Any]) -> str:
+    return _encode(value) if value else "{}"
+
+
+_NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs")
+_BUILDERS: dict[str, Callable[[list[Any], pa.DataType], pa.Array]] = {
+    **dict.fromkeys(_NUMBER_COLUMNS, _build_numbers),
+    **dict.fromkeys(("reward_parts", "metrics", "timings"), _build_named),
+    "sampling": _build_sampling,
+    "weight_spans": _build_weight_spans,
+    "turns": _build_turns,
+    "images": _build_images,
+    "image_grid_thw": _build_grids,
+}
+
+
+def _split(flat: Any, offsets: np.ndarray) -> list[Any]:
+    return [flat[start:end] for start, end in pairwise(offsets.tolist())]
+
+
+def _read_numbers(array: pa.Array) -> list[np.ndarray | None]:
+    ragged = Ragged.of(array)
+    rows = _split(ragged.values.copy(), ragged.offsets)
+    if not array.null_count:
+        return rows
+    return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+
+
+def _read_spans(array: pa.Array) -> list[Spans]:
+    ragged = Ragged.of(array)
+    columns = [ragged.values.field(name).to_pylist() for name in ("version", "start", "end")]
+    return _split(list(zip(*columns, strict=True)), ragged.offsets)
+
+
+def _read_grids(array: pa.Array) -> list[list[tuple[int, int, int]]]:
+    ragged = Ragged.of(array)
+    return _split([tuple(grid) for grid in ragged.values.to_pylist()], ragged.offsets)
+
+
+def _read_named(array: pa.Array) -> list[dict[str, float]]:
+    ragged = Ragged.of(array)
+    pairs = zip(ragged.values.field("name").to_pylist(), ragged.values.field("value").to_pylist(), strict=True)
+    return [dict(row) for row in _split(list(pairs), ragged.offsets)]
+
+
+def _read_turns(array: pa.Array) -> list[list[dict[str, Any]]]:
+    ragged = Ragged.of(array)
+    names = [spec.name for spec in ragged.values.type]
+    columns = [ragged.values.field(name).to_pylist() for name in names]
+    columns[names.index("info")] = [json.loads(text) for text in columns[names.index("info")]]
+    turns = [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return _split(turns, ragged.offsets)
+
+
+def _read_images(array: pa.Array) -> list[list[bytes]]:
+    ragged = Ragged.of(array)
+    data = ragged.values.field("bytes")
+    if not pa.types.is_dictionary(data.type):
+        data = data.dictionary_encode()
+    unique = data.dictionary.to_pylist()
+    return _split([unique[index] for index in data.indices.to_pylist()], ragged.offsets)
+
+
+_READERS: dict[str, Callable[[pa.Array], list[Any]]] = {
+    **dict.fromkeys(_NUMBER_COLUMNS, _read_numbers),
+    **dict.fromkeys(("reward_parts", "metrics", "timings"), _read_named),
+    "weight_spans": _read_spans,
+    "turns": _read_turns,
+    "images": _read_images,
+    "image_grid_thw": _read_grids,
+}

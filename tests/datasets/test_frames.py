@@ -1,0 +1,130 @@
+"""FrameDataset: what is loaded equals what was saved, and a broken file or frame is named."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kedro.io import DatasetError
+
+from geo_sokoban_pipeline.datasets.frames import FrameDataset, load_schema, shorten
+
+SCHEMAS = "geo_sokoban_pipeline.envs.sokoban.frames_schema"
+REJECTED = f"{SCHEMAS}.REJECTED"
+
+
+def frame_of(columns):
+    return pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in columns.items()})
+
+
+def rejected(**changes):
+    return frame_of({"row_id": ["a"], "reason": ["r"], "raw": ["x"], "source": ["s"], **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("ints with a gap", [1, None, 3]),
+        ("texts with a gap", ["a", None, "ü√"]),
+        ("lists", [[1, 2], [], None]),
+        ("nested lists", [[["a"], []], [[]], [["b", "c"]]]),
+        ("structs", [{"a": [1], "b": "x"}, {"a": [], "b": None}, None]),
+        ("bytes", [b"\x00\xff", b"", None]),
+        ("nothing at all", [None, None, None]),
+    ],
+)
+def test_round_trip(tmp_path, name, values):
+    dataset = FrameDataset(path=str(tmp_path / "x.parquet"))
+    dataset.save(frame_of({name: values}))
+    assert dataset.load()[name].tolist() == values
+
+
+def test_mixed_types_become_json_text(tmp_path):
+    dataset = FrameDataset(path=str(tmp_path / "x.parquet"))
+    dataset.save(frame_of({"mixed": [1, "a", None, {"b": 2}]}))
+    assert dataset.load()["mixed"].tolist() == ["1", '"a"', None, '{"b": 2}']
+
+
+@given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.lists(st.integers(0, 9))), max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_any_table_survives(tmp_path_factory, rows):
+    dataset = FrameDataset(path=str(tmp_path_factory.mktemp("frames") / "x.parquet"), schema=REJECTED)
+    texts = [text for text, _ in rows]
+    extra = [numbers for _, numbers in rows]
+    dataset.save(frame_of({"row_id": texts, "reason": texts, "raw": texts, "source": texts, "numbers": extra}))
+    loaded = dataset.load()
+    assert loaded["raw"].tolist() == texts
+    assert loaded["numbers"].tolist() == extra
+
+
+@pytest.mark.parametrize("name", ["RAW_LEVELS", "PROMPTS", "REJECTED"])
+def test_empty_table_keeps_its_types(tmp_path, name):
+    dataset = FrameDataset(path=str(tmp_path / "x.parquet"), schema=f"{SCHEMAS}.{name}")
+    schema = load_schema(f"{SCHEMAS}.{name}")
+    dataset.save(pd.DataFrame(columns=schema.names))
+    assert pq.read_schema(tmp_path / "x.parquet") == schema
+    assert list(dataset.load().columns) == schema.names
+
+
+def test_a_folder_in_the_path_is_no_column(tmp_path):
+    dataset = FrameDataset(path=str(tmp_path / "iter=00001" / "x.parquet"))
+    dataset.save(frame_of({"a": [1]}))
+    assert list(dataset.load().columns) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (rejected().drop(columns="reason"), "lacks the columns ['reason']"),
+        (rejected(reason=[7]), "column reason: a value does not fit string"),
+        (rejected(reason=[None]), "column reason: 1 values are missing"),
+    ],
+)
+def test_frames_that_do_not_fit_change_nothing(tmp_path, frame, message):
+    dataset = FrameDataset(path=str(tmp_path / "x.parquet"), schema=REJECTED)
+    dataset.save(rejected(raw=["kept"]))
+    with pytest.raises(DatasetError) as error:
+        dataset.save(frame)
+    assert message in str(error.value)
+    assert dataset.load()["raw"].tolist() == ["kept"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_files_that_do_not_fit_are_named(tmp_path):
+    path = tmp_path / "x.parquet"
+    dataset = FrameDataset(path=str(path), schema=REJECTED)
+    assert not dataset.exists()
+    with pytest.raises(DatasetError, match="does not exist"):
+        dataset.load()
+    dataset.save(rejected())
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DatasetError, match="not a readable parquet file"):
+        dataset.load()
+    pq.write_table(pa.table({"row_id": ["a"], "reason": [1], "raw": ["x"], "source": ["s"]}), path)
+    with pytest.raises(DatasetError, match="column reason is int64, string expected"):
+        dataset.load()
+
+
+@pytest.mark.parametrize("name", ["nowhere.SCHEMA", f"{SCHEMAS}.NONE", "PROMPTS", f"{SCHEMAS}.pa"])
+def test_unknown_schemas_are_named(name):
+    with pytest.raises(DatasetError, match=name):
+        load_schema(name)
+
+
+def test_preview_is_short_json(tmp_path):
+    dataset = FrameDataset(path=str(tmp_path / "x.parquet"))
+    dataset.save(frame_of({"images": [["data:" + "x" * 900]] * 9, "n": [1] * 9, "b": [b"123"] * 9, "gap": [None] * 9}))
+    shown = dataset.preview(nrows=2)
+    assert shown["columns"] == ["images", "n", "b", "gap"]
+    assert len(shown["data"]) == 2
+    assert len(json.dumps(shown)) < 500
+    assert "(905 characters)" in shown["data"][0][0][0]
+
+
+def test_shorten_walks_through():
+    assert shorten({"a": ("b" * 81, 1, None)}) == {"a": ["b" * 80 + "… (81 characters)", 1, None]}

@@ -1,0 +1,202 @@
+"""Policy loss: worked values of the seed, masked positions without effect, and equivalences of batch layouts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.grpo import group_advantages, policy_loss
+from geo_sokoban_pipeline.grpo.loss import policy_terms, reduce_tokens, reduction_weights
+
+VALUES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 0.0]])
+MASK = torch.tensor([[1, 0, 1], [1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual_clip", "expected", "clipped"),
+    [
+        (1.5, 1.0, None, -1.28, 1.0),
+        (1.25, 1.0, None, -1.25, 0.0),
+        (0.5, 1.0, None, -0.5, 0.0),
+        (1.5, -1.0, None, 1.5, 0.0),
+        (0.5, -1.0, None, 0.8, 1.0),
+        (5.0, -1.0, 3.0, 3.0, 0.0),
+        (5.0, 1.0, 3.0, -1.28, 1.0),  # dual clip is for negative advantages only
+        (2.0, -1.0, 3.0, 2.0, 0.0),
+    ],
+)
+def test_clipped_loss(ratio, advantage, dual_clip, expected, clipped):
+    new, old = torch.tensor([[-1.0 + math.log(ratio)]]), torch.tensor([[-1.0]])
+    result = policy_loss(new, old, torch.tensor([advantage]), torch.ones(1, 1), dual_clip=dual_clip)
+    assert result.loss.item() == pytest.approx(expected, abs=1e-6)
+    assert result.metrics["pg_loss"] == pytest.approx(expected, abs=1e-6)
+    assert result.metrics["pg_clipfrac"] == clipped
+    assert result.metrics["ppo_kl"] == pytest.approx(abs(math.log(ratio)), abs=1e-6)
+    assert result.metrics["ppo_kl_signed"] == pytest.approx(-math.log(ratio), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "denominator", "expected"),
+    [
+        ("sample_mean", 1, 6.5),
+        ("sample_mean", None, 3.25),
+        ("constant", 1, 13.0),
+        ("constant", 4, 3.25),
+        ("token_mean", None, 3.25),
+        ("token_mean", 8, 1.625),
+    ],
+)
+def test_reductions(reduction, denominator, expected):
+    assert reduce_tokens(VALUES, MASK, reduction, denominator).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("reduction", "denominator"), [("sample_mean", None), ("token_mean", None), ("constant", 4)])
+def test_empty_mask_gives_zero(reduction, denominator):
+    assert reduce_tokens(VALUES, torch.zeros_like(MASK), reduction, denominator).item() == 0.0
+
+
+def test_first_step_on_policy_is_flat():
+    """Ratio 1: no divergence, nothing clipped, and the loss of each std-normalised group is 0."""
+    advantages = torch.from_numpy(group_advantages([0.0, 1.0, 2.5, 0.0], [0, 0, 1, 1]))
+    log_probs = torch.full((4, 5), -0.7, requires_grad=True)
+    result = policy_loss(log_probs, log_probs.detach(), advantages, torch.ones(4, 5))
+    assert result.loss.item() == pytest.approx(0.0, abs=1e-7)
+    assert result.metrics["ppo_kl"] == 0.0 and result.metrics["pg_clipfrac"] == 0.0
+    result.loss.backward()
+    expected = -advantages.float().unsqueeze(1).expand(4, 5) / 20
+    torch.testing.assert_close(log_probs.grad, expected)  # yet the gradient is there
+
+
+@pytest.mark.parametrize("poison", [-9.0, float("-inf"), float("inf"), float("nan")])
+@pytest.mark.parametrize("reduction", ["sample_mean", "token_mean", "constant"])
+def test_masked_positions_have_no_effect(poison, reduction):
+    generator = torch.Generator().manual_seed(0)
+    new, old = -torch.rand(2, 3, generator=generator), -torch.rand(2, 3, generator=generator)
+    advantages = torch.randn(2, 3, generator=generator)
+
+    def run(fill):
+        hole = MASK == 0
+        log_probs = new.masked_fill(hole, fill).requires_grad_()
+        parts = [tensor.masked_fill(hole, fill) for tensor in (old, advantages, torch.ones(2, 3))]
+        result = policy_loss(
+            log_probs, parts[0], parts[1], MASK, importance_weights=parts[2], reduction=reduction, denominator=4
+        )
+        result.loss.backward()
+        return result, log_probs.grad
+
+    (clean, clean_grad), (dirty, dirty_grad) = run(-1.0), run(poison)
+    assert dirty.loss.item() == clean.loss.item() and dirty.metrics == clean.metrics
+    assert torch.equal(dirty_grad, clean_grad)
+    assert torch.equal(dirty_grad[MASK == 0], torch.zeros(2)) and dirty_grad[MASK == 1].abs().min() > 0
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("gap", [-1e4, -100.0, 100.0, 1e4])
+def test_exploding_ratios_give_finite_gradients(advantage, gap):
+    log_probs = torch.tensor([[gap]], requires_grad=True)
+    policy_loss(log_probs, torch.zeros(1, 1), torch.tensor([advantage]), torch.ones(1, 1)).loss.backward()
+    assert torch.isfinite(log_probs.grad).all()
+
+
+def test_advantages_per_episode_equal_the_same_per_token():
+    log_probs, old, advantages = VALUES.neg(), VALUES.flip(0).neg(), torch.tensor([1.0, -2.0])
+    one = policy_loss(log_probs, old, advantages, MASK)
+    two = policy_loss(log_probs, old, advantages.unsqueeze(1).expand(2, 3), MASK)
+    assert one.loss.item() == two.loss.item()
+
+
+def test_importance_weights_scale_each_token():
+    ones = torch.zeros(1, 2)
+    weights = torch.tensor([[0.0, 2.0]], requires_grad=True)
+    result = policy_loss(ones, ones, torch.tensor([1.0]), torch.ones(1, 2), importance_weights=weights)
+    assert result.loss.item() == pytest.approx(-1.0)
+    assert not result.loss.requires_grad  # weights and advantages carry no gradient
+
+
+SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(0, 10_000))
+
+
+def random_batch(shape):
+    rows, columns, seed = shape
+    generator = torch.Generator().manual_seed(seed)
+    new, old = (-3 * torch.rand(rows, columns, generator=generator, dtype=torch.float64) for _ in range(2))
+    mask = (torch.rand(rows, columns, generator=generator) < 0.6).to(torch.int8)
+    return new, old, torch.randn(rows, generator=generator, dtype=torch.float64), mask
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.sampled_from(["sample_mean", "token_mean", "constant"]), st.sampled_from([None, 1.5]))
+def test_micro_batches_add_up_to_the_step(shape, reduction, dual_clip):
+    new, old, advantages, mask = random_batch(shape)
+    denominator = {"sample_mean": len(new), "token_mean": max(1, int(mask.sum())), "constant": 7.0}[reduction]
+    options = {"dual_clip": dual_clip, "reduction": reduction, "denominator": denominator}
+    whole = policy_loss(new, old, advantages, mask, **options)
+    cut = len(new) // 2
+    parts = [
+        policy_loss(new[s], old[s], advantages[s], mask[s], **options)
+        for s in (slice(cut), slice(cut, None))
+        if new[s].numel()
+    ]
+    # float32 weights: sums of a few terms agree to 1e-6.
+    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-6)
+    for name, value in whole.metrics.items():
+        assert sum(part.metrics[name] for part in parts) == pytest.approx(value, abs=1e-6)
+    if reduction != "constant":
+        default = policy_loss(new, old, advantages, mask, dual_clip=dual_clip, reduction=reduction)
+        assert default.loss.item() == whole.loss.item()
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.sampled_from(["sample_mean", "token_mean"]))
+def test_packed_equals_padded(shape, reduction):
+    new, old, advantages, mask = random_batch(shape)
+    kept = mask.bool()
+    weights = reduction_weights(mask, reduction)
+    terms = policy_terms(new[kept], old[kept], advantages.unsqueeze(1).expand_as(new)[kept])
+    padded = policy_loss(new, old, advantages, mask, reduction=reduction)
+    assert (terms.loss * weights[kept]).sum().item() == pytest.approx(padded.loss.item(), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES)
+def test_gradient_pushes_towards_the_advantage(shape):
+    """Descending the loss never lowers the log-prob of a good token, nor raises that of a bad one."""
+    new, old, advantages, mask = random_batch(shape)
+    new.requires_grad_()
+    policy_loss(new, old, advantages, mask).loss.backward()
+    assert (new.grad * advantages.sign().unsqueeze(1) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_low": 1.5}, "clip_low=1.5"),
+        ({"clip_high": -0.1}, "clip_high=-0.1"),
+        ({"dual_clip": 1.0}, "dual_clip=1.0"),
+        ({"reduction": "median"}, "reduction='median'"),
+        ({"reduction": "constant"}, "denominator=None"),
+        ({"denominator": 0}, "denominator=0"),
+        ({"importance_weights": torch.ones(3)}, "importance_weights has shape"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        policy_loss(VALUES, VALUES, torch.zeros(2), MASK, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: policy_loss(VALUES, VALUES[:1], torch.zeros(2), MASK), "one shape"),
+        (lambda: policy_loss(VALUES, VALUES, torch.zeros(3), MASK), "advantages has shape"),
+        (lambda: reduce_tokens(VALUES, MASK[:, :1]), "one shape"),
+        (lambda: reduction_weights(MASK[0]), r"must be \(B, T\)"),
+    ],
+)
+def test_bad_shapes_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,154 @@
+"""Prompt sampler: the seed's shuffle, moving solve rates, and a state that resumes exactly."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerOptions
+
+
+def test_shuffle_of_the_seed():
+    sampler = PromptSampler([None] * 8, SamplerOptions(seed=42))
+    assert sampler.draw(0, 8) == [3, 4, 6, 7, 2, 5, 0, 1]
+    assert sampler.epoch == 1
+    assert sampler.draw(1, 8) == [6, 7, 4, 3, 1, 5, 2, 0]
+
+
+def test_rest_of_an_epoch_comes_before_the_next():
+    sampler = PromptSampler([None] * 8)
+    assert sampler.draw(0, 5) + sampler.draw(1, 5) == [3, 4, 6, 7, 2, 5, 0, 1, 6, 7]
+    assert sampler.draw(2, 0) == []
+    assert sampler.positions == {"all": 10}
+
+
+KINDS = st.sampled_from(["shuffle", "bucket", "prompt"])
+BUCKETS = st.lists(st.sampled_from([1, 2, 3, None]), min_size=1, max_size=12)
+ROUNDS = st.lists(st.tuples(st.integers(0, 9), st.floats(0, 1)), min_size=1, max_size=6)
+
+
+def play(sampler, rounds, start=0):
+    drawn = []
+    for iteration, (count, rate) in enumerate(rounds, start):
+        indices = sampler.draw(iteration, count) + sampler.draw(iteration, 1, attempt=1)
+        sampler.update(indices, [rate] * len(indices))
+        drawn.append(indices)
+    return drawn
+
+
+@settings(max_examples=60)
+@given(KINDS, BUCKETS, ROUNDS, st.integers(0, 5))
+def test_resumed_equals_uninterrupted(kind, buckets, rounds, cut):
+    options = SamplerOptions(seed=7, kind=kind)
+    whole = PromptSampler(buckets, options)
+    expected = play(whole, rounds)
+    first = PromptSampler(buckets, options)
+    drawn = play(first, rounds[:cut])
+    state = json.loads(json.dumps(first.state()))
+    second = PromptSampler.from_state(state, buckets, options)
+    drawn += play(second, rounds[cut:], start=len(rounds[:cut]))
+    assert drawn == expected
+    assert second.state() == whole.state()
+
+
+@settings(max_examples=60)
+@given(KINDS, BUCKETS, st.integers(0, 40))
+def test_draws_are_prompts_in_the_number_asked(kind, buckets, count):
+    drawn = PromptSampler(buckets, SamplerOptions(kind=kind)).draw(0, count)
+    assert len(drawn) == count and set(drawn) <= set(range(len(buckets)))
+    if kind != "bucket" and count <= len(buckets):
+        assert len(set(drawn)) == count
+    if kind == "bucket":  # a prompt returns only after all others of its bucket
+        counts = Counter(drawn)
+        for label in set(buckets):
+            own = [counts[index] for index, bucket in enumerate(buckets) if bucket == label]
+            assert max(own) - min(own) <= 1
+
+
+def test_state_is_untouched_by_later_draws():
+    sampler = PromptSampler([1, 2, 2], SamplerOptions(kind="bucket"))
+    state = sampler.state()
+    sampler.draw(0, 5)
+    sampler.update([0], [1.0])
+    assert state["positions"] == {} and state["bucket_rates"] == {}
+
+
+def test_iteration_attempt_and_seed_change_the_draw():
+    draws = {
+        tuple(PromptSampler([1] * 50, SamplerOptions(seed=seed, kind="prompt")).draw(iteration, 10, attempt))
+        for seed, iteration, attempt in [(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)]
+    }
+    assert len(draws) == 4
+
+
+def test_buckets_are_drawn_by_their_weight():
+    """Weights p (1 - p) + 0.03 of the rates 0, 0.5 and 1: 0.03, 0.28, 0.03, whatever the sizes of the buckets."""
+    sampler = PromptSampler([1] * 90 + [2] * 5 + [3] * 5, SamplerOptions(kind="bucket", smoothing=1.0))
+    sampler.update([0, 90, 95], [0.0, 0.5, 1.0])
+    drawn = [index for iteration in range(100) for index in sampler.draw(iteration, 34)]
+    shares = Counter("low" if index < 90 else "mid" if index < 95 else "high" for index in drawn)
+    assert shares["mid"] / 3400 == pytest.approx(0.28 / 0.34, abs=0.03)
+    assert shares["low"] / 3400 == pytest.approx(0.03 / 0.34, abs=0.02)
+
+
+def test_prompts_are_drawn_by_their_weight():
+    sampler = PromptSampler([1] * 20, SamplerOptions(kind="prompt", smoothing=1.0))
+    sampler.update(range(20), [0.5] * 10 + [1.0] * 10)
+    drawn = [index for iteration in range(400) for index in sampler.draw(iteration, 1)]
+    assert sum(index < 10 for index in drawn) / 400 == pytest.approx(0.28 / 0.31, abs=0.05)
+
+
+def test_moving_rates():
+    sampler = PromptSampler([1, 1, 2], SamplerOptions(kind="prompt", smoothing=0.1))
+    sampler.update([0, 1], [1.0, 0.0])
+    # Two observations with mean 0.5 leave the bucket's 0.5 where it was; each prompt moves a tenth of the way.
+    assert sampler.bucket_rates == {"1": pytest.approx(0.5)}
+    assert sampler.prompt_rates == {0: pytest.approx(0.55), 1: pytest.approx(0.45)}
+    sampler.update([2, 2], [1.0, 1.0])
+    assert sampler.bucket_rates["2"] == pytest.approx(1 - 0.9**2 * 0.5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), min_size=1, max_size=10), st.randoms())
+def test_rates_stay_in_range_and_ignore_the_order_of_observations(observed, random):
+    shuffled = random.sample(observed, len(observed))
+    samplers = [PromptSampler([1, 1, 2, 2, 3, None], SamplerOptions(kind="bucket")) for _ in range(2)]
+    for sampler, pairs in zip(samplers, [observed, shuffled], strict=True):
+        sampler.update([index for index, _ in pairs], [rate for _, rate in pairs])
+    assert samplers[0].bucket_rates == samplers[1].bucket_rates
+    assert all(0.0 <= rate <= 1.0 for rate in samplers[0].bucket_rates.values())
+
+
+@pytest.mark.parametrize(
+    ("buckets", "options", "message"),
+    [
+        ([1, 2, 3], SamplerOptions(seed=2), "seed=1, this run has 2"),
+        ([1, 2], SamplerOptions(seed=1), "size=3, this run has 2"),
+        ([1, 2, 4], SamplerOptions(seed=1), "buckets_hash"),
+        ([1, 2, 3], SamplerOptions(seed=1, kind="bucket"), "kind='shuffle'"),
+    ],
+)
+def test_state_of_another_run_is_refused(buckets, options, message):
+    state = PromptSampler([1, 2, 3], SamplerOptions(seed=1)).state()
+    with pytest.raises(ValueError, match=message):
+        PromptSampler.from_state(state, buckets, options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: PromptSampler([]), "buckets is empty"),
+        (lambda: PromptSampler([1]).draw(0, -1), "count=-1"),
+        (lambda: PromptSampler([1]).update([0], [1.5]), "solve rate 1.5 of prompt 0"),
+        (lambda: SamplerOptions(kind="random"), "kind='random'"),
+        (lambda: SamplerOptions(floor=0.0), "floor=0.0"),
+        (lambda: SamplerOptions(smoothing=0.0), "smoothing=0.0"),
+        (lambda: SamplerOptions(initial_rate=2.0), "initial_rate=2.0"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

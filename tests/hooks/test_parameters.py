@@ -1,0 +1,62 @@
+"""Parameters are checked before any work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from geo_sokoban_pipeline.hooks.parameters import refuse
+from geo_sokoban_pipeline.options import ParameterError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"train_sokobann": {"a": 1}}, r"train_sokobann: unknown name\. Did you mean train_sokoban\?"),
+        ({"sead": 3}, r"sead=3: unknown name\. Did you mean seed\?"),
+        ({"seed": "x"}, r'seed="x": input should be a valid integer'),
+        ({"run_id": "a/b"}, r'run_id="a/b": a run id is the name of a folder'),
+    ],
+)
+def test_wrong_parameters_stop_before_any_node(project, params, message):
+    with pytest.raises(ParameterError, match=message):
+        project.run("train_sokoban", params=params)
+    assert project.seen == []
+    assert not (project.path / "data").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("run_id", "seed2"), ("fresh", True)])
+def test_what_belongs_to_one_command_is_refused_in_files(project, name, value):
+    project.write_parameters({name: value})
+    with pytest.raises(ParameterError, match=f"{name}={value}: stands in a configuration file"):
+        project.run("train_sokoban")
+
+
+def test_every_node_knows_run_id_and_fresh(project):
+    project.run("train_sokoban")
+    project.run("train_sokoban", params={"run_id": 2, "seed": 7, "fresh": True})
+    assert project.seen == [
+        {"seed": 0, "run_id": "default", "fresh": False},
+        {"seed": 7, "run_id": "2", "fresh": True},
+    ]
+
+
+def test_refusal_is_a_plain_message_on_the_command_line_only():
+    with pytest.raises(ParameterError):
+        refuse(ParameterError("a"))
+    with click.Context(click.Command("run")), pytest.raises(click.ClickException, match="a"):
+        refuse(ParameterError("a"))
+
+
+def test_command_line_shows_the_error_and_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "kedro", "run", "--pipelines=data_sokoban", "--params=sokobann.seed=1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "Error: sokobann: unknown name. Did you mean sokoban?" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout

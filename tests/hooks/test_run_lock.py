@@ -1,0 +1,76 @@
+"""One process at a time; the lock dies with its holder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from geo_sokoban_pipeline.hooks.run_lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+child = os.fork() if sys.argv[2] == "fork" else 0
+if child or sys.argv[2] != "fork":
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def hold(folder: Path, mode: str) -> tuple[subprocess.Popen[str], int]:
+    """A process that holds the lock of a folder, and the child that it has forked (0: none)."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), mode],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert holder.stdout is not None
+    return holder, int(holder.stdout.readline())
+
+
+def test_second_process_stops_and_names_the_first(tmp_path):
+    holder, _ = hold(tmp_path / "run", "alone")
+    try:
+        with pytest.raises(RunLockedError) as caught:
+            RunLock(tmp_path / "run")
+    finally:
+        holder.kill()
+        holder.communicate()
+    message = str(caught.value)
+    assert str(tmp_path / "run") in message
+    assert f"process {holder.pid} on {os.uname().nodename}, started 2" in message
+    assert "--params run_id=" in message
+    RunLock(tmp_path / "run").close()  # SIGKILL has released it
+
+
+def test_forked_child_of_a_killed_holder_does_not_keep_the_run(tmp_path):
+    holder, child = hold(tmp_path, "fork")
+    with pytest.raises(RunLockedError):
+        RunLock(tmp_path)
+    holder.kill()
+    holder.wait()
+    try:
+        RunLock(tmp_path).close()
+    finally:
+        os.kill(child, 9)
+
+
+def test_two_locks_of_one_process_exclude_each_other(tmp_path):
+    first = RunLock(tmp_path)
+    with pytest.raises(RunLockedError, match=f"process {os.getpid()} "):
+        RunLock(tmp_path)
+    first.close()
+    second = RunLock(tmp_path)
+    (tmp_path / LOCK_FILE).write_text("no json")
+    with pytest.raises(RunLockedError, match="has not written its name yet"):
+        RunLock(tmp_path)
+    second.close()

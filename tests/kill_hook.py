@@ -1,0 +1,45 @@
+"""A Kedro hook of the tests: kills its process with SIGKILL at a named point of a run.
+
+Points are the signposts of the code and Kedro's own moments: `before_node:<node>`, `before_save:<dataset>` and
+`after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` names one, `GEO_SOKOBAN_KILL_NTH` says at which arrival (default 1). A run
+takes the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from kedro.framework.hooks import hook_impl
+
+from geo_sokoban_pipeline import signposts
+
+
+class KillHook:
+    def __init__(self) -> None:
+        self._name = os.environ["GEO_SOKOBAN_KILL_AT"]
+        self._arrivals_left = int(os.environ.get("GEO_SOKOBAN_KILL_NTH", "1"))
+        # Kept: a context manager that is collected leaves its block.
+        self._listening = signposts.listen(self._arrive)
+        self._listening.__enter__()
+
+    def _arrive(self, name: str) -> None:
+        if name != self._name:
+            return
+        self._arrivals_left -= 1
+        if self._arrivals_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @hook_impl
+    def before_node_run(self, node: Any) -> None:
+        self._arrive(f"before_node:{node.name}")
+
+    @hook_impl
+    def before_dataset_saved(self, dataset_name: str) -> None:
+        self._arrive(f"before_save:{dataset_name}")
+
+    # Last, so that whatever else hangs on a save has happened.
+    @hook_impl(trylast=True)
+    def after_dataset_saved(self, dataset_name: str) -> None:
+        self._arrive(f"after_save:{dataset_name}")

@@ -1,0 +1,118 @@
+"""The project as a whole: it starts fast, its commands work, its files agree with each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("datasets", "mlflow", "plotly", "ray", "sglang", "torch", "transformers")
+
+REGISTRY = f"""
+import json, sys, time
+import kedro.pipeline, kedro.framework.session
+start = time.perf_counter()
+import geo_sokoban_pipeline.settings
+from geo_sokoban_pipeline.pipeline_registry import register_pipelines
+names = list(register_pipelines())
+seconds = time.perf_counter() - start
+print(json.dumps([names, seconds, [name for name in {HEAVY!r} if name in sys.modules]]))
+"""
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables}
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, env=environment)
+
+
+def test_registry_is_light_and_fast():
+    done = run(sys.executable, "-c", REGISTRY)
+    assert done.returncode == 0, done.stderr
+    names, seconds, heavy = json.loads(done.stdout)
+    assert "__default__" in names
+    assert heavy == []
+    assert seconds < 1
+
+
+def test_kedro_lists_the_pipelines():
+    done = run(sys.executable, "-m", "kedro", "registry", "list")
+    assert done.returncode == 0, done.stderr
+    assert "__default__" in done.stdout
+
+
+def test_logs_are_plain_lines_where_nobody_looks():
+    done = run(sys.executable, "-m", "kedro", "registry", "list")
+    assert "\x1b" not in done.stdout + done.stderr
+    assert re.search(r"^\d\d:\d\d:\d\d INFO +kedro\.framework\.project: ", done.stderr, flags=re.MULTILINE)
+
+
+def test_package_is_a_command():
+    done = run(sys.executable, "-m", "geo_sokoban_pipeline", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--conf-source" in done.stdout
+
+
+def test_every_requirement_is_pinned_within_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {re.sub(r"[._]", "-", name.lower()): version for name, version in (line.split("==") for line in lines)}
+    extras = project["optional-dependencies"]
+    words = project["dependencies"] + extras["dev"] + extras["notebooks"] + extras["viz"]
+    for requirement in map(Requirement, words):
+        if requirement.name != project["name"]:
+            assert requirement.specifier.contains(pins[requirement.name]), requirement
+    assert "+" not in pins["torch"]  # a local suffix would tie the project to one index
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("run", ["kedro run --pipeline=train_sokoban", "08_reporting/train_sokoban/seed2/report.html"]),
+        ("test", ["ruff format --check", "ruff check", "mypy", "lint-imports", "-m pytest"]),
+        ("test-fast", ['-m pytest -m "not slow"']),
+        ("clean-data", ["find data -type f"]),
+    ],
+)
+def test_make_targets(target, words):
+    done = run("make", "--dry-run", "--always-make", target, "RUN_ID=seed2")
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+def test_make_takes_torch_from_the_given_index():
+    index = "https://download.pytorch.org/whl/cu129"
+    plain, cuda = (
+        run("make", "--dry-run", "--always-make", "install", *words).stdout for words in ([], [f"TORCH_INDEX={index}"])
+    )
+    assert "--no-index torch" in plain
+    assert "whl/cpu torch" in plain
+    assert f"--index-url {index} torch" in cuda
+    assert "whl/cpu" not in cuda
+
+
+def test_kill_hook_strikes_at_the_given_arrival():
+    code = """
+from kill_hook import KillHook
+from geo_sokoban_pipeline.signposts import reached
+hook = KillHook()
+for name in ("collecting", "update", "collecting"):
+    print(name, flush=True)
+    reached(name)
+print("survived")
+"""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    point = {"PYTHONPATH": path, "GEO_SOKOBAN_KILL_AT": "collecting"}
+    first = run(sys.executable, "-c", code, **point)
+    second = run(sys.executable, "-c", code, **point, GEO_SOKOBAN_KILL_NTH="2")
+    third = run(sys.executable, "-c", code, **point, GEO_SOKOBAN_KILL_NTH="3")
+    assert (first.returncode, first.stdout.split()) == (-9, ["collecting"])
+    assert (second.returncode, second.stdout.split()) == (-9, ["collecting", "update", "collecting"])
+    assert (third.returncode, third.stdout.split()[-1]) == (0, "survived")
