@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders import CONTEXT, PAD, make_trajectories
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from builders import CONTEXT, PAD, make_trajectories
 from geo_sokoban_pipeline.schemas import (
     TRAJECTORY_SCHEMA,
     TrajectoryContract,

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from builders import CONTEXT, make_png, make_trajectories
 
+from builders import CONTEXT, make_png, make_trajectories
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, validate_schema
 from geo_sokoban_pipeline.trajectories import (
     Trajectory,

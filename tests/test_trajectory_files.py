@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import CONTEXT, make_png, make_trajectories
 
+from builders import CONTEXT, make_png, make_trajectories
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TrajectoryError, read_context, validate_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
 from geo_sokoban_pipeline.trajectory_files import (
@@ -64,7 +64,7 @@ def test_duckdb_opens_it(part: Path) -> None:
 
     query = f"""select count(*), sum(len(token_ids)), sum(list_sum(loss_mask)), min(octet_length(images[1].bytes)),
         avg(reward), any_value(turns[2].role) from read_parquet('{part}')"""
-    rows, tokens, trained, smallest, reward, role = duckdb.sql(query).fetchone()
+    rows, tokens, trained, smallest, reward, role = duckdb.sql(query).fetchall()[0]
     trajectories = make_trajectories(8, turns=4)
     assert (rows, role) == (8, "assistant")
     assert tokens == sum(len(t.token_ids) for t in trajectories)
@@ -145,7 +145,7 @@ def strip_metadata(path: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, cut_in_half, empty, scramble, replace_by_another_table, strip_metadata])
 def test_torn_and_foreign_files_are_named(damage, part: Path) -> None:
     damage(part)
-    with pytest.raises(TornFileError, match=r"part-000\.parquet.*(Delete it|move it)"):
+    with pytest.raises(TornFileError, match=r"part-000\.parquet.*(delete it|move it)"):
         read_trajectories(part)
 
 

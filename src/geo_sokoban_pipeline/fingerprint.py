@@ -6,9 +6,11 @@ A run continues only where its fingerprint is the stored one; otherwise it stops
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from geo_sokoban_pipeline.options.policy import PolicyOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.seeding import content_hash
 
 Fingerprint = dict[str, Any]
@@ -61,6 +63,36 @@ def check_fingerprint(what: str, stored: Fingerprint, current: Fingerprint) -> N
         "Give the new settings a run of their own with --params run_id=<new>, or start this one anew with "
         "--params fresh=true."
     )
+
+
+def policy_parameters(options: PolicyOptions, seed: int) -> Fingerprint:
+    """Parameters that the starting weights depend on; the seed only where the project makes them."""
+    chosen = options.model_dump(mode="json", exclude=set() if options.source == "tiny" else {"tiny"})
+    return flatten({"policy": chosen, **({"seed": seed} if options.source == "tiny" else {})})
+
+
+def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
+    """Parameters that the warm-start policy depends on."""
+    rollout = options.rollout.model_dump(mode="json", include={"max_turns", "preset", "rules", "max_context_tokens"})
+    values = options.model_dump(mode="json", include={"task", "policy", "warm_start", "env"})
+    return flatten({**values, "rollout": rollout, "seed": seed, "data": dict(data)})
+
+
+def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
+    """Parameters that the training loop depends on; lengths, saving, evaluation and threads are not among them."""
+    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "threads", "placement"})
+    return flatten({**values, "seed": seed, "data": dict(data)})
+
+
+def hash_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Content hash of prompts, in their order."""
+    parts = (f"{row['id']}\n{row['prompt']}\n{''.join(row.get('images') or [])}" for row in rows)
+    return content_hash(*parts)
+
+
+def hash_files(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """Hash of a manifest's files."""
+    return content_hash(*(f"{name}:{files[name]['blake2b']}" for name in sorted(files)))
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.storage import MANIFEST, CorruptFolderError, read_manifest, write_folder
+from geo_sokoban_pipeline.storage import MANIFEST, read_manifest, verify_files, write_folder
 
 FolderWriter = Callable[[Path], dict[str, Any]]
 
@@ -67,6 +67,7 @@ def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolde
         return PolicyFolder(path, write_folder(path, source))
     if source.path.resolve() == path.resolve():
         return open_policy(path)
+    verify_files(source.path, source.manifest["files"])
     entries = {name: value for name, value in source.manifest.items() if name != "files"}
 
     def copy(folder: Path) -> dict[str, Any]:
@@ -74,10 +75,7 @@ def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolde
             link_or_copy(source.path / name, folder / name)
         return entries
 
-    sealed = write_folder(path, copy)
-    if sealed["files"] != source.manifest["files"]:
-        raise CorruptFolderError(f"{source.path} changed while it was copied to {path}. Make that policy again.")
-    return PolicyFolder(path, sealed)
+    return PolicyFolder(path, write_folder(path, copy))
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -9,9 +9,20 @@ from __future__ import annotations
 from kedro.pipeline import Pipeline
 
 
-def register_pipelines() -> dict[str, Pipeline]:
-    """All pipelines of the project; `__default__` is the sum of them."""
-    from geo_sokoban_pipeline.pipelines import data_sokoban
+TASKS = ("sokoban",)
 
-    named = {"data_sokoban": data_sokoban.create_pipeline()}
-    return {**named, "__default__": sum(named.values(), Pipeline([]))}
+
+def register_pipelines() -> dict[str, Pipeline]:
+    """All pipelines of the project; `__default__` trains on Sokoban."""
+    from geo_sokoban_pipeline.pipelines import data_sokoban, stored, train
+
+    data = {"sokoban": data_sokoban.create_pipeline()}
+    named: dict[str, Pipeline] = {f"data_{task}": data[task] for task in TASKS}
+    for task in TASKS:
+        named |= {
+            f"train_{task}": data[task] + train.create_pipeline(task),
+            f"rollout_{task}": stored.create_rollout_pipeline(task),
+            f"update_{task}": stored.create_update_pipeline(task),
+            f"evaluate_{task}": stored.create_evaluate_pipeline(task),
+        }
+    return {**named, "__default__": named["train_sokoban"]}

@@ -91,8 +91,9 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        way_out = "Delete it; the run that made it continues from its newest checkpoint and makes it again"
-        raise TornFileError(f"{path} cannot be read as parquet ({error}). {way_out}.") from error
+        reason = " ".join(str(error).split())
+        way_out = "It was cut off or changed: restore it, or delete it to go on without these episodes"
+        raise TornFileError(f"{path} cannot be read as parquet ({reason}). {way_out}.") from error
 
 
 def split_parts(trajectories: Sequence[Trajectory], limit: int = PART_LIMIT) -> list[list[Trajectory]]:

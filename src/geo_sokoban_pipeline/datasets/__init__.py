@@ -4,6 +4,7 @@ from geo_sokoban_pipeline.datasets.checkpoints import CheckpointsDataset, Resume
 from geo_sokoban_pipeline.datasets.metrics import MetricsDataset
 from geo_sokoban_pipeline.datasets.partitions import IterationPartitions
 from geo_sokoban_pipeline.datasets.policies import PolicyDataset, PolicyStateDataset
+from geo_sokoban_pipeline.datasets.runs import RunsDataset
 from geo_sokoban_pipeline.datasets.storage_errors import StorageError
 from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset, TrajectoriesFrameDataset
 
@@ -14,6 +15,7 @@ __all__ = [
     "PolicyDataset",
     "PolicyStateDataset",
     "ResumeStateDataset",
+    "RunsDataset",
     "StorageError",
     "TrajectoriesDataset",
     "TrajectoriesFrameDataset",

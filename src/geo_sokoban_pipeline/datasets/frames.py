@@ -1,7 +1,7 @@
 """Tables on disk: a pandas frame as one parquet file with a pinned schema, written atomically.
 
-What is loaded equals what was saved: lists and structs come back as Python lists and dicts, bytes as bytes, and a missing
-value is None, never NaN. An empty table keeps its types.
+What is loaded equals what was saved: lists and structs come back as Python lists and dicts, bytes as bytes, and a
+missing value is None, never NaN. An empty table keeps its types.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
     Args:
         path: the file; its folder is made on save.
         schema: dotted name of a `pyarrow.Schema`. Its columns must be there, in its types, on save and on load; columns
-            beyond it are kept behind them with inferred types, as JSON text where a column mixes types. None: no column is pinned.
+            beyond it are kept behind them with inferred types, as JSON text where a column mixes types. None: no
+            column is pinned.
         metadata: ignored by Kedro, read by Kedro-Viz.
     """
 
@@ -74,7 +75,7 @@ class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
         """First rows for Kedro-Viz, long texts such as data URIs cut to 80 characters."""
         frame = self.load().head(nrows)
         rows = [[shorten(value) for value in row] for row in frame.astype(object).itertuples(index=False)]
-        return {"index": list(range(len(rows))), "columns": list(frame.columns), "data": rows}  # type: ignore[return-value]
+        return {"index": list(range(len(rows))), "columns": list(frame.columns), "data": rows}
 
     def _to_table(self, data: pd.DataFrame) -> pa.Table:
         import pyarrow as pa

@@ -52,7 +52,9 @@ def read_rows(path: str) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
     if not file.is_file():
         raise FileNotFoundError(f"no file at {file}; check the path (relative paths start at the working folder).")
     if file.suffix not in (".jsonl", ".parquet"):
-        raise ValueError(f"{file}: rows are read from .jsonl and .parquet, not from {file.suffix or 'a file without suffix'}.")
+        raise ValueError(
+            f"{file}: rows are read from .jsonl and .parquet, not from {file.suffix or 'a file without suffix'}."
+        )
     rows = _json_lines(file) if file.suffix == ".jsonl" else _parquet_rows(file)
     return take_slice(enumerate(rows), window)
 
@@ -80,7 +82,9 @@ def _open_parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is not a readable parquet file ({error}); it may be torn: fetch or write it again.") from error
+        raise ValueError(
+            f"{path} is not a readable parquet file ({error}); it may be torn: fetch or write it again."
+        ) from error
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,6 @@ Rows = Sequence[dict[str, Any]]
 
 def play_prompts(
     label: str,
-    task: str,
     seed: int,
     options: TrainOptions,
     prompts: Rows,
@@ -59,7 +58,7 @@ def play_prompts(
         for sample in range(samples)
     ]
     settings = PlaySettings(
-        options.env, options.reward, options.rollout, sampling, version, task, blank_image if blank else None
+        options.env, options.reward, options.rollout, sampling, version, options.task, blank_image if blank else None
     )
     play = load_object(options.rollout.function, default_name="play_episodes")
     with track(f"evaluating {label}", len(tasks)) as progress:

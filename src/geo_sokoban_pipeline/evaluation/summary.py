@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, play_baseline
 from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
 from geo_sokoban_pipeline.evaluation.playing import play_prompts, record_episode
@@ -13,34 +15,34 @@ from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.trajectories import TrajectoryBatch
+from geo_sokoban_pipeline.trajectory_files import name_parts
 
 Rows = Sequence[dict[str, Any]]
 
 
 def evaluate_policies(
-    run: str, task: str, seed: int, policies: Mapping[str, PolicyFolder], prompts: Rows, options: TrainOptions
-) -> tuple[dict[str, Any], dict[str, TrajectoryBatch]]:
+    run: str, seed: int, policies: Mapping[str, PolicyFolder], prompts: Rows, options: TrainOptions
+) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Play the evaluation prompts with policies, blank pictures and baselines.
 
     Args:
         policies: by the name of their row; the last one also plays with blank pictures.
 
     Returns:
-        The summary (see `docs/architecture.md`), and the policies' trajectories, one partition a policy in the order
-        given: `iter=00000/part-000`, `iter=00001/part-000`, …
+        The summary (see `docs/architecture.md`), and the policies' trajectories; the partitions `iter=00000/…` are the
+        first policy's, `iter=00001/…` the second one's, and so on.
     """
     rows_to_play = list(prompts[: options.evaluation.prompts])
     summary_rows: list[dict[str, Any]] = []
-    played: dict[str, TrajectoryBatch] = {}
+    played: dict[str, pa.Table] = {}
     for number, (name, folder) in enumerate(policies.items()):
         last = number == len(policies) - 1
-        rows, batch = _evaluate_policy(run, task, seed, name, number, folder, rows_to_play, options, blank=last)
+        rows, parts = _evaluate_policy(run, seed, name, number, folder, rows_to_play, options, blank=last)
         summary_rows += rows
-        played[f"iter={number:05d}/part-000"] = batch
+        played |= parts
     summary_rows += _baseline_rows(rows_to_play, options, seed)
     summary = {
-        "task": task,
+        "task": options.task,
         "run": run,
         "prompts": len(rows_to_play),
         "layouts": len({row["layout_hash"] for row in rows_to_play if row.get("layout_hash")}),
@@ -53,7 +55,6 @@ def evaluate_policies(
 
 def _evaluate_policy(
     run: str,
-    task: str,
     seed: int,
     name: str,
     number: int,
@@ -62,7 +63,7 @@ def _evaluate_policy(
     options: TrainOptions,
     *,
     blank: bool,
-) -> tuple[list[dict[str, Any]], TrajectoryBatch]:
+) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
     policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
     engine = build_engine(policy, options.rollout)
     evaluation = options.evaluation
@@ -79,7 +80,6 @@ def _evaluate_policy(
         engine.update_weights(None, number)
         episodes = play_prompts(
             f"{run}/{row_name}/{mode}",
-            task,
             seed,
             options,
             prompts,
@@ -95,7 +95,7 @@ def _evaluate_policy(
         if not hidden:
             trajectories += episodes
     engine.close()
-    return rows, TrajectoryBatch(trajectories, policy.table_context)
+    return rows, name_parts(number, trajectories, policy.table_context)
 
 
 def _baseline_rows(prompts: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:

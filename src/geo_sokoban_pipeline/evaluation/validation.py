@@ -18,7 +18,6 @@ _SHOWN = ("solve_rate", "low", "high", "mean_return", "invalid_share")
 
 def validate_policy(
     run: str,
-    task: str,
     seed: int,
     options: TrainOptions,
     prompts: Sequence[dict[str, Any]],
@@ -36,7 +35,7 @@ def validate_policy(
     for mode in ("sampled", "greedy"):
         sampling = SamplingOptions(greedy=True) if mode == "greedy" else options.evaluation.sampling
         played = play_prompts(
-            f"{run}/e{version:05d}/{mode}", task, seed, options, prompts, policy, engine, sampling=sampling, version=version
+            f"{run}/e{version:05d}/{mode}", seed, options, prompts, policy, engine, sampling=sampling, version=version
         )
         records = [record_episode(episode, prompts[episode.group_index]) for episode in played]
         row = summarise_episodes(records, mode=mode)

@@ -12,7 +12,12 @@ from pydantic import BeforeValidator, Field
 
 from geo_sokoban_pipeline.options.base import StrictModel
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.options.training import (
+    EvaluatePipelineOptions,
+    RolloutPipelineOptions,
+    TrainOptions,
+    UpdatePipelineOptions,
+)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -52,7 +57,13 @@ class ProjectParameters(StrictModel):
     seed: int = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
     tracking: TrackingOptions = TrackingOptions()
     sokoban: SokobanDataOptions = Field(default_factory=SokobanDataOptions, description="Data, shared by all runs.")
-    train_sokoban: TrainOptions = Field(default_factory=TrainOptions, description="Policy, warm start, GRPO, evaluation.")
-    rollout_sokoban: dict[str, Any] = Field(default_factory=dict, description="Collecting without training.")
-    update_sokoban: dict[str, Any] = Field(default_factory=dict, description="Training on stored trajectories.")
-    evaluate_sokoban: dict[str, Any] = Field(default_factory=dict, description="Evaluation of any checkpoint.")
+    train_sokoban: TrainOptions = Field(default_factory=TrainOptions, description="A run, from policy to report.")
+    rollout_sokoban: RolloutPipelineOptions = Field(
+        default_factory=RolloutPipelineOptions, description="Collecting without training."
+    )
+    update_sokoban: UpdatePipelineOptions = Field(
+        default_factory=UpdatePipelineOptions, description="Training on stored trajectories."
+    )
+    evaluate_sokoban: EvaluatePipelineOptions = Field(
+        default_factory=EvaluatePipelineOptions, description="Evaluation of any checkpoint."
+    )

@@ -40,20 +40,26 @@ class SplitShares(StrictModel):
 class HubOptions(StrictModel):
     """A dataset of the Hugging Face hub, or a local folder of parquet files with the same layout."""
 
-    dataset: str = Field("Xiaofeng77/sokoban", description="Hub id or local folder; the ready set is VeraIsHere/sokoban_processed.")
+    dataset: str = Field(
+        "Xiaofeng77/sokoban", description="Hub id or local folder; the ready set is VeraIsHere/sokoban_processed."
+    )
     revision: str | None = Field(None, description="Commit, branch or tag of the hub. None: its main branch.")
-    split: str = Field("train", description="Split to read, such as train or train+test; our own splits are made from it.")
+    split: str = Field(
+        "train", description="Split to read, such as train or train+test; our own splits are made from it."
+    )
     processed: bool = Field(False, description="Whether rows are in the processed schema (images and env_config).")
 
 
 class FileOptions(StrictModel):
     """A local file of levels."""
 
-    path: str | None = Field(None, description="Path, with an optional slice such as levels.parquet@[0:100]. None: not set.")
+    path: str | None = Field(
+        None, description="Path, with an optional slice such as levels.parquet@[0:100]. None: not set."
+    )
     format: Literal["auto", "raw_parquet", "processed_parquet", "xsb", "boxoban"] = Field(
         "auto",
         description="auto: by suffix and columns. xsb: text, levels parted by blank or `;` lines. "
-        "boxoban: text with `; number` headers, or .jsonl with a field xsb. .jsonl of the parquet schemas is read as well.",
+        "boxoban: text with `; number` headers, or .jsonl with a field xsb. Rows of the parquet schemas may be .jsonl too.",
     )
 
 
@@ -76,7 +82,9 @@ class SokobanDataOptions(StrictModel):
         (1, 4), description="Fewest and most walls inside the border of generated levels."
     )
     min_solution: PositiveInt = Field(1, description="Fewest moves that solve a generated level.")
-    max_solution: PositiveInt = Field(8, description="Most moves that the shortest solution of a generated level takes.")
+    max_solution: PositiveInt = Field(
+        8, description="Most moves that the shortest solution of a generated level takes."
+    )
     counts: SplitCounts = Field(default_factory=SplitCounts)
     shares: SplitShares = Field(default_factory=SplitShares)
     solver_states: NonNegativeInt = Field(
@@ -91,11 +99,12 @@ class SokobanDataOptions(StrictModel):
     max_steps: PositiveInt = Field(100, description="Moves after which an episode ends, kept in env_config.")
     instruction: str = Field(
         "brief",
-        description="brief: as few tokens as possible. full: the original's text with a legend of the picture (rows that bring "
-        "a text keep theirs). Anything else is the text itself, with <image> once.",
+        description="brief: as few tokens as possible. full: the original's text with a legend of the picture (rows that "
+        "bring a text keep theirs). Anything else is the text itself, with <image> once.",
     )
     pictures: Literal["render", "keep"] = Field(
-        "render", description="Picture of processed rows: drawn anew at cell_px as the environment does, or the row's own."
+        "render",
+        description="Picture of processed rows: drawn anew at cell_px as the environment does, or the row's own.",
     )
     strip_chat_markup: bool = Field(True, description="Remove chat marks and the open think tag inside raw prompts.")
     consistent_legend: bool = Field(True, description="Remove symbols of the text grid from texts that show a picture.")
@@ -124,6 +133,10 @@ class SokobanDataOptions(StrictModel):
     def slime_exact(cls, **changes: object) -> SokobanDataOptions:
         """The original converter's rules: every row, its own text with the chat markup and the symbols in the rules."""
         exact = {
-            "collapse": "rows", "instruction": "full", "strip_chat_markup": False, "consistent_legend": False, "cell_px": 64,
-        }  # fmt: skip
+            "collapse": "rows",
+            "instruction": "full",
+            "strip_chat_markup": False,
+            "consistent_legend": False,
+            "cell_px": 64,
+        }
         return cls.model_validate({**exact, **changes})

@@ -115,6 +115,7 @@ class EvaluationOptions(StrictModel):
 class TrainOptions(StrictModel):
     """Everything that a pipeline train_* takes."""
 
+    task: Literal["sokoban"] = Field("sokoban", description="Name of the task.")
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     warm_start: WarmStartOptions = Field(default_factory=WarmStartOptions)
     env: EnvOptions = Field(default_factory=EnvOptions)
@@ -139,3 +140,22 @@ class SourceOptions(StrictModel):
         "latest", description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id."
     )
     iteration: int | None = Field(None, ge=0, description="Iteration whose trajectories are used. None: the newest.")
+
+
+class RolloutPipelineOptions(StrictModel):
+    """What a pipeline rollout_* takes beside the options of train_*."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose policy plays.")
+    iterations: PositiveInt = Field(1, description="Iterations that are played with the same weights.")
+
+
+class UpdatePipelineOptions(StrictModel):
+    """What a pipeline update_* takes beside the options of train_*."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose trajectories are trained on.")
+
+
+class EvaluatePipelineOptions(StrictModel):
+    """What a pipeline evaluate_* takes beside the options of train_*."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose policy is evaluated.")

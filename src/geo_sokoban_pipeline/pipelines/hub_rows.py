@@ -1,6 +1,6 @@
 """Rows of a data set of the Hugging Face hub, or of a local folder of parquet files with the same layout.
 
-Either the whole split opens before the first row is handed on, or there is an error that says what to set without a network.
+Either the whole split opens before the first row is handed on, or an error says what to set without a network.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def hub_rows(options: HubSource, *, section: str) -> Iterator[dict[str, Any]]:
 
 
 def _load(options: HubSource, section: str) -> Any:
-    from datasets import load_dataset
     from datasets.exceptions import DatasetsError
+
+    from datasets import load_dataset
 
     try:
         return load_dataset(options.dataset, revision=options.revision, split=options.split)
@@ -50,6 +51,6 @@ def _load(options: HubSource, section: str) -> Any:
         raise SourceUnavailableError(
             f"{section}.hub.dataset={options.dataset!r}, split={options.split!r}: cannot be loaded "
             f"({type(error).__name__}: {reason}). Check network, name, revision and split. Without a network: "
-            f"{section}.source=generate needs no data; or set {section}.hub.dataset to a local folder of its parquet files, or "
-            f"{section}.source=file with {section}.file.path."
+            f"{section}.source=generate needs no data; or set {section}.hub.dataset to a local folder of its parquet "
+            f"files, or {section}.source=file with {section}.file.path."
         ) from error

@@ -31,13 +31,11 @@ class Collector:
 
     Attributes:
         run: namespace of the run, the first part of trajectory ids.
-        task: task name.
         seed: seed of the run.
         prompts: rows of the training prompts.
     """
 
     run: str
-    task: str
     seed: int
     options: TrainOptions
     prompts: Rows
@@ -83,7 +81,7 @@ class Collector:
             for group, index in enumerate(drawn, start=first_group)
             for sample in range(options.grpo.group_size)
         ]
-        settings = PlaySettings(options.env, options.reward, options.rollout, options.rollout.sampling, iteration, self.task)
+        settings = PlaySettings(options.env, options.reward, options.rollout, options.rollout.sampling, iteration, options.task)
         play: Play = load_object(options.rollout.function, default_name="play_episodes")
         return play(self.engine, self.policy, tasks, settings)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from geo_sokoban_pipeline.evaluation.validation import validate_policy
-from geo_sokoban_pipeline.fingerprint import Fingerprint, check_fingerprint, flatten
+from geo_sokoban_pipeline.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
@@ -23,14 +23,14 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
-from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.backends.forward import TrainForward
 from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.updating import Scorer, update_policy
-from geo_sokoban_pipeline.trajectories import Trajectory, TrajectoryBatch
+from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectory_files import name_parts
 
 Rows = Sequence[dict[str, Any]]
 Chunk = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -42,18 +42,18 @@ class RunInputs:
 
     Attributes:
         run: namespace, such as `train_sokoban`.
-        task: task name.
         seed: seed of the run.
         options: all options of the run.
+        data_options: options of the data, as JSON values.
         policy: folder of the policy to start from (after the warm start).
         prompts: training rows.
         validation_prompts: rows for the validations in between.
     """
 
     run: str
-    task: str
     seed: int
     options: TrainOptions
+    data_options: dict[str, Any]
     policy: PolicyFolder
     prompts: Rows
     validation_prompts: Rows
@@ -93,18 +93,11 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
 
 def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
     """Everything that changes what the loop computes: parameters, prompts, starting policy."""
-    options = inputs.options.model_dump(mode="json", exclude={"loop", "evaluation", "threads", "placement"})
     return {
-        **flatten({inputs.run: options}),
-        "seed": inputs.seed,
+        **loop_parameters(inputs.options, inputs.seed, inputs.data_options),
         "input.prompts": hash_rows(inputs.prompts),
-        "input.policy": content_hash(*(f"{n}:{f['blake2b']}" for n, f in sorted(inputs.policy.manifest["files"].items()))),
+        "input.policy": hash_files(inputs.policy.manifest["files"]),
     }
-
-
-def hash_rows(rows: Rows) -> str:
-    """Content hash of prompts, in their order."""
-    return content_hash(*(f"{row['id']}\n{row['prompt']}\n{''.join(row.get('images') or [])}" for row in rows))
 
 
 def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Scorer:
@@ -134,9 +127,7 @@ class _Loop:
             self.backend.load_state(resume["dir"])
         self.engine = build_engine(self.policy, options.rollout)
         self.sampler: PromptSampler = build_sampler(inputs.prompts, options.prompts, inputs.seed, manifest.get("sampler"))
-        self.collector = Collector(
-            inputs.run, inputs.task, inputs.seed, options, inputs.prompts, self.policy, self.engine
-        )
+        self.collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, self.policy, self.engine)
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         self.saved = [resume["iteration"]] if resume["dir"] is not None else []
 
@@ -165,8 +156,8 @@ class _Loop:
         checkpoint: dict[str, Any] = {}
         if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):
             checkpoint = self._checkpoint(iteration)
-        batch = TrajectoryBatch(trajectories, self.policy.table_context)
-        return {f"{name}/part-000": batch}, eval_trajectories, {name: row}, checkpoint
+        parts = name_parts(iteration, trajectories, self.policy.table_context)
+        return parts, eval_trajectories, {name: row}, checkpoint
 
     def close(self) -> None:
         """Free engine and trainer."""
@@ -184,8 +175,10 @@ class _Loop:
         inputs, loop = self.inputs, self.options.loop
         self.engine.update_weights(None, version)
         rows = inputs.validation_prompts[: loop.eval_prompts]
-        played, metrics = validate_policy(inputs.run, inputs.task, inputs.seed, self.options, rows, self.policy, self.engine, version)
-        collected[f"{partition(version)}/part-000"] = TrajectoryBatch(played, self.policy.table_context)
+        played, metrics = validate_policy(
+            inputs.run, inputs.seed, self.options, rows, self.policy, self.engine, version
+        )
+        collected |= name_parts(version, played, self.policy.table_context)
         rate = metrics["eval/validation/sampled_solve_rate"]
         if version > 0 and (self.best is None or rate > self.best["solve_rate"]):
             self.best = {"iteration": version - 1, "solve_rate": rate}

@@ -97,7 +97,7 @@ def traces(folder: Path) -> list[dict]:
 
 
 def play_gym_action(board: Board, action: int):
-    """gym-sokoban's nine actions on a board that knows four: 0 rests, 1–4 push, 5–8 move only where no push is needed."""
+    """gym-sokoban's nine actions on a board of four: 0 rests, 1–4 push, 5–8 move only where no push is needed."""
     if action == 0:
         return board, False, False
     move = board.move(PUSHES[(action - 1) % 4])
@@ -148,7 +148,9 @@ def test_env_config_comes_back_from_json_and_from_nested_arrays():
     config = json.loads(json.dumps(board.to_env_config()))
     arrays = config | {
         # what pandas makes of a list of lists
-        "initial_base_grid": np.array([np.array(row) for row in config["initial_base_grid"]] + [None], dtype=object)[:-1],
+        "initial_base_grid": np.array([np.array(row) for row in config["initial_base_grid"]] + [None], dtype=object)[
+            :-1
+        ],
         "initial_boxes": np.array([np.array([2, 2])]),
         "initial_player": np.array([1, 1]),
     }

@@ -26,7 +26,14 @@ SOURCE = Path(__file__).parents[3] / "src"
 
 @pytest.mark.parametrize(
     ("count", "height", "width", "boxes", "low", "high"),
-    [(60, 6, 6, 1, 1, 8), (20, 6, 6, 1, 12, 16), (15, 6, 7, 2, 4, 12), (15, 8, 8, 2, 5, 15), (3, 10, 10, 4, 6, 20), (8, 9, 12, 1, 3, None)],
+    [
+        (60, 6, 6, 1, 1, 8),
+        (20, 6, 6, 1, 12, 16),
+        (15, 6, 7, 2, 4, 12),
+        (15, 8, 8, 2, 5, 15),
+        (3, 10, 10, 4, 6, 20),
+        (8, 9, 12, 1, 3, None),
+    ],
 )
 def test_levels_are_solvable_in_exactly_the_stated_moves(count, height, width, boxes, low, high):
     levels = generate_levels(count, 7, height, width, boxes, low, high)
@@ -38,7 +45,9 @@ def test_levels_are_solvable_in_exactly_the_stated_moves(count, height, width, b
         assert low <= level.solution_length and (high is None or level.solution_length <= high)
         assert level.seed == derive_seed(7, "sokoban", "levels", index)
         assert board.layout.is_connected
-        border = {*range(width), *range((height - 1) * width, height * width)} | {r * width + c for r in range(height) for c in (0, width - 1)}
+        border = {*range(width), *range((height - 1) * width, height * width)} | {
+            r * width + c for r in range(height) for c in (0, width - 1)
+        }
         assert all(board.layout.codes[at] == 0 for at in border)
         inner = len(board.walls) - len(border)
         assert default_inner_walls(height, width)[0] <= inner <= default_inner_walls(height, width)[1]
@@ -59,7 +68,8 @@ def test_a_longer_call_starts_with_a_shorter_calls_levels():
 def test_levels_are_the_same_in_every_process():
     program = (
         "from geo_sokoban_pipeline.envs.sokoban import generate_levels as g;"
-        "print([(l.board.to_xsb(), l.seed, l.solution_length) for l in [*g(20, 0, 6, 6), *g(4, 0, 8, 8, 2), *g(161, 0, 5, 5)]])"
+        "levels = [*g(20, 0, 6, 6), *g(4, 0, 8, 8, 2), *g(161, 0, 5, 5)];"
+        "print([(level.board.to_xsb(), level.seed, level.solution_length) for level in levels])"
     )
     runs = {
         subprocess.run(
@@ -110,19 +120,19 @@ def test_levels_stand_on_the_given_layouts_only_in_any_orientation():
 
 
 def test_a_small_setting_is_emptied_completely_before_it_gives_up():
-    every = {
-        board.canonical_hash for layout in enumerate_layouts(5, 5) for board, _ in levels_of_layout(layout)
-    }
+    every = {board.canonical_hash for layout in enumerate_layouts(5, 5) for board, _ in levels_of_layout(layout)}
     with pytest.raises(LevelsExhaustedError) as caught:
         generate_levels(10_000, 0, 5, 5)
     assert {level.board.canonical_hash for level in caught.value.levels} == every
-    assert f"count=10000: found only {len(every)} distinct 5×5 level with one box" in str(caught.value)
+    assert f"count=10000: found only {len(every)} distinct 5×5 levels with one box" in str(caught.value)
     assert "Lower count" in str(caught.value) and caught.value.largest == 10
     assert generate_levels(10_000, 0, 5, 5, return_fewer=True) == caught.value.levels
 
 
 def test_a_length_that_runs_out_is_named_or_left_out():
-    with pytest.raises(LevelsExhaustedError, match="found only 1 distinct 5×5 level with one box and a solution of exactly 10 moves"):
+    with pytest.raises(
+        LevelsExhaustedError, match="found only 1 distinct 5×5 levels with one box and a solution of exactly 10 moves"
+    ):
         generate_levels(8, 0, 5, 5, lengths=[10, 1])
     levels = generate_levels(8, 0, 5, 5, lengths=[10, 1], return_fewer=True)
     assert Counter(level.solution_length for level in levels) == {10: 1, 1: 4}
@@ -131,7 +141,10 @@ def test_a_length_that_runs_out_is_named_or_left_out():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"min_solution": 40}, "min_solution=40: no 6×6 level with one box needs 40 moves or more under these walls; largest found: 25"),
+        (
+            {"min_solution": 40},
+            "min_solution=40: no 6×6 level with one box needs 40 moves or more under these walls; largest found: 25",
+        ),
         ({"lengths": [30]}, "lengths=30: no 6×6 level"),
         ({"height": 4, "width": 4}, "min_solution=1: no 4×4 level with one box needs 1 moves"),
     ],

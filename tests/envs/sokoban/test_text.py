@@ -23,8 +23,10 @@ def rows(text: str) -> str:
         XSB.replace(" ", "_"),
         rows("######/#P___#/#_X_O#/#__√_#/#____#/######"),
         rows("# # # # # #/# P _ _ _ #/# _ X _ O #/# _ _ √ _ #/# _ _ _ _ #/# # # # # #"),
-        rows(" # \t # \t # \t # \t # \t # \t/ # \t P \t _ \t _ \t _ \t # \t/ # \t _ \t X \t _ \t O \t # \t/"
-             " # \t _ \t _ \t √ \t _ \t # \t/ # \t _ \t _ \t _ \t _ \t # \t/ # \t # \t # \t # \t # \t # \t"),
+        rows(
+            " # \t # \t # \t # \t # \t # \t/ # \t P \t _ \t _ \t _ \t # \t/ # \t _ \t X \t _ \t O \t # \t/"
+            " # \t _ \t _ \t √ \t _ \t # \t/ # \t _ \t _ \t _ \t _ \t # \t/ # \t # \t # \t # \t # \t # \t"
+        ),
     ],
 )
 def test_all_spellings_of_a_level_are_one_board(text):

@@ -187,7 +187,7 @@ class Board:
         return bytes(cells)
 
     def to_xsb(self) -> str:
-        """XSB text, floor as spaces, all rows of full width."""
+        """XSB text, floor as spaces (as `-` in rows of nothing else), all rows of full width."""
         return texts.print_xsb(self.codes(), self.width)
 
     def to_symbols(self) -> str:

@@ -1,7 +1,7 @@
 """Pinned Arrow schemas of the Sokoban tables, so that empty tables and all-null columns keep their types.
 
-`PROMPTS` starts with the columns of the published `sokoban_processed` and adds our own; further columns of a source pass
-through behind them with the types they came with.
+`PROMPTS` starts with the columns of the published `sokoban_processed` and adds our own; further columns of a source
+pass through behind them with the types they came with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generated levels, split from the start: the layouts of a setting are dealt out first, then each split draws on its own.
+"""Generated levels, split from the start: a setting's layouts are dealt out first, then each split draws on its own.
 
 So the splits are disjoint by construction, and a split's levels do not change when another split's count does. Where a
 setting has fewer layouts than splits, its levels are dealt out instead. Solution lengths come equally often, as far as
@@ -18,8 +18,8 @@ from geo_sokoban_pipeline.envs.sokoban.backward import (
     levels_of_layout,
 )
 from geo_sokoban_pipeline.envs.sokoban.layout import Layout
+from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, data_source_name
 from geo_sokoban_pipeline.envs.sokoban.levels import Level, LevelsExhaustedError, generate_levels
-from geo_sokoban_pipeline.envs.sokoban.preprocess import LevelRow, data_source_name
 from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS, SplitRule, share_out, spread_by_length, wanted_splits
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
@@ -58,7 +58,7 @@ def known_layouts(options: SokobanDataOptions) -> list[Layout] | None:
 
 
 def setting_yield(options: SokobanDataOptions) -> dict[str, int] | None:
-    """How many distinct levels (up to symmetry) the setting holds, by solution length; None where they are too many to count."""
+    """Distinct levels (up to symmetry) of the setting by solution length; None where they are too many to count."""
     layouts = known_layouts(options)
     if layouts is None or sum(_positions(layout, options.boxes) for layout in layouts) > _MAX_COUNTED_POSITIONS:
         return None
@@ -161,10 +161,18 @@ def _split_of(layout_hash: str, options: SokobanDataOptions) -> str:
 def _draw(options: SokobanDataOptions, name: str, layouts: Sequence[Layout] | None) -> Draw:
     def draw(count: int, lengths: Sequence[int]) -> list[Level]:
         return generate_levels(
-            count, derive_seed(options.seed, "sokoban", name), options.height, options.width, options.boxes,
-            options.min_solution, options.max_solution, inner_walls=options.inner_walls, layouts=layouts, lengths=lengths,
+            count,
+            derive_seed(options.seed, "sokoban", name),
+            options.height,
+            options.width,
+            options.boxes,
+            options.min_solution,
+            options.max_solution,
+            inner_walls=options.inner_walls,
+            layouts=layouts,
+            lengths=lengths,
             return_fewer=True,
-        )  # fmt: skip
+        )
 
     return draw
 
@@ -182,7 +190,9 @@ def _counts(options: SokobanDataOptions) -> dict[str, int]:
                 f"Set sokoban.counts.{split} to a number; null is for levels that are read."
             )
         if count and not getattr(options.shares, split):
-            raise ValueError(f"sokoban.counts.{split}={count}, but sokoban.shares.{split}=0: raise the share or set the count to 0.")
+            raise ValueError(
+                f"sokoban.counts.{split}={count}, but sokoban.shares.{split}=0: raise the share or set the count to 0."
+            )
     return counts
 
 
@@ -192,10 +202,10 @@ def _check(options: SokobanDataOptions, split: str, count: int, found: list[Leve
     low, high = options.inner_walls
     largest = max((level.solution_length or 0 for level in found), default=0)
     raise LevelsExhaustedError(
-        f"sokoban.counts.{split}={count}: {options.height}×{options.width} levels with {options.boxes} boxes, {low} to {high} inner "
-        f"walls and solutions of {options.min_solution} to {options.max_solution} moves yield {len(found)} distinct ones {where}; "
-        f"longest solution among them: {largest}. Lower sokoban.counts.{split}, widen the solution lengths or inner_walls, or raise "
-        "height, width or boxes.",
+        f"sokoban.counts.{split}={count}: {options.height}×{options.width} levels with {options.boxes} "
+        f"{'box' if options.boxes == 1 else 'boxes'}, {low} to {high} inner walls and solutions of {options.min_solution} "
+        f"to {options.max_solution} moves yield {len(found)} distinct ones {where}; longest solution among them: {largest}. "
+        f"Lower sokoban.counts.{split}, widen the solution lengths or inner_walls, or raise height, width or boxes.",
         found,
         largest,
     )
@@ -203,5 +213,10 @@ def _check(options: SokobanDataOptions, split: str, count: int, found: list[Leve
 
 def _row(level: Level, row_id: str) -> LevelRow:
     return LevelRow(
-        row_id, "generate", data_source_name(level.board), level.board, seed=level.seed, solution_length=level.solution_length
+        row_id,
+        "generate",
+        data_source_name(level.board),
+        level.board,
+        seed=level.seed,
+        solution_length=level.solution_length,
     )

@@ -183,7 +183,7 @@ class _Source:
     def explain(self, count: int, levels: list[Level], wanted: int | None) -> str:
         """Why there is no further level, and the way out."""
         setting = self.setting
-        kind = f"{setting.height}×{setting.width} level with {_boxes(setting.boxes)}"
+        size, boxes = f"{setting.height}×{setting.width}", _boxes(setting.boxes)
         least = setting.low if wanted is None else wanted
         searched = (
             ""
@@ -193,15 +193,15 @@ class _Source:
         if self.largest < least:
             name = "min_solution" if wanted is None else "lengths"
             return (
-                f"{name}={least}: no {kind} needs {least} moves or more under these walls{searched}; "
-                f"largest found: {self.largest}. Lower {name}, or raise height, width or boxes."
+                f"{name}={least}: no {size} level with {boxes} needs {least} moves or more under these walls"
+                f"{searched}; largest found: {self.largest}. Lower {name}, or raise height, width or boxes."
             )
         same = [level for level in levels if wanted is None or level.solution_length == wanted]
         length = f"{least} to {setting.high or 'any number of'} moves" if wanted is None else f"exactly {wanted} moves"
         return (
-            f"count={count}: found only {len(same)} distinct {kind} and a solution of {length}{searched}; "
-            f"largest solution found: {self.largest}. Lower count, widen the solution lengths or inner_walls, or raise "
-            "height, width or boxes."
+            f"count={count}: found only {len(same)} distinct {size} levels with {boxes} and a solution of {length}"
+            f"{searched}; largest solution found: {self.largest}. Lower count, widen the solution lengths or "
+            "inner_walls, or raise height, width or boxes."
         )
 
 

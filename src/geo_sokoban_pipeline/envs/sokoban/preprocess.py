@@ -7,15 +7,14 @@ that a picture does not show, boxes in set order) are removed unless an option a
 
 from __future__ import annotations
 
-import json
 import re
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from geo_sokoban_pipeline.envs.data_uris import read_data_uri
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, check_unicode, data_source_name, json_columns
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 from geo_sokoban_pipeline.options.sokoban import ImageLimits
 
@@ -34,45 +33,6 @@ Box: yellow crate with an orange X | You: bright green alien
 Rules:
 1. Push boxes (can't pull).
 2. Avoid walls{wall_symbol}."""
-
-
-@dataclass(frozen=True)
-class LevelRow:
-    """A level with all that its source told about it.
-
-    Attributes:
-        row_id: the row's own id, or its place in the source.
-        source: generate, a hub id, or a file's name.
-        data_source: name of the data set as published rows give it.
-        board: the start position.
-        prompt: the row's own text with the grid or `<image>`; None for a level without one.
-        images: the row's own pictures; None for a level without.
-        columns: all other columns, JSON values.
-        seed: what a generated level was drawn from; None for levels that were read.
-        solution_length: fewest moves; None where the solver met its limit or was not asked.
-        copies: rows that this level stands for.
-    """
-
-    row_id: str
-    source: str
-    data_source: str
-    board: Board
-    prompt: str | None = None
-    images: tuple[str, ...] | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None
-    solution_length: int | None = None
-    copies: int = 1
-
-
-@dataclass(frozen=True)
-class RejectedRow:
-    """A row that was left out: its id, the reason, what it held as text, and its source."""
-
-    row_id: str
-    reason: str
-    raw: str
-    source: str
 
 
 def level_from_raw(row: Mapping[str, Any], number: int, source: str) -> LevelRow:
@@ -121,7 +81,7 @@ def level_from_text(text: str, row_id: str, source: str, columns: Mapping[str, A
         ValueError: as `Board.from_text`.
     """
     board = Board.from_text(text)
-    return LevelRow(row_id, source, data_source_name(board), board, columns=dict(columns or {}))
+    return LevelRow(row_id, source, data_source_name(board), board, columns=json_columns(columns or {}))
 
 
 def with_solution_length(level: LevelRow, max_states: int) -> LevelRow:
@@ -143,7 +103,7 @@ def with_solution_length(level: LevelRow, max_states: int) -> LevelRow:
         return level
     if actions is None:
         raise ValueError("level has no solution")
-    return LevelRow(**{**vars(level), "solution_length": len(actions)})
+    return replace(level, solution_length=len(actions))
 
 
 def extract_text(prompt: Any) -> str:
@@ -153,14 +113,14 @@ def extract_text(prompt: Any) -> str:
         ValueError: any other shape.
     """
     if isinstance(prompt, str):
-        return prompt
+        return check_unicode(prompt)
     if (
         isinstance(prompt, Sequence)
         and prompt
         and isinstance(prompt[0], Mapping)
         and isinstance(prompt[0].get("content"), str)
     ):
-        return str(prompt[0]["content"])
+        return check_unicode(prompt[0]["content"])
     raise ValueError(f"prompt is {_shape(prompt)}; a text or a non-empty list of chat messages with text is expected")
 
 
@@ -204,21 +164,11 @@ def strip_chat_marks(text: str) -> str:
     return said.strip()
 
 
-def data_source_name(board: Board) -> str:
-    """Name in the manner of the published rows, such as `sokoban_6x6_1box`."""
-    return f"sokoban_{board.height}x{board.width}_{len(board.boxes)}box"
-
-
-def row_as_text(row: Any) -> str:
-    """JSON of a row as it was read, bytes as base64, for `sokoban.rejected` and pass-through columns."""
-    return json.dumps(row, ensure_ascii=False, default=_plain)
-
-
 def _level_row(
     row: Mapping[str, Any], number: int, source: str, board: Board, text: str, images: tuple[str, ...] | None
 ) -> LevelRow:
     known = ("id", "data_source", "prompt", "images", "extra_info")
-    columns = json.loads(row_as_text({name: value for name, value in row.items() if name not in known}))
+    columns = json_columns({name: value for name, value in row.items() if name not in known})
     row_id = f"row_{number}" if row.get("id") is None else str(row["id"])
     return LevelRow(
         row_id, source, str(row.get("data_source") or data_source_name(board)), board, text, images, columns
@@ -228,15 +178,9 @@ def _level_row(
 def _board_of_config(config: Mapping[str, Any]) -> Board:
     try:
         return Board.from_env_config(dict(config))
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError(f"extra_info.env_config is malformed: {error}") from error
 
 
 def _shape(value: Any) -> str:
     return f"{type(value).__name__} {str(value)[:60]!r}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return b64encode(value).decode("ascii")
-    return value.tolist() if hasattr(value, "tolist") else str(value)

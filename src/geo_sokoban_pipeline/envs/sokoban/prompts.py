@@ -1,4 +1,4 @@
-"""Rows of `sokoban.prompts`: the columns of the published `sokoban_processed`, our own behind them, others passed through.
+"""Rows of `sokoban.prompts`: the columns of the published `sokoban_processed`, our own, and others passed through.
 
 The picture of a row is the one that the environment shows at its reset with the same `cell_px`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.envs.data_uris import png_data_uri
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.preprocess import LEGEND, PLACEHOLDER, LevelRow, picture_text
+from geo_sokoban_pipeline.envs.sokoban.preprocess import LEGEND, PLACEHOLDER, picture_text
 from geo_sokoban_pipeline.envs.sokoban.render import render_png
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 
@@ -88,23 +88,3 @@ def row_images(board: Board, own: list[str] | None, options: SokobanDataOptions)
 def env_config(board: Board, max_steps: int) -> dict[str, Any]:
     """The seed's `env_config` of a level, boxes sorted."""
     return board.to_env_config(max_steps=max_steps, render_mode="vision", wall_fraction=0.0)
-
-
-def raw_level_row(level: LevelRow, split: str, split_rule: str) -> dict[str, Any]:
-    """Row of `sokoban.raw_levels`."""
-    return {
-        "row_id": level.row_id,
-        "source": level.source,
-        "data_source": level.data_source,
-        "level_xsb": level.board.to_xsb(),
-        "prompt": level.prompt,
-        "images": None if level.images is None else list(level.images),
-        "columns": json.dumps(level.columns, ensure_ascii=False),
-        "seed": level.seed,
-        "solution_length": level.solution_length,
-        "level_hash": level.board.canonical_hash,
-        "layout_hash": level.board.layout_hash,
-        "copies": level.copies,
-        "split": split,
-        "split_rule": split_rule,
-    }

@@ -115,4 +115,7 @@ def _draw_player(draw: ImageDraw.ImageDraw, side: int) -> None:
     draw.ellipse([*at(17, 10), *at(47, 34)], fill=_PLAYER)
     draw.rounded_rectangle([*at(19, 30), *at(45, 49)], radius=_scaled(5, side), fill=_PLAYER)
     for x in (25, 39):
-        draw.ellipse([*at(x - 3, 18), *at(x + 3, 25)], fill=_EYE)
+        left, top = at(x - 3, 18)
+        right, bottom = at(x + 3, 25)
+        # On the smallest tiles rounding would pull the eyes over the centre pixel.
+        draw.ellipse([left, top, right, max(top, min(bottom, side // 2 - 1))], fill=_EYE)

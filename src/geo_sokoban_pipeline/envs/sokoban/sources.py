@@ -1,7 +1,7 @@
 """Where levels come from: the generator, a data set of the hub, or a file. All three end in the same `Reading`.
 
-A row that is no level is quarantined with its reason and the reading goes on; a source that cannot be opened, or has not
-one good row, stops the run before anything is written.
+A row that is no level is quarantined with its reason and the reading goes on; a source that cannot be opened, or has
+not one good row, stops the run before anything is written.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any
 
 from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice, take_slice
 from geo_sokoban_pipeline.envs.sokoban.generation import generate_rows
+from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, RejectedRow, row_as_text
 from geo_sokoban_pipeline.envs.sokoban.preprocess import (
-    LevelRow,
-    RejectedRow,
     level_from_processed,
     level_from_raw,
     level_from_text,
-    row_as_text,
     with_solution_length,
 )
 from geo_sokoban_pipeline.envs.sokoban.splits import SplitRule, collapse_rows, split_levels
@@ -80,7 +78,7 @@ def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = N
         if load_hub_rows is None:
             raise ValueError("sokoban.source=hub: no loader was given; run it through the pipeline data_sokoban.")
         rows = enumerate(load_hub_rows(options.hub))
-        candidates = (Candidate(number, _row_id(row, number), row) for number, row in rows)
+        candidates = iter(Candidate(number, _row_id(row, number), row) for number, row in rows)
     else:
         source, file_format = split_slice(options.file.path or "")[0].name, options.file.format
         candidates = file_rows(options.file)
@@ -100,7 +98,9 @@ def file_rows(options: FileOptions) -> Iterator[Candidate]:
             yield Candidate(number, _row_id(row, number), row)
         return
     if not path.is_file():
-        raise FileNotFoundError(f"sokoban.file.path={options.path}: no file at {path}; relative paths start at the working folder.")
+        raise FileNotFoundError(
+            f"sokoban.file.path={options.path}: no file at {path}; relative paths start at the working folder."
+        )
     # Undecodable bytes become U+FFFD, which is no symbol of a level, so only the level that holds them is rejected.
     texts = level_texts(path.read_text(encoding="utf-8", errors="replace"))
     for number, (row_id, text) in take_slice(enumerate(texts), window):
@@ -108,7 +108,7 @@ def file_rows(options: FileOptions) -> Iterator[Candidate]:
 
 
 def level_texts(text: str) -> Iterator[tuple[str, str]]:
-    """(id, level) of each level in XSB or Boxoban text: levels are parted by blank lines and by lines that begin with `;`.
+    """(id, level) of each level in XSB or Boxoban text: blank lines and lines that begin with `;` part levels.
 
     The id is the number of a Boxoban header `; 12` right above the level, else `level_<n>` by its place.
     """
@@ -181,5 +181,8 @@ def _raw_text(row: Mapping[str, Any] | BadRow | str) -> str:
 def _nothing_good(source: str, rows_read: int, rejected: list[RejectedRow]) -> str:
     if rows_read == 0:
         return f"{source} holds no rows; check the file, its slice and its format."
-    reasons = "; ".join(f"{times} × {reason}" for reason, times in Counter(row.reason for row in rejected).most_common(3))
-    return f"{source}: none of its {rows_read} rows is a playable level: {reasons}. Check sokoban.file.format or sokoban.hub.processed."
+    reasons = "; ".join(
+        f"{times} × {reason}" for reason, times in Counter(row.reason for row in rejected).most_common(3)
+    )
+    way_out = "Check sokoban.file.format or sokoban.hub.processed."
+    return f"{source}: none of its {rows_read} rows is a playable level: {reasons}. {way_out}"

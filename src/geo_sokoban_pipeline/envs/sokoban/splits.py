@@ -1,7 +1,7 @@
 """Which level goes to training, validation and evaluation: no wall layout (up to symmetry) is ever in two splits.
 
 Where a source has fewer layouts than splits, whole levels (up to symmetry) are dealt out instead, and the rule is kept
-with every row. All choices are drawn from the data's own seed, and none depends on the order of a set or a dict of hashes.
+with every row. All choices are drawn from the data's own seed; none depends on the order of a set.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from geo_sokoban_pipeline.envs.sokoban.preprocess import LevelRow
+from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
 from geo_sokoban_pipeline.options.sokoban import SplitCounts, SplitShares
 from geo_sokoban_pipeline.seeding import python_generator
 
@@ -54,7 +55,9 @@ def split_levels(
     Returns:
         (level, split) in the order of the levels, and the rule that was used.
     """
-    rule: SplitRule = "layout" if len({level.board.layout_hash for level in levels}) >= len(wanted_splits(shares)) else "level"
+    rule: SplitRule = (
+        "layout" if len({level.board.layout_hash for level in levels}) >= len(wanted_splits(shares)) else "level"
+    )
     keys = [level.board.layout_hash if rule == "layout" else level.board.canonical_hash for level in levels]
     dealt = share_out(sorted(set(keys)), shares, python_generator(seed, "sokoban", "splits", rule))
     split_of = {key: split for split, members in dealt.items() for key in members}
@@ -62,7 +65,9 @@ def split_levels(
     for split in SPLITS:
         members = [index for index, key in enumerate(keys) if split_of[key] == split]
         generator = python_generator(seed, "sokoban", "pick", split)
-        kept.update(spread_by_length(members, [levels[i].solution_length for i in members], getattr(counts, split), generator))
+        kept.update(
+            spread_by_length(members, [levels[i].solution_length for i in members], getattr(counts, split), generator)
+        )
     return [(level, split_of[keys[index]]) for index, level in enumerate(levels) if index in kept], rule
 
 
@@ -106,8 +111,8 @@ def collapse_rows(levels: Iterable[LevelRow], mode: str) -> list[LevelRow]:
 
     Args:
         levels: in the order of the source.
-        mode: `levels` keeps the first state of each path (a row that the row before it leads to is part of its path), each
-            once; `states` keeps every distinct state; `rows` keeps all.
+        mode: `levels` keeps the first state of each path (a row that the row before it leads to is part of its path),
+            each once; `states` keeps every distinct state; `rows` keeps all.
 
     Returns:
         Levels, different under all symmetries but for `rows`; `copies` says how many rows each stands for.
@@ -124,17 +129,17 @@ def collapse_rows(levels: Iterable[LevelRow], mode: str) -> list[LevelRow]:
             first.setdefault(start, level)
         counts[start] = counts.get(start, 0) + level.copies
         previous = level
-    return [LevelRow(**{**vars(level), "copies": counts[key]}) for key, level in first.items()]
+    return [replace(level, copies=counts[key]) for key, level in first.items()]
 
 
 def leads_to(before: LevelRow, after: LevelRow) -> bool:
-    """Whether the labelled action of a row (`reward_model.ground_truth`: 1 up, 2 down, 3 left, 4 right) gives the next row's board."""
+    """Whether the labelled action of a row gives the board of the next one."""
     action = labelled_action(before.columns)
     return action is not None and before.board.move(action).board == after.board
 
 
 def labelled_action(columns: Mapping[str, Any]) -> str | None:
-    """The next action that a raw row is labelled with, None where it has no such label."""
+    """The next action in `reward_model.ground_truth` (1 up, 2 down, 3 left, 4 right), None where there is no such label."""
     model = columns.get("reward_model")
     label = model.get("ground_truth") if isinstance(model, Mapping) else None
     number = label[0] if isinstance(label, list) and len(label) == 1 else label

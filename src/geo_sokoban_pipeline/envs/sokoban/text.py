@@ -54,8 +54,10 @@ def parse_codes(text: str) -> tuple[int, int, bytes]:
 
 
 def print_xsb(codes: bytes, width: int) -> str:
-    """XSB text of row-major codes, rows joined by newlines."""
-    return "\n".join("".join(XSB[code] for code in codes[at : at + width]) for at in range(0, len(codes), width))
+    """XSB text of row-major codes, rows joined by newlines; a row of nothing but floor is written with `-`."""
+    rows = ["".join(XSB[code] for code in codes[at : at + width]) for at in range(0, len(codes), width)]
+    # Only grids without a border have such rows; as spaces they would be read as blank lines around the level.
+    return "\n".join(row if row.strip() else "-" * width for row in rows)
 
 
 def print_symbols(codes: bytes, width: int) -> str:

@@ -28,7 +28,7 @@ def read_levels(parameters: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame,
         parameters: `params:sokoban`, see `SokobanDataOptions`.
     """
     from geo_sokoban_pipeline.envs.sokoban.frames_schema import RAW_LEVELS, REJECTED
-    from geo_sokoban_pipeline.envs.sokoban.prompts import raw_level_row
+    from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
     from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 
     options = as_options(parameters)
@@ -106,7 +106,11 @@ def report_data(
 
 def describe_split(frame: pd.DataFrame) -> dict[str, Any]:
     """Levels, distinct levels, wall layouts, and levels by solution length of one split."""
-    lengths = Counter("unknown" if length is None or length != length else str(int(length)) for length in frame["solution_length"])
+    # Null lengths are NaN where pandas made the column a float one.
+    known = frame["solution_length"].dropna()
+    lengths = Counter(str(int(length)) for length in known)
+    if len(known) < len(frame):
+        lengths["unknown"] = len(frame) - len(known)
     return {
         "levels": len(frame),
         "distinct_levels": len(set(frame["level_hash"])),

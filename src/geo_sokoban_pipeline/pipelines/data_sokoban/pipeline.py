@@ -13,7 +13,9 @@ def create_pipeline() -> Pipeline:
     """The pipeline in the namespace `sokoban`, whose data all runs share."""
     return Pipeline(
         [
-            Node(read_levels, inputs="params:options", outputs=["raw_levels", "rejected", "reading"], name="read_levels"),
+            Node(
+                read_levels, inputs="params:options", outputs=["raw_levels", "rejected", "reading"], name="read_levels"
+            ),
             Node(make_prompts, inputs=["raw_levels", "params:options"], outputs=PROMPT_TABLES, name="make_prompts"),
             Node(
                 report_data,

@@ -1,0 +1,53 @@
+"""How fast the Sokoban world is: levels per minute, moves, observations, pictures.
+
+Run with `pytest benchmarks/test_world.py`. Rates are in `extra_info`; only the bar of 6,000 verified 6×6 one-box levels
+a minute is asserted.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from geo_sokoban_pipeline.envs.sokoban import Board, SokobanEnv, generate_levels, render, render_png
+
+BOARD = Board.from_text("######\n#@   #\n# $ .#\n#    #\n#    #\n######")
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "boxes", "count", "bar"),
+    [(6, 6, 1, 1000, 6000), (8, 8, 2, 100, None), (10, 10, 4, 15, None)],
+    ids=["6x6-1", "8x8-2", "10x10-4"],
+)
+def test_levels_per_minute(benchmark, height, width, boxes, count, bar):
+    seeds = itertools.count()
+    benchmark.pedantic(lambda: generate_levels(count, next(seeds), height, width, boxes), rounds=3, iterations=1)
+    rate = 60 * count / benchmark.stats["mean"]
+    benchmark.extra_info["levels_per_minute"] = round(rate)
+    assert bar is None or rate >= bar
+
+
+def test_move(benchmark):
+    assert benchmark(BOARD.move, "right").moved
+
+
+def test_canonical_hash_of_new_boards(benchmark):
+    from geo_sokoban_pipeline.envs.sokoban.board import _canonical_hash
+
+    benchmark(_canonical_hash.__wrapped__, BOARD)
+
+
+@pytest.mark.parametrize("cell_px", [16, 64])
+def test_picture(benchmark, cell_px):
+    assert benchmark(render, BOARD, cell_px).width == 6 * cell_px
+
+
+def test_png_of_a_new_board(benchmark):
+    benchmark(render_png.__wrapped__, BOARD, 16)
+
+
+def test_turn_with_observation(benchmark):
+    env = SokobanEnv(BOARD, 1, 10**9, 16, observation_style="brief")
+    replies = itertools.cycle(["<answer>Right</answer>", "<answer>Left</answer>"])
+    benchmark(lambda: env.step(next(replies)))

@@ -1,0 +1,146 @@
+"""Nodes on stored runs: the same functions of the core as in the loop, each half of it by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.fingerprint import hash_files
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.training import (
+    EvaluatePipelineOptions,
+    RolloutPipelineOptions,
+    TrainOptions,
+    UpdatePipelineOptions,
+)
+from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from geo_sokoban_pipeline.run_store import RunStore
+
+
+def collect_trajectories(
+    runs: RunStore, prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Play iterations with a stored policy; one yield each.
+
+    With a checkpoint of the training run, its data cursor is used too: the iteration after it is played as the loop
+    played it.
+    """
+    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+    from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.loop import partition, set_threads
+    from geo_sokoban_pipeline.trajectory_files import name_parts
+
+    settings = read_options(train)
+    options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
+    set_threads(settings.threads)
+    source = runs.policy(options.source)
+    policy = load_policy(source.path, settings.policy.dtype, settings.policy.attention)
+    engine = build_engine(policy, settings.rollout)
+    rows = read_rows(prompts)
+    first = int(source.manifest.get("policy_version", 0))
+    sampler = build_sampler(rows, settings.prompts, seed, source.manifest.get("sampler"))
+    collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine)
+    for iteration in range(first, first + options.iterations):
+        engine.update_weights(None, first)
+        trajectories, metrics = collector.collect(iteration, sampler)
+        row = {"iteration": iteration, "policy_version": first, **metrics}
+        yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
+    engine.close()
+
+
+def update_on_stored(
+    runs: RunStore, parameters: dict[str, Any], train: dict[str, Any], seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train on the trajectories of one stored iteration k, from checkpoint k − 1 or the starting policy.
+
+    The result is checkpoint k of that run, bit for bit, where its settings are the same.
+    """
+    from geo_sokoban_pipeline.grpo.sampler import PromptSampler
+    from geo_sokoban_pipeline.options.training import SourceOptions
+    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.schemas import PRUNE
+    from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+    from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
+    from geo_sokoban_pipeline.training.loop import build_scorer, partition, set_threads
+    from geo_sokoban_pipeline.training.updating import update_policy
+    from geo_sokoban_pipeline.trajectories import table_to_trajectories
+    from geo_sokoban_pipeline.trajectory_files import read_trajectories
+
+    settings = read_options(train)
+    options = validate_parameters(parameters, UpdatePipelineOptions, prefix=f"update_{settings.task}")
+    threads = set_threads(settings.threads)
+    iteration, files = runs.trajectory_files(options.source)
+    before: str | int = "start" if iteration == 0 else iteration - 1
+    start = runs.policy(options.source.model_copy(update={"checkpoint": before}))
+    policy = load_policy(start.path, settings.policy.dtype, settings.policy.attention)
+    backend = FsdpBackend(policy, settings.optimizer, settings.rollout.sampling.temperature)
+    if iteration > 0:
+        backend.load_state(start.path)
+    trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
+    reference = None
+    if settings.grpo.kl_coefficient > 0:
+        reference = build_scorer(runs.policy(SourceOptions(**{**options.source.model_dump(), "checkpoint": "start"})), settings)
+    metrics = update_policy(trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, reference)
+    entries = {
+        "iteration": iteration,
+        "policy_version": iteration + 1,
+        "source": options.source.model_dump(),
+        "started_from": hash_files(start.manifest["files"]),
+        "threads": threads,
+    }
+    row = {"iteration": iteration, "policy_version": iteration, **metrics}
+    name = partition(iteration)
+    return {PRUNE: -1, name: row}, {PRUNE: -1, name: CheckpointWriter(backend, entries)}
+
+
+def evaluate_stored(
+    runs: RunStore, eval_prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
+) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
+    from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+    from geo_sokoban_pipeline.training.loop import set_threads
+
+    settings = read_options(train)
+    options = validate_parameters(parameters, EvaluatePipelineOptions, prefix=f"evaluate_{settings.task}")
+    set_threads(settings.threads)
+    source = options.source
+    name = f"{source.run_id}@{source.checkpoint}"
+    summary, played = evaluate_policies(
+        f"evaluate_{settings.task}", seed, {name: runs.policy(source)}, read_rows(eval_prompts), settings
+    )
+    return {**summary, "source": source.model_dump()}, played
+
+
+def report_evaluation(
+    summary: dict[str, Any],
+    played: dict[str, Callable[[], pa.Table]],
+    run_id: str,
+    parameters: dict[str, Any],
+    train: dict[str, Any],
+    seed: int,
+) -> str:
+    """The HTML page of an evaluation."""
+    from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
+
+    settings: TrainOptions = read_options(train)
+    run = f"evaluate_{settings.task}"
+    inputs = ReportInputs(
+        task=settings.task,
+        run=run,
+        run_id=run_id,
+        metrics=[],
+        summary=summary,
+        warm_start=[],
+        played=played,
+        trained={},
+        data_report=None,
+        parameters={"seed": seed, run: parameters, f"train_{settings.task}": settings.model_dump(mode="json")},
+        versions=read_versions(),
+    )
+    return build_report(inputs)

@@ -1,0 +1,200 @@
+"""Nodes of the training pipelines: frames and folders in, folders and partitions out; the rules are in the core."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.fingerprint import (
+    check_fingerprint,
+    hash_files,
+    hash_rows,
+    policy_parameters,
+    warm_start_parameters,
+)
+from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState, link_or_copy
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.signposts import reached
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+_TRAINER_FILES = ("optimizer.safetensors", "trainer_state.json")
+Parts = dict[str, Callable[[], "pa.Table"]]
+
+
+def prepare_policy(state: PolicyState, parameters: dict[str, Any], seed: int) -> PolicyFolder | FolderWriter:
+    """The policy to start from: the stored one where its parameters are the same, else built, linked or fetched."""
+    options = read_options(parameters)
+    wanted = policy_parameters(options.policy, seed)
+    stored = _stored("the starting policy", state, wanted)
+    if stored is not None:
+        return stored
+    from geo_sokoban_pipeline.policies.preparing import write_starting_policy
+
+    return write_starting_policy(options.policy, seed, {"fingerprint": wanted})
+
+
+def warm_start(
+    base: PolicyFolder,
+    prompts: pd.DataFrame,
+    validation_prompts: pd.DataFrame,
+    state: PolicyState,
+    parameters: dict[str, Any],
+    data: dict[str, Any],
+    seed: int,
+) -> PolicyFolder | FolderWriter:
+    """The policy after the warm start: the stored one where nothing it depends on has changed, else imitation."""
+    options = read_options(parameters)
+    rows, held_out = read_rows(prompts), read_rows(validation_prompts)
+    wanted = {
+        **warm_start_parameters(options, seed, data),
+        "input.prompts": hash_rows(rows),
+        "input.base_policy": hash_files(base.manifest["files"]),
+    }
+    stored = _stored("the warm start", state, wanted)
+    if stored is not None:
+        return stored
+    if options.warm_start.steps == 0:
+        return _link_policy(base, {"fingerprint": wanted, "history": []})
+    from geo_sokoban_pipeline.policies.policy import load_policy, save_policy
+    from geo_sokoban_pipeline.training.loop import set_threads
+    from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+
+    threads = set_threads(options.threads)
+    policy = load_policy(base.path, options.policy.dtype, options.policy.attention)
+    history = imitate_teacher(policy, rows, held_out, options, seed)
+    entries = {"fingerprint": wanted, "history": history, "threads": threads}
+    return lambda folder: save_policy(policy, folder) or entries
+
+
+def train_grpo(
+    policy: PolicyFolder,
+    prompts: pd.DataFrame,
+    validation_prompts: pd.DataFrame,
+    resume: dict[str, Any],
+    parameters: dict[str, Any],
+    data: dict[str, Any],
+    seed: int,
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    """The GRPO loop; one yield per iteration, saved by Kedro before the next one starts."""
+    from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
+
+    options = read_options(parameters)
+    inputs = RunInputs(
+        run=f"train_{options.task}",
+        seed=seed,
+        options=options,
+        data_options=data,
+        policy=policy,
+        prompts=read_rows(prompts),
+        validation_prompts=read_rows(validation_prompts),
+    )
+    # The function itself must be a generator: Kedro collects what a wrapper merely returns.
+    yield from run_grpo(inputs, resume)
+
+
+def select_policy(
+    checkpoints: dict[str, Any], start: PolicyFolder, parameters: dict[str, Any]
+) -> FolderWriter | PolicyFolder:
+    """The final policy: the newest checkpoint, or the best one on validation, without what only training needs."""
+    options = read_options(parameters)
+    newest = checkpoints[max(checkpoints)]
+    chosen = newest
+    best = newest["manifest"].get("best")
+    if options.evaluation.checkpoint == "best" and best is not None:
+        chosen = checkpoints[f"iter={best['iteration']:05d}"]
+    logger.info("final policy: checkpoint of iteration %d", chosen["iteration"])
+    folder = PolicyFolder(chosen["dir"], chosen["manifest"])
+    return _link_policy(folder, {"iteration": chosen["iteration"], "started_from": hash_files(start.manifest["files"])})
+
+
+def evaluate_policies(
+    policy: PolicyFolder, final_policy: PolicyFolder, eval_prompts: pd.DataFrame, parameters: dict[str, Any], seed: int
+) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """Warm-start policy, final policy and baselines on the evaluation prompts."""
+    from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
+    from geo_sokoban_pipeline.training.loop import set_threads
+
+    reached("final evaluation")
+    options = read_options(parameters)
+    set_threads(options.threads)
+    policies = {"warm_start": policy, "final": final_policy}
+    return evaluate(f"train_{options.task}", seed, policies, read_rows(eval_prompts), options)
+
+
+def write_report(
+    metrics: list[dict[str, Any]],
+    summary: dict[str, Any],
+    policy: PolicyFolder,
+    held_out: Parts,
+    trained: Parts,
+    data_report: dict[str, Any],
+    run_id: str,
+    parameters: dict[str, Any],
+    data: dict[str, Any],
+    seed: int,
+) -> str:
+    """The HTML page of a run."""
+    from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
+
+    options = read_options(parameters)
+    run = f"train_{options.task}"
+    inputs = ReportInputs(
+        task=options.task,
+        run=run,
+        run_id=run_id,
+        metrics=metrics,
+        summary=summary,
+        warm_start=policy.manifest.get("history", []),
+        played=held_out,
+        trained=trained,
+        data_report=data_report,
+        parameters={"seed": seed, options.task: data, run: options.model_dump(mode="json")},
+        versions=read_versions(),
+    )
+    return build_report(inputs)
+
+
+def read_options(parameters: dict[str, Any]) -> TrainOptions:
+    """Checked options of a training pipeline."""
+    return validate_parameters(parameters, TrainOptions, prefix=f"train_{parameters.get('task', 'sokoban')}")
+
+
+def read_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows of a prompts frame as plain values."""
+    rows: list[dict[str, Any]] = frame.to_dict("records")
+    return rows
+
+
+def read_versions() -> dict[str, str]:
+    """Versions of what computed the results."""
+    from importlib.metadata import version
+
+    names = ("geo-sokoban-pipeline", "kedro", "torch", "transformers", "pyarrow", "numpy")
+    return {name: version(name) for name in names}
+
+
+def _stored(what: str, state: PolicyState, wanted: dict[str, Any]) -> PolicyFolder | None:
+    """The stored policy if it was made with the wanted fingerprint, None if there is none."""
+    if state.manifest is None:
+        return None
+    check_fingerprint(what, state.manifest["fingerprint"], wanted)
+    return PolicyFolder(state.path, state.manifest)
+
+
+def _link_policy(source: PolicyFolder, entries: dict[str, Any]) -> FolderWriter:
+    """Writer that links a policy's files, without the trainer's, under a manifest of its own."""
+
+    def write(folder: Any) -> dict[str, Any]:
+        for name in source.manifest["files"]:
+            if name not in _TRAINER_FILES:
+                link_or_copy(source.path / name, folder / name)
+        return entries
+
+    return write

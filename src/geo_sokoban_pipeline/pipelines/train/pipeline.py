@@ -1,0 +1,80 @@
+"""train_<task>: data → policy → warm start → GRPO loop → evaluation → report, on one screen."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Node, Pipeline
+
+from geo_sokoban_pipeline.pipelines.train import nodes
+from geo_sokoban_pipeline.pipelines.train.preview import draw_loop
+
+_OPTIONS = ["params:options", "params:data", "params:seed"]
+
+
+def create_pipeline(task: str) -> Pipeline:
+    """The training pipeline of a task, in the namespace `train_<task>`; the task's data pipeline comes before it."""
+    run = f"train_{task}"
+    template = Pipeline(
+        [
+            Node(
+                nodes.prepare_policy,
+                inputs=["base_policy_state", "params:options", "params:seed"],
+                outputs="base_policy",
+                name="prepare_policy",
+            ),
+            Node(
+                nodes.warm_start,
+                inputs=["base_policy", "prompts", "validation_prompts", "policy_state", *_OPTIONS],
+                outputs="policy",
+                name="warm_start",
+            ),
+            Node(
+                nodes.train_grpo,
+                inputs=["policy", "prompts", "validation_prompts", "resume_state", *_OPTIONS],
+                # The checkpoint is saved last: its manifest commits the iteration.
+                outputs=["trajectories", "eval_trajectories", "metrics", "checkpoints"],
+                name="train_grpo",
+                preview_fn=draw_loop,
+            ),
+            Node(
+                nodes.select_policy,
+                inputs=["checkpoints", "policy", "params:options"],
+                outputs="final_policy",
+                name="select_policy",
+            ),
+            Node(
+                nodes.evaluate_policies,
+                inputs=["policy", "final_policy", "eval_prompts", "params:options", "params:seed"],
+                outputs=["eval_summary", "held_out_trajectories"],
+                name="evaluate_policies",
+            ),
+            Node(
+                nodes.write_report,
+                inputs=[
+                    "metrics",
+                    "eval_summary",
+                    "policy",
+                    "held_out_trajectories",
+                    "trajectories",
+                    "data_report",
+                    "params:run_id",
+                    *_OPTIONS,
+                ],
+                outputs="report",
+                name="write_report",
+            ),
+        ]
+    )
+    shared = ("prompts", "validation_prompts", "eval_prompts", "data_report")
+    return Pipeline(
+        template,
+        namespace=run,
+        inputs={name: f"{task}.{name}" for name in shared}
+        | {name: f"{run}.{name}" for name in ("base_policy_state", "policy_state", "resume_state")},
+        parameters={
+            "params:options": f"params:{run}",
+            "params:data": f"params:{task}",
+            "params:seed": "params:seed",
+            "params:run_id": "params:run_id",
+        },
+        tags=["train"],
+    )

@@ -1,0 +1,30 @@
+"""Policies from the hub: fetched once into the hub's own cache, and a clear word where there is no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+
+
+class PolicyUnavailableError(RuntimeError):
+    """A policy can neither be fetched nor found in the cache."""
+
+
+def fetch_policy(name: str, revision: str | None) -> Path:
+    """Local folder of a hub policy; pickled weights are never fetched.
+
+    Raises:
+        PolicyUnavailableError: unknown name, no access, or no network and nothing cached; says what to set.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise PolicyUnavailableError(
+            f"policy.path={name}: not a local folder, and not to be had from the hub ({type(error).__name__}). "
+            "Check the name, set HF_TOKEN for a gated model, or work offline: give a downloaded folder "
+            "(policy.source=folder, policy.path=<folder>) or the policy built here (policy.source=tiny)."
+        ) from error

@@ -1,0 +1,49 @@
+"""Preparing: the policy a run starts from, built here, taken from a folder, or fetched from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.folders import link_or_copy
+from geo_sokoban_pipeline.options.policy import PolicyOptions
+from geo_sokoban_pipeline.policies.hub import fetch_policy
+from geo_sokoban_pipeline.policies.policy import load_policy, save_policy
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.storage import MANIFEST
+
+Writer = Callable[[Path], dict[str, Any]]
+
+
+def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, Any]) -> Writer:
+    """Writer of the starting policy's folder.
+
+    Args:
+        seed: of the weights, where they are made here.
+        entries: what the manifest records beside the files.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder holds no policy of a kind that is supported.
+        PolicyUnavailableError: the hub cannot be reached.
+    """
+    if options.source == "tiny":
+        policy = build_tiny_policy(options.tiny, seed)
+        return lambda folder: save_policy(policy, folder) or entries
+    assert options.path is not None  # the options check it
+    source = Path(options.path).expanduser() if options.source == "folder" else fetch_policy(options.path, options.revision)
+    if not source.is_dir():
+        raise FileNotFoundError(
+            f"policy.path={options.path}: no such folder. Give the folder of a downloaded Qwen3-VL policy, its hub id "
+            "with policy.source=hub, or policy.source=tiny for the one built here."
+        )
+    # Loaded once to be refused now rather than after the warm start.
+    load_policy(source, options.dtype, options.attention)
+    return lambda folder: _link_files(source, folder) or entries
+
+
+def _link_files(source: Path, folder: Path) -> None:
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if path.is_file() and path.name != MANIFEST and path.suffix in (".json", ".safetensors", ".jinja", ".txt"):
+            link_or_copy(path.resolve(), folder / name)

@@ -1,0 +1,109 @@
+"""Stored runs: finds the policy, checkpoint or trajectories that a `source` names, whoever wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.folders import PolicyFolder, open_policy
+from geo_sokoban_pipeline.options.training import SourceOptions
+from geo_sokoban_pipeline.storage import MANIFEST, read_manifest
+
+
+class SourceError(ValueError):
+    """A source names something that is not stored; the message lists what is there."""
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """All runs below a data root.
+
+    Attributes:
+        root: data root, the folder that holds `06_models` and the other layers.
+    """
+
+    root: Path
+
+    def policy(self, source: SourceOptions) -> PolicyFolder:
+        """The policy that a source names; a checkpoint is one.
+
+        Raises:
+            SourceError: nothing of that name is stored.
+            CorruptFolderError: it is, but damaged.
+        """
+        wanted = source.checkpoint
+        if wanted == "start":
+            return open_policy(self._existing(self._models(source) / "policy", source))
+        if wanted == "final":
+            return open_policy(self._existing(self._models(source) / "final_policy", source))
+        if isinstance(wanted, int) or wanted in ("latest", "best") or str(wanted).isdigit():
+            checkpoint = self.checkpoint(source)
+            return PolicyFolder(checkpoint["dir"], checkpoint["manifest"])
+        return _foreign_policy(str(wanted))
+
+    def checkpoint(self, source: SourceOptions) -> dict[str, Any]:
+        """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
+        stored = self._checkpoints(source)
+        if not stored:
+            raise SourceError(f"{self._describe(source)}: {source.run}/{source.run_id} has no checkpoint; train it first.")
+        number = self._number(source, stored)
+        if number not in stored:
+            raise SourceError(f"{self._describe(source)}: no such checkpoint; stored are {', '.join(map(str, stored))}.")
+        folder = stored[number]
+        manifest = read_manifest(folder)
+        assert manifest is not None  # _checkpoints lists sealed folders only
+        return {"iteration": number, "dir": folder, "manifest": manifest}
+
+    def trajectory_files(self, source: SourceOptions) -> tuple[int, list[Path]]:
+        """Iteration and parquet files of the trajectories that `source.iteration` names (None: the newest)."""
+        folder = self.root / "07_model_output" / source.run / source.run_id / "trajectories"
+        stored = {int(path.name.removeprefix("iter=")): path for path in folder.glob("iter=*") if path.is_dir()}
+        if not stored:
+            raise SourceError(f"{source.run}/{source.run_id} has no trajectories below {folder}; collect some first.")
+        number = max(stored) if source.iteration is None else source.iteration
+        if number not in stored:
+            raise SourceError(
+                f"source.iteration={number}: {source.run}/{source.run_id} holds iterations {min(stored)} to {max(stored)}."
+            )
+        return number, sorted(stored[number].glob("part-*.parquet"))
+
+    def _models(self, source: SourceOptions) -> Path:
+        return self.root / "06_models" / source.run / source.run_id
+
+    def _checkpoints(self, source: SourceOptions) -> dict[int, Path]:
+        found = (self._models(source) / "checkpoints").glob(f"iter=*/{MANIFEST}")
+        return dict(sorted((int(path.parent.name.removeprefix("iter=")), path.parent) for path in found))
+
+    def _number(self, source: SourceOptions, stored: dict[int, Path]) -> int:
+        if source.checkpoint == "latest":
+            return max(stored)
+        if source.checkpoint == "best":
+            newest = read_manifest(stored[max(stored)], verify=False) or {}
+            best = newest.get("best")
+            if best is None:
+                raise SourceError(f"{self._describe(source)}: the run has no validation yet; use latest or a number.")
+            return int(best["iteration"])
+        return int(source.checkpoint)
+
+    def _existing(self, folder: Path, source: SourceOptions) -> Path:
+        if not (folder / MANIFEST).is_file():
+            raise SourceError(f"{self._describe(source)}: {folder} does not exist; run the pipeline {source.run} first.")
+        return folder
+
+    @staticmethod
+    def _describe(source: SourceOptions) -> str:
+        return f"source.checkpoint={source.checkpoint} of {source.run}/{source.run_id}"
+
+
+def _foreign_policy(name: str) -> PolicyFolder:
+    """A folder that this project did not write, or a hub id (its files are then fetched)."""
+    from geo_sokoban_pipeline.storage import describe_files
+
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        from geo_sokoban_pipeline.policies.hub import fetch_policy
+
+        folder = fetch_policy(name, None)
+    manifest = read_manifest(folder) or {"files": describe_files(folder)}
+    return PolicyFolder(folder, manifest)

@@ -1,0 +1,187 @@
+"""Checkpoints: sealed or absent, retained or removed, verified before a run continues from one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.io import DatasetError
+
+from geo_sokoban_pipeline.datasets import CheckpointsDataset, ResumeStateDataset, StorageError
+from geo_sokoban_pipeline.storage import CorruptFolderError
+
+
+def writer(text: str) -> Callable[[Path], dict[str, Any]]:
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / "state").mkdir()
+        (folder / "state" / "weights.safetensors").write_text(text)
+        (folder / "config.json").write_text("{}")
+        return {"policy_version": int(text) + 1}
+
+    return write
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> CheckpointsDataset:
+    dataset = CheckpointsDataset(str(tmp_path / "checkpoints"))
+    dataset.save({f"iter={iteration:05d}": writer(str(iteration)) for iteration in (0, 1, 2)})
+    return dataset
+
+
+@pytest.fixture
+def resume(checkpoints: CheckpointsDataset) -> ResumeStateDataset:
+    return ResumeStateDataset(str(checkpoints._path))
+
+
+def weights(checkpoints: CheckpointsDataset, iteration: int) -> Path:
+    return checkpoints._path / f"iter={iteration:05d}" / "state" / "weights.safetensors"
+
+
+def truncate(path: Path) -> None:
+    path.write_text("")
+
+
+def alter(path: Path) -> None:
+    path.write_text("x" * path.stat().st_size)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def break_manifest(path: Path) -> None:
+    (path.parents[1] / "manifest.json").write_text('{"files": {')
+
+
+DAMAGES = [truncate, alter, remove, break_manifest]
+
+
+def test_load_gives_folder_and_manifest(checkpoints: CheckpointsDataset) -> None:
+    loaded = checkpoints.load()
+    assert [entry["iteration"] for entry in loaded.values()] == [0, 1, 2]
+    entry = loaded["iter=00001"]
+    assert (entry["dir"] / "state" / "weights.safetensors").read_text() == "1"
+    assert entry["manifest"]["policy_version"] == 2
+    assert sorted(entry["manifest"]["files"]) == ["config.json", "state/weights.safetensors"]
+
+
+def test_resume_state_is_the_newest(resume: ResumeStateDataset) -> None:
+    state = resume.load()
+    assert (state["iteration"], state["complete"]) == (2, None)
+    assert state["dir"].name == "iter=00002"
+    assert state["manifest"]["policy_version"] == 3
+
+
+def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    path = str(tmp_path / "none")
+    assert CheckpointsDataset(path).load() == {}
+    empty = {"iteration": -1, "dir": None, "manifest": None, "complete": None}
+    assert ResumeStateDataset(path).load() == empty
+    assert not (tmp_path / "none").exists()
+
+
+def test_exists_only_when_complete(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+    assert not checkpoints.exists()
+    checkpoints.save({"COMPLETE": {"iterations": 3, "reason": "all done"}})
+    assert checkpoints.exists()
+    assert resume.load()["complete"] == {"iterations": 3, "reason": "all done"}
+    assert json.loads((checkpoints._path / "COMPLETE.json").read_text())["iterations"] == 3
+
+
+@pytest.mark.parametrize("data", [{"iter=00003": writer("3")}, {"PRUNE": 1}, {"PRUNE": 5}])
+def test_a_run_taken_up_again_is_not_complete(data: dict[str, Any], checkpoints: CheckpointsDataset) -> None:
+    checkpoints.save({"COMPLETE": {"iterations": 3}})
+    checkpoints.save(data)
+    assert not checkpoints.exists()
+
+
+def test_last_checkpoint_and_mark_may_come_together(checkpoints: CheckpointsDataset) -> None:
+    checkpoints.save({"COMPLETE": {"iterations": 4}, "RETAIN": [1, 3], "iter=00003": writer("3")})
+    assert checkpoints.exists()
+    assert list(checkpoints.load()) == ["iter=00001", "iter=00003"]
+
+
+def test_retain_keeps_the_named_ones(checkpoints: CheckpointsDataset) -> None:
+    checkpoints.save({"RETAIN": [0, 2, 77]})
+    assert list(checkpoints.load()) == ["iter=00000", "iter=00002"]
+    assert sorted(path.name for path in checkpoints._path.iterdir()) == ["iter=00000", "iter=00002"]
+
+
+def test_prune_goes_back(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+    (checkpoints._path / ".iter=00003.0123abcd.tmp").mkdir()
+    checkpoints.save({"PRUNE": 0})
+    assert resume.load()["iteration"] == 0
+    assert [path.name for path in checkpoints._path.iterdir()] == ["iter=00000"]
+
+
+def test_unsealed_folders_do_not_exist(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+    (checkpoints._path / "iter=00002" / "manifest.json").unlink()
+    assert list(checkpoints.load()) == ["iter=00000", "iter=00001"]
+    assert resume.load()["iteration"] == 1
+
+
+def test_a_writer_that_fails_leaves_nothing(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+    def fail(folder: Path) -> dict[str, Any]:
+        (folder / "half").write_text("x")
+        raise ValueError("NaN in the weights")
+
+    with pytest.raises(DatasetError, match="NaN in the weights"):
+        checkpoints.save({"iter=00003": fail})
+    assert resume.load()["iteration"] == 2
+    assert len(list(checkpoints._path.iterdir())) == 3
+
+
+def test_only_writers_are_saved(checkpoints: CheckpointsDataset) -> None:
+    with pytest.raises(DatasetError, match="callable writer"):
+        checkpoints.save({"iter=00003": {"a": 1}})
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_to_the_newest_is_named_with_the_way_out(
+    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, resume: ResumeStateDataset
+) -> None:
+    damage(weights(checkpoints, 2))
+    with pytest.raises(DatasetError, match=r"delete .*iter=00002 to continue from iteration 00001") as caught:
+        resume.load()
+    assert isinstance(caught.value.__cause__, CorruptFolderError)
+    named = "manifest.json" if damage is break_manifest else "weights.safetensors"
+    assert f"iter=00002/{named}" in str(caught.value) or f"iter=00002/state/{named}" in str(caught.value)
+
+
+def test_the_newest_intact_one_is_found(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+    truncate(weights(checkpoints, 2))
+    alter(weights(checkpoints, 1))
+    with pytest.raises(DatasetError, match=r"iter=00002 and .*iter=00001 to continue from iteration 00000"):
+        resume.load()
+    truncate(weights(checkpoints, 0))
+    with pytest.raises(DatasetError, match="No intact checkpoint is left"):
+        resume.load()
+
+
+@pytest.mark.parametrize("damage", [truncate, remove, break_manifest])
+def test_truncated_checkpoints_are_not_listed(damage: Callable[[Path], None], checkpoints: CheckpointsDataset) -> None:
+    damage(weights(checkpoints, 0))
+    with pytest.raises(DatasetError, match="iter=00000"):
+        checkpoints.load()
+
+
+def test_space_needed_is_that_of_the_newest(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+    def full(folder: Path) -> dict[str, Any]:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DatasetError, match="iter=00003: disk full, about 3 bytes needed") as caught:
+        checkpoints.save({"iter=00003": full})
+    assert isinstance(caught.value.__cause__, StorageError)
+    full.bytes_needed = 4_000_000_000
+    with pytest.raises(DatasetError, match="about 4,000,000,000 bytes"):
+        checkpoints.save({"iter=00003": full})
+    assert resume.load()["iteration"] == 2
+
+
+def test_resume_state_is_a_view(resume: ResumeStateDataset) -> None:
+    assert resume.exists()
+    with pytest.raises(DatasetError, match="only reads"):
+        resume.save({})

@@ -1,0 +1,175 @@
+"""Partitions by iteration: whole or absent, pruned before written, disk errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.io import DatasetError
+
+from geo_sokoban_pipeline import storage
+from geo_sokoban_pipeline.datasets import IterationPartitions, StorageError
+from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+
+
+class Notes(IterationPartitions):
+    """One text per iteration."""
+
+    suffix = ".txt"
+
+    def _write(self, path: Path, value: Any) -> None:
+        storage.write_atomic(path, lambda temporary: temporary.write_text(value))
+
+    def _read(self, path: Path) -> str:
+        return path.read_text()
+
+    def _bytes_needed(self, value: Any) -> int:
+        return len(value)
+
+
+class PartedNotes(Notes):
+    """Several texts per iteration."""
+
+    parted = True
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(str(tmp_path / "notes"))
+
+
+def contents(dataset: IterationPartitions) -> dict[str, str]:
+    return {name: read() for name, read in dataset.load().items()}
+
+
+def test_a_run_that_has_not_begun_is_empty(notes: Notes) -> None:
+    assert notes.load() == {}
+    assert not notes.exists()
+    notes.save({})
+    assert not notes._path.exists()
+    notes._path.mkdir()
+    assert notes.load() == {}
+    assert not notes.exists()
+
+
+def test_partitions_are_ordered_by_iteration(notes: Notes) -> None:
+    for iteration in (100000, 2, 99999, 10):
+        notes.save({f"iter={iteration:05d}": str(iteration)})
+    assert list(contents(notes)) == ["iter=00002", "iter=00010", "iter=99999", "iter=100000"]
+    assert notes.exists()
+
+
+def test_parts_lie_in_a_folder_per_iteration(tmp_path: Path) -> None:
+    parted = PartedNotes(str(tmp_path))
+    parted.save({"iter=00001/part-001": "b", "iter=00001/part-000": "a"})
+    assert contents(parted) == {"iter=00001/part-000": "a", "iter=00001/part-001": "b"}
+    assert (tmp_path / "iter=00001" / "part-001.txt").read_text() == "b"
+
+
+@pytest.mark.parametrize(
+    "name", ["00012", "iter=12", "iter=00012/part-000", "../iter=00012", "iter=00012/../x", "iter=", "", "prune"]
+)
+def test_other_ids_are_refused_before_anything_happens(name: str, notes: Notes) -> None:
+    notes.save({"iter=00000": "kept", "iter=00001": "kept"})
+    with pytest.raises(DatasetError, match="form"):
+        notes.save({"PRUNE": 0, "iter=00002": "x", name: "y"})
+    assert list(contents(notes)) == ["iter=00000", "iter=00001"]
+
+
+def test_an_iteration_without_part_is_refused_where_parts_are_due(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="iter=00012/part-000"):
+        PartedNotes(str(tmp_path)).save({"iter=00012": "x"})
+
+
+def test_other_values_than_dicts_are_refused(notes: Notes) -> None:
+    with pytest.raises(DatasetError, match="not a list"):
+        notes.save([1])
+
+
+@pytest.mark.parametrize(
+    ("after", "left"),
+    [(-1, []), (0, [0]), (2, [0, 1, 2]), (9, [0, 1, 2, 3])],
+)
+def test_prune_drops_later_iterations(after: int, left: list[int], notes: Notes) -> None:
+    notes.save({f"iter={iteration:05d}": "x" for iteration in range(4)})
+    notes.save({"PRUNE": after})
+    assert list(contents(notes)) == [f"iter={iteration:05d}" for iteration in left]
+
+
+def test_prune_comes_before_writing(notes: Notes) -> None:
+    notes.save({"iter=00001": "old", "iter=00002": "old"})
+    notes.save({"iter=00001": "new", "PRUNE": 0})
+    assert contents(notes) == {"iter=00001": "new"}
+
+
+def test_prune_takes_all_parts_and_leftovers(tmp_path: Path) -> None:
+    parted = PartedNotes(str(tmp_path))
+    parted.save({f"iter=0000{i}/part-00{p}": "x" for i in range(3) for p in range(2)})
+    leftover = tmp_path / "iter=00000" / ".part-000.txt.0123abcd.tmp"
+    leftover.write_text("half")
+    parted.save({"PRUNE": 0})
+    assert list(contents(parted)) == ["iter=00000/part-000", "iter=00000/part-001"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["iter=00000", "part-000.txt", "part-001.txt"]
+
+
+def test_temporary_and_foreign_files_are_invisible(notes: Notes) -> None:
+    notes.save({"iter=00000": "x"})
+    for name in (".iter=00001.txt.ab.tmp", "iter=00001.txt.tmp", "iter=xyz.txt", "readme.txt"):
+        (notes._path / name).write_text("y")
+    assert list(notes.load()) == ["iter=00000"]
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(errno.ENOSPC, "disk full"), (errno.EDQUOT, "disk full"), (errno.EACCES, "right"), (errno.EROFS, "right")],
+)
+def test_storage_errors_say_path_bytes_and_way_out(
+    number: int, word: str, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes.save({"iter=00000": "committed"})
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fail)
+        with pytest.raises(DatasetError, match=word) as caught:
+            notes.save({"iter=00001": "y" * 12345})
+    assert isinstance(caught.value.__cause__, StorageError)
+    assert caught.value.__cause__.errno == number
+    for text in ("iter=00001.txt", "about 12,345 bytes", "data_root", "stays readable"):
+        assert text in str(caught.value)
+    assert contents(notes) == {"iter=00000": "committed"}
+    assert [path.name for path in notes._path.iterdir()] == ["iter=00000.txt"]
+
+
+def test_a_full_device_is_recognised(tmp_path: Path) -> None:
+    expected = pytest.raises(StorageError, match="disk full, about 7 bytes needed, .* free")
+    with expected, explain_storage_errors(tmp_path, lambda: 7), open("/dev/full", "w") as handle:
+        handle.write("x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_closed_folder_is_recognised(notes: Notes) -> None:
+    notes.save({"iter=00000": "committed"})
+    notes._path.chmod(0o555)
+    try:
+        with pytest.raises(DatasetError, match="no right to write, about 1 bytes needed"):
+            notes.save({"iter=00001": "x"})
+        assert contents(notes) == {"iter=00000": "committed"}
+    finally:
+        notes._path.chmod(0o755)
+
+
+@pytest.mark.parametrize("text", ['IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'])
+def test_errors_of_other_libraries_are_recognised(text: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="an unknown number of bytes"), explain_storage_errors(tmp_path):
+        raise RuntimeError(text)
+
+
+def test_other_errors_pass(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), explain_storage_errors(tmp_path):
+        raise KeyError("x")

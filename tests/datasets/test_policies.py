@@ -1,0 +1,122 @@
+"""Policies: stored whole, opened only if every file is as written, queried without an error where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.io import DatasetError
+
+from geo_sokoban_pipeline.datasets import PolicyDataset, PolicyStateDataset
+from geo_sokoban_pipeline.folders import PolicyFolder, link_or_copy, open_policy, write_policy
+from geo_sokoban_pipeline.storage import CorruptFolderError
+
+
+def write(folder: Path) -> dict[str, Any]:
+    (folder / "config.json").write_text("{}")
+    (folder / "processor").mkdir()
+    (folder / "processor" / "tokenizer.json").write_text('{"a": 1}')
+    return {"source": "tiny", "seed": 3}
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> PolicyDataset:
+    dataset = PolicyDataset(str(tmp_path / "policy"))
+    dataset.save(write)
+    return dataset
+
+
+def test_writer_is_stored_and_loaded(policy: PolicyDataset) -> None:
+    loaded = policy.load()
+    assert policy.exists()
+    assert loaded.path == policy._path
+    assert loaded.manifest["source"] == "tiny"
+    assert (loaded.path / "processor" / "tokenizer.json").read_text() == '{"a": 1}'
+
+
+def test_own_folder_is_left_alone(policy: PolicyDataset) -> None:
+    before = {path: path.stat().st_mtime_ns for path in policy._path.rglob("*")}
+    policy.save(policy.load())
+    assert {path: path.stat().st_mtime_ns for path in policy._path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_other_folder_is_taken_over(
+    links: bool, policy: PolicyDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    final = PolicyDataset(str(tmp_path / "final"))
+    final.save(policy.load())
+    assert final.load().manifest == policy.load().manifest
+    assert (tmp_path / "final" / "config.json").samefile(policy._path / "config.json") is links
+
+
+def test_replacing_keeps_the_source_intact(policy: PolicyDataset, tmp_path: Path) -> None:
+    final = PolicyDataset(str(tmp_path / "final"))
+    final.save(policy.load())
+    final.save(lambda folder: (folder / "config.json").write_text("[]") and {})
+    assert (policy.load().path / "config.json").read_text() == "{}"
+    assert (final.load().path / "config.json").read_text() == "[]"
+
+
+def test_absent_policy(tmp_path: Path) -> None:
+    policy = PolicyDataset(str(tmp_path / "none"))
+    assert not policy.exists()
+    with pytest.raises(DatasetError, match="holds no policy"):
+        policy.load()
+    state = PolicyStateDataset(str(tmp_path / "none")).load()
+    assert (state.path, state.manifest) == (tmp_path / "none", None)
+
+
+def test_state_of_a_stored_policy(policy: PolicyDataset) -> None:
+    state = PolicyStateDataset(str(policy._path))
+    assert state.exists()
+    assert state.load().manifest == policy.load().manifest
+    with pytest.raises(DatasetError, match="only reads"):
+        state.save({})
+
+
+def test_damage_is_named(policy: PolicyDataset) -> None:
+    (policy._path / "config.json").write_text("{ }")
+    for dataset in (policy, PolicyStateDataset(str(policy._path))):
+        with pytest.raises(DatasetError, match=r"config\.json differs") as caught:
+            dataset.load()
+        assert isinstance(caught.value.__cause__, CorruptFolderError)
+
+
+def test_damaged_source_is_not_taken_over(policy: PolicyDataset, tmp_path: Path) -> None:
+    source = policy.load()
+    (policy._path / "config.json").write_text("{ }")
+    with pytest.raises(CorruptFolderError):
+        write_policy(tmp_path / "final", source)
+    assert not (tmp_path / "final").exists()
+
+
+def test_other_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="PolicyFolder or a writer"):
+        PolicyDataset(str(tmp_path / "policy")).save("folder")
+
+
+def test_full_disk_keeps_the_old_policy(policy: PolicyDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = write_policy(tmp_path / "other", lambda folder: (folder / "config.json").write_text("[1, 2]") and {})
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("geo_sokoban_pipeline.folders.link_or_copy", full)
+        with pytest.raises(DatasetError, match="policy: disk full, about 6 bytes needed"):
+            policy.save(other)
+    assert policy.load().manifest["source"] == "tiny"
+
+
+def test_works_without_kedro(tmp_path: Path) -> None:
+    stored = write_policy(tmp_path / "policy", write)
+    assert open_policy(tmp_path / "policy") == stored == PolicyFolder(tmp_path / "policy", stored.manifest)
+    link_or_copy(tmp_path / "policy" / "config.json", tmp_path / "deep" / "config.json")
+    assert (tmp_path / "deep" / "config.json").read_text() == "{}"

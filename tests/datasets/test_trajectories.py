@@ -1,0 +1,166 @@
+"""Episodes in the catalog: Kedro validates them on save, a frame and a preview show them without bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kedro.io import DataCatalog, DatasetError
+from kedro.pipeline import node, pipeline
+from kedro.runner import SequentialRunner
+from kedro.validation.exceptions import DataValidationError
+
+from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.datasets import TrajectoriesDataset, TrajectoriesFrameDataset
+from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, validate_trajectories
+from geo_sokoban_pipeline.trajectories import TrajectoryBatch, trajectories_to_table
+from geo_sokoban_pipeline.trajectory_files import TornFileError, name_parts
+
+
+def make_catalog(folder: Path) -> DataCatalog:
+    return DataCatalog.from_config(
+        {
+            "trajectories": {
+                "type": "geo_sokoban_pipeline.datasets.TrajectoriesDataset",
+                "path": str(folder),
+                "validator": {"class": "geo_sokoban_pipeline.schemas.TrajectoryContract", "on": ["save"]},
+                "metadata": {"kedro-viz": {"layer": "model_output"}},
+            },
+            "trajectories@pandas": {
+                "type": "geo_sokoban_pipeline.datasets.TrajectoriesFrameDataset",
+                "path": str(folder),
+            },
+        }
+    )
+
+
+def batch(iteration: int, episodes: int = 4) -> TrajectoryBatch:
+    return TrajectoryBatch(make_trajectories(episodes, iteration=iteration), CONTEXT)
+
+
+def test_tables_and_batches_are_stored_alike(tmp_path: Path) -> None:
+    catalog = make_catalog(tmp_path)
+    catalog.save("trajectories", {"iter=00000/part-000": batch(0), "iter=00001/part-000": batch(1).to_table()})
+    parts = catalog.load("trajectories")
+    assert list(parts) == ["iter=00000/part-000", "iter=00001/part-000"]
+    for iteration, read in enumerate(parts.values()):
+        table = read()
+        validate_trajectories(table)
+        assert table.equals(batch(iteration).to_table())
+
+
+def test_kedro_refuses_a_broken_episode_and_keeps_what_is_there(tmp_path: Path) -> None:
+    catalog = make_catalog(tmp_path)
+    catalog.save("trajectories", {"iter=00000/part-000": batch(0)})
+    broken = batch(1)
+    broken.trajectories[2].loss_mask[0] = 1
+    with pytest.raises(DataValidationError, match=r"iter=00001/part-000: loss_mask of trajectory '.*0000/02'"):
+        catalog.save("trajectories", {"PRUNE": -1, "iter=00001/part-000": broken})
+    assert list(catalog.load("trajectories")) == ["iter=00000/part-000"]
+
+
+def test_a_generator_node_streams_its_iterations(tmp_path: Path) -> None:
+    catalog = make_catalog(tmp_path)
+    seen: list[list[str]] = []
+
+    def loop(start: int) -> Any:
+        yield {"PRUNE": start}
+        for iteration in range(3):
+            seen.append(sorted(path.name for path in tmp_path.glob("iter=*")))
+            yield name_parts(iteration, make_trajectories(2, iteration=iteration), CONTEXT)
+        yield {}
+
+    catalog["start"] = -1
+    SequentialRunner().run(pipeline([node(loop, "start", "trajectories")]), catalog)
+    assert seen == [[], ["iter=00000"], ["iter=00000", "iter=00001"]]
+    assert len(catalog.load("trajectories")) == 3
+
+
+@pytest.mark.parametrize("value", [make_trajectories(1), {"a": 1}, pa.table({"a": [1]})])
+def test_other_values_are_refused(value: object, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError):
+        TrajectoriesDataset(str(tmp_path)).save({"iter=00000/part-000": value})
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_torn_files_are_named_when_they_are_read(tmp_path: Path) -> None:
+    dataset = TrajectoriesDataset(str(tmp_path))
+    dataset.save({"iter=00000/part-000": batch(0)})
+    path = tmp_path / "iter=00000" / "part-000.parquet"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(TornFileError, match=r"iter=00000/part-000\.parquet"):
+        dataset.load()["iter=00000/part-000"]()
+
+
+def test_frame_holds_all_but_images(tmp_path: Path) -> None:
+    catalog = make_catalog(tmp_path)
+    catalog.save("trajectories", {f"iter=0000{i}/part-000": batch(i) for i in range(2)})
+    frame = catalog.load("trajectories@pandas")
+    assert list(frame.columns) == [name for name in TRAJECTORY_SCHEMA.names if name != "images"] + ["partition"]
+    assert frame["partition"].tolist() == ["iter=00000/part-000"] * 4 + ["iter=00001/part-000"] * 4
+    assert frame["iteration"].dtype == "int32"
+    assert frame["reward"].dtype == "float64"
+    row, trajectory = frame.iloc[5], batch(1).trajectories[1]
+    assert row["token_ids"] == trajectory.token_ids.tolist()
+    assert isinstance(row["turns"], list)
+    assert row["turns"][1]["text"] == trajectory.turns[1].text
+    assert row["image_grid_thw"] == [[1, 6, 6]] * 3
+    assert row["metrics"] == [{"name": "steps", "value": 3.0}, {"name": "success", "value": 1.0}]
+    assert row["reward"] == trajectory.reward
+
+
+def test_frame_of_chosen_iterations(tmp_path: Path) -> None:
+    TrajectoriesDataset(str(tmp_path)).save({f"iter=0000{i}/part-000": batch(i) for i in range(3)})
+    frame = TrajectoriesFrameDataset(str(tmp_path), iterations=[1]).load()
+    assert frame["iteration"].tolist() == [1] * 4
+
+
+def test_frame_of_nothing_has_all_columns(tmp_path: Path) -> None:
+    frame = TrajectoriesFrameDataset(str(tmp_path / "none")).load()
+    assert len(frame) == 0
+    assert len(frame.columns) == len(TRAJECTORY_SCHEMA.names)
+
+
+def test_frame_is_a_view(tmp_path: Path) -> None:
+    dataset = TrajectoriesFrameDataset(str(tmp_path))
+    assert not dataset.exists()
+    with pytest.raises(DatasetError, match="only reads"):
+        dataset.save({})
+
+
+def test_preview_is_json_without_bytes(tmp_path: Path) -> None:
+    dataset = TrajectoriesDataset(str(tmp_path))
+    assert dataset.preview() == {"index": [], "columns": TRAJECTORY_SCHEMA.names, "data": []}
+    dataset.save({"iter=00000/part-000": batch(0), "iter=00001/part-000": batch(1, 8)})
+    preview = dataset.preview(nrows=6)
+    assert len(preview["data"]) == len(preview["index"]) == 6
+    assert json.loads(json.dumps(preview)) == preview
+    row = dict(zip(preview["columns"], preview["data"][0], strict=True))
+    assert row["iteration"] == 1
+    assert "bytes>" in row["images"]
+    assert max(len(cell) for cell in row.values() if isinstance(cell, str)) < 120
+
+
+def test_viz_takes_the_preview(tmp_path: Path) -> None:
+    import inspect
+
+    annotation = inspect.signature(TrajectoriesDataset.preview).return_annotation
+    assert getattr(annotation, "__name__", str(annotation)) == "TablePreview"  # as kedro-viz looks it up
+
+
+def test_space_needed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = TrajectoriesDataset(str(tmp_path))
+    dataset.save({"iter=00000/part-000": batch(0)})
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyarrow.parquet.ParquetWriter.write_table", fail)
+        with pytest.raises(DatasetError, match=r"part-000.parquet: disk full, about [\d,]+ bytes needed"):
+            dataset.save({"iter=00001/part-000": batch(1)})
+    assert trajectories_to_table(make_trajectories(4), CONTEXT).equals(dataset.load()["iter=00000/part-000"]())
+    assert list(dataset.load()) == ["iter=00000/part-000"]

@@ -1,0 +1,226 @@
+"""The environment: the seed system's worked examples, limits, observations, building from a row."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.base import InteractionEnv
+from geo_sokoban_pipeline.envs.sokoban import (
+    Board,
+    MoveRewards,
+    SokobanEnv,
+    build_env,
+    generate_levels,
+    render_png,
+)
+from geo_sokoban_pipeline.rewards import sokoban_reward
+
+LEVEL = Board.from_text("######\n#P___#\n#_X_O#\n#____#\n#____#\n######")
+ROW = Board.from_text("#######\n#_PXO_#\n#######")
+
+
+def test_reset_shows_a_384_pixel_picture_and_the_distance():
+    env = SokobanEnv(LEVEL)
+    observation, info = env.reset()
+    (picture,) = observation["multi_modal_data"]["<image>"]
+    assert (picture.mode, picture.size) == ("RGB", (384, 384))
+    assert env.box_target_distance() == info["box_target_distance"] == 2
+    assert isinstance(env, InteractionEnv)
+
+
+@pytest.mark.parametrize(
+    ("board", "replies", "rewards", "done", "effective", "steps"),
+    [
+        (LEVEL, ["Up"], [-0.05], False, False, 1),
+        (LEVEL, ["Right"], [0.01], False, True, 1),
+        (LEVEL, ["no action here"], [0.0], False, False, 0),
+        (LEVEL, ["Down,Right,Right"], [1.03], True, True, 3),
+        (LEVEL, ["Down", "Right", "Right"], [0.01, 0.01, 1.01], True, True, 3),
+        (ROW, ["Right,Right,Right"], [1.01], True, True, 1),
+        (LEVEL, ["Up, Right, Up"], [-0.09], False, True, 3),
+    ],
+)
+def test_worked_examples(board, replies, rewards, done, effective, steps):
+    env = SokobanEnv(board)
+    env.reset()
+    for reply in replies:
+        _, ended, info = env.step(reply)
+    assert env.turn_rewards == pytest.approx(rewards)
+    assert ended is done and env.steps == steps
+    assert info["metrics"]["turn_metrics"]["action_is_effective"] is effective
+    assert env.final_bonus == (5.0 if done else 0.0)
+    assert info["metrics"]["traj_metrics"]["success"] is done
+
+
+def test_worked_example_reward_of_three_turns_and_of_one():
+    env = SokobanEnv(LEVEL)
+    env.reset()
+    dist0 = env.box_target_distance()
+    for reply in ("Down", "Right", "Right"):
+        env.step(reply)
+    assert env.board.boxes == ((2, 4),)
+    total = sokoban_reward(env.turn_rewards, env.final_bonus, dist0, env.box_target_distance())["total_reward"]
+    assert total == pytest.approx(7.343333, abs=1e-6)
+
+    env = SokobanEnv(ROW)
+    env.reset()
+    env.step("Right,Right,Right")
+    assert sokoban_reward(env.turn_rewards, env.final_bonus, 1, 0)["total_reward"] == pytest.approx(7.01)
+    assert env.board.to_symbols().split("\n")[1] == " # \t _ \t _ \t P \t √ \t _ \t # "
+
+
+def test_player_stands_where_the_examples_say():
+    env = SokobanEnv(LEVEL)
+    env.step("Right")
+    assert env.board.player == (1, 2)
+
+
+def test_worked_example_step_limit_cuts_a_turn():
+    env = SokobanEnv(LEVEL, max_steps=2)
+    env.reset()
+    observation, done, info = env.step("Right, Right, Right")
+    assert done and env.turn_rewards == pytest.approx([0.02]) and env.steps == 2
+    assert info["parsed_actions"] == ["right"] * 3
+    assert "Right, Right\n" in observation["obs_str"] and env.final_metrics()["success"] == 0.0
+
+
+def test_equal_seeds_give_equal_levels():
+    assert generate_levels(1, 0, 6, 6) == generate_levels(1, 0, 6, 6)
+
+
+def test_info_has_the_seed_keys_and_two_more():
+    _, _, info = SokobanEnv(LEVEL).step("<answer>Down, fly, Right</answer>")
+    assert info == {
+        "raw_action": "<answer>Down, fly, Right</answer>",
+        "parsed_actions": ["down", "right"],
+        "metrics": {
+            "turn_metrics": {"action_is_valid": True, "action_is_effective": True},
+            "traj_metrics": {"success": False},
+        },
+        "turn_reward": pytest.approx(0.02),
+        "box_target_distance": 1,
+    }
+    json.dumps(info)
+
+
+def test_a_reply_without_a_move_can_cost_reward_and_a_step():
+    env = SokobanEnv(LEVEL, max_steps=2, rewards=MoveRewards(malformed=-0.1), malformed_counts_step=True)
+    env.reset()
+    assert env.step("?")[1] is False
+    assert env.step("?")[1] is True
+    assert env.turn_rewards == [-0.1, -0.1] and env.steps == 2
+    assert env.final_metrics()["invalid_share"] == 1.0
+
+
+def test_a_level_solved_at_reset_ends_with_the_first_move_only():
+    env = SokobanEnv(Board.from_text("#@ *#"))
+    env.reset()
+    assert env.step("hm")[1] is False
+    assert env.step("right, right, right")[1] is True and env.steps == 1
+
+
+def test_stepping_after_the_end_is_an_error_until_reset():
+    env = SokobanEnv(ROW)
+    env.step("right")
+    with pytest.raises(RuntimeError, match="call reset first"):
+        env.step("right")
+    env.reset()
+    assert env.board == ROW and env.turn_rewards == [] and env.steps == 0
+    with env:
+        env.close()
+
+
+def test_observation_texts():
+    full, _ = SokobanEnv(LEVEL).reset()
+    for part in ("See the image", "None", "Up, Down, Left or Right"):
+        assert part in full["obs_str"]
+    assert SokobanEnv(LEVEL, observation_style="brief").reset()[0]["obs_str"] == "Next?"
+    both = SokobanEnv(LEVEL, text_grid=True).reset()[0]
+    assert LEVEL.to_symbols() in both["obs_str"] and both["multi_modal_data"]
+    text_only = SokobanEnv(LEVEL, render_mode="text", observation_style="brief").reset()[0]
+    assert text_only == {"obs_str": f"{LEVEL.to_symbols()}\nNext?"}
+    assert "<image>" not in full["obs_str"]
+
+
+def test_messages_hold_pictures_then_one_text():
+    env = SokobanEnv(LEVEL, cell_px=16)
+    observation, _ = env.reset()
+    message = env.format_observation({"role": "system", **observation})
+    assert message["role"] == "user"
+    picture, text = message["content"]
+    assert picture["type"] == "image" and isinstance(picture["image"], Image.Image)
+    assert picture["image"].info["png"] == render_png(LEVEL, 16)
+    assert text == {"type": "text", "text": observation["obs_str"]}
+    for nothing in (None, {}):
+        assert env.format_observation(nothing) == {"role": "user", "content": [{"type": "text", "text": ""}]}
+
+
+def test_final_metrics_know_the_optimum():
+    env = SokobanEnv(LEVEL, optimal_steps=3)
+    env.step("up, down, right")
+    env.step("right")
+    assert env.final_metrics() == {
+        "success": 1.0,
+        "steps": 4.0,
+        "turns": 2.0,
+        "invalid_turns": 0.0,
+        "invalid_share": 0.0,
+        "boxes_on_target": 1.0,
+        "dist0": 2.0,
+        "dist1": 0.0,
+        "optimal_steps": 3.0,
+        "steps_over_optimal": pytest.approx(4 / 3),
+    }
+    assert "optimal_steps" not in SokobanEnv(LEVEL).final_metrics()
+
+
+def test_metadata_has_the_seed_keys():
+    env = SokobanEnv(LEVEL)
+    env.step("down")
+    metadata = env.metadata()
+    assert set(metadata) == {
+        "seed",
+        "initial_state_text",
+        "initial_obs_text",
+        "dist0",
+        "turns",
+        "final_state_text",
+        "final_obs_text",
+        "dist1",
+        "turn_rewards",
+        "final_bonus",
+    }
+    assert metadata["initial_state_text"] == LEVEL.to_symbols() and metadata["turns"] == 1
+
+
+def test_build_env_reads_a_row_and_lets_arguments_win():
+    row = {"extra_info": {"env_config": LEVEL.to_env_config(max_steps=40)}, "solution_length": 3}
+    env = build_env(row)
+    assert (env.initial_board, env.max_steps, env.optimal_steps) == (LEVEL, 40, 3)
+    env = build_env(row, {"max_steps": 10, "rewards": {"malformed": -0.2}, "observation_style": "brief", "cell_px": 16})
+    assert (env.max_steps, env.rewards, env.cell_px) == (10, MoveRewards(malformed=-0.2), 16)
+    config = LEVEL.to_env_config() | {"initial_boxes": np.array([[2, 2]])}
+    assert build_env({"extra_info": {"env_config": config}}, {}).initial_board == LEVEL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_step": 3}, r"env.args.max_step=3: unknown parameter; did you mean max_steps\?"),
+        ({"rewards": {"bonus": 1}}, "env.args.rewards.bonus=1: unknown parameter; known are blocked"),
+        ({"board": 1}, "env.args.board=1: unknown parameter"),
+        ({"max_steps": 0}, "max_steps=0: must be at least 1"),
+        ({"max_actions_per_turn": 0}, "max_actions_per_turn=0"),
+        ({"cell_px": 4}, "cell_px=4: must be at least 8"),
+        ({"observation_style": "long"}, "observation_style='long': must be one of full, brief"),
+        ({"render_mode": "3d"}, "render_mode='3d'"),
+        ({"distance": "x"}, "distance='x'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build_env({"extra_info": {"env_config": LEVEL.to_env_config()}}, arguments)

@@ -1,0 +1,227 @@
+"""The converter: the worked examples of the seed system, its traps, and every kind of row that is no level."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.data_uris import png_data_uri
+from geo_sokoban_pipeline.envs.row_files import read_rows
+from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
+from geo_sokoban_pipeline.envs.sokoban.preprocess import (
+    LEGEND,
+    level_from_processed,
+    level_from_raw,
+    level_from_text,
+    picture_text,
+    strip_chat_marks,
+    with_solution_length,
+)
+from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
+from geo_sokoban_pipeline.options.sokoban import ImageLimits, SokobanDataOptions
+
+GRID = " # \t # \t # \t # \t # \n # \t P \t X \t O \t # \n # \t _ \t _ \t _ \t # \n # \t # \t # \t # \t # "
+RAW = (
+    "<|im_start|>user\nYou are a Sokoban solver.\nGoal: Push all boxes (X) onto targets (O).\n\n"
+    "Symbols:\n# Wall | _ Floor | O Target | X Box | P You\n\n"
+    "Rules:\n1. Push boxes (can't pull).\n2. Avoid walls (#).\n\n"
+    f"[Current Observation]:\n{GRID}\nDecide the next action:\n"
+    "Always output: <think> [Your thoughts] </think>. <|im_end|>\n"
+    "<|im_start|>assistant\n<think>"
+)
+EXACT = SokobanDataOptions.slime_exact()
+FULL = SokobanDataOptions(instruction="full", cell_px=64)
+
+
+def raw_row(**changes):
+    return {"id": "train_0", "prompt": [{"role": "user", "content": RAW}], "ability": "bfs", **changes}
+
+
+def with_grid(grid):
+    return raw_row(prompt=RAW.replace(GRID, grid))
+
+
+def picture(size=(8, 8), form="PNG"):
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, format=form)
+    return buffer.getvalue()
+
+
+def processed_row(**changes):
+    config = Board.from_text(GRID).to_env_config()
+    row = {"prompt": "see <image>", "images": [png_data_uri(picture())], "extra_info": {"env_config": config}}
+    return {**row, **changes}
+
+
+def convert(row, options):
+    return prompt_row(raw_level_row(level_from_raw(row, 0, "test"), "train", "layout"), options)
+
+
+@pytest.mark.parametrize("options", [EXACT, FULL])
+def test_good_row(options):
+    row = convert(raw_row(data_source="sokoban_6x6_1horizon"), options)
+    assert row["prompt"].count("<image>") == 1
+    assert "Symbols:" not in row["prompt"]
+    assert "\t" not in row["prompt"]
+    assert len(row["images"]) == 1
+    assert row["images"][0].startswith("data:image/png;base64,iVBOR")
+    assert Image.open(io.BytesIO(base64.b64decode(row["images"][0].partition(",")[2]))).size == (320, 256)
+    assert row["extra_info"] == {
+        "env_config": {
+            "grid_size": [4, 5],
+            "num_boxes": 1,
+            "render_mode": "vision",
+            "max_steps": 100,
+            "wall_fraction": 0.0,
+            "initial_base_grid": [[0, 0, 0, 0, 0], [0, 1, 1, 2, 0], [0, 1, 1, 1, 0], [0, 0, 0, 0, 0]],
+            "initial_boxes": [[1, 2]],
+            "initial_player": [1, 1],
+        }
+    }
+    assert (row["id"], row["ability"], row["data_source"]) == ("train_0", "bfs", "sokoban_6x6_1horizon")
+
+
+def test_text_of_the_original_and_ours():
+    exact, ours = convert(raw_row(), EXACT)["prompt"], convert(raw_row(), FULL)["prompt"]
+    assert exact.startswith("<|im_start|>user\n") and exact.endswith("<think>")
+    assert LEGEND.format(wall_symbol=" (#)") in exact
+    assert "boxes (X)" in exact
+    assert ours.startswith("You are a Sokoban solver.\nGoal: Push all boxes onto targets.")
+    assert ours.endswith(
+        "[Current Observation]:\n<image>\nDecide the next action:\nAlways output: <think> [Your thoughts] </think>."
+    )
+    assert LEGEND.format(wall_symbol="") in ours
+    assert "#" not in ours and "<|im" not in ours
+
+
+def test_text_without_a_symbol_block_gets_no_legend():
+    text = f"[Current Observation]:\n{GRID}\nDecide the next action:"
+    assert picture_text(text) == "[Current Observation]:\n<image>\nDecide the next action:"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("plain <think> [t] </think>", "plain <think> [t] </think>"),
+        ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>", "hi"),
+        ("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi\n<|im_end|>\n", "hi"),
+        ("<|im_start|>user\nno end", "no end"),
+        ("no start<|im_end|>\n<|im_start|>assistant\n<think>\n", "no start"),
+    ],
+)
+def test_chat_marks(text, said):
+    assert strip_chat_marks(text) == said
+    assert strip_chat_marks(said) == said
+
+
+def test_boxes_are_sorted_and_marks_combine():
+    level = level_from_text("# # # # # #\n# X √ _ X #\n# O S O _ #\n# # # # # #", "a", "test")
+    config = level.board.to_env_config()
+    assert config["initial_boxes"] == sorted(config["initial_boxes"]) == [[1, 1], [1, 2], [1, 4]]
+    assert config["initial_base_grid"][1][2] == config["initial_base_grid"][2][2] == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (raw_row(prompt=None), "prompt is NoneType"),
+        (raw_row(prompt=[]), "prompt is list"),
+        (raw_row(prompt=7), "prompt is int"),
+        (raw_row(prompt=[{"role": "user"}]), "prompt is list"),
+        (raw_row(prompt="Push the boxes."), "no observation block"),
+        (with_grid(""), "empty"),
+        (with_grid("# # #\n# P"), "ragged"),
+        (with_grid("# # #\n# P ?\n# # #"), "unknown symbol '?'"),
+        (with_grid("# # #\n# _ #\n# X #"), "no player"),
+        (with_grid("# P P #"), "2 players"),
+        (raw_row(prompt=RAW + "<image>"), "beside a text grid"),
+        (raw_row(prompt=RAW + "\ud800"), "surrogates"),
+        (raw_row(note="\ud800"), "surrogates"),
+    ],
+)
+def test_raw_rows_that_are_no_level(row, reason):
+    with pytest.raises(ValueError, match=reason.replace("?", r"\?")):
+        level_from_raw(row, 0, "test")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (processed_row(prompt=None), "prompt is NoneType"),
+        (processed_row(extra_info=None), "env_config is missing"),
+        (processed_row(extra_info={"env_config": {"grid_size": [4, 5]}}), "initial_base_grid"),
+        (
+            processed_row(
+                extra_info={"env_config": {"initial_base_grid": 5, "initial_boxes": [], "initial_player": []}}
+            ),
+            "malformed",
+        ),
+        (processed_row(images=None), "images is NoneType"),
+        (processed_row(images=[]), "images is list"),
+        (processed_row(images=[{"bytes": b"", "path": None}]), "picture is a dict"),
+        (processed_row(images=["http://example.com/a.png"]), "remote and local pictures are not read"),
+        (processed_row(images=["/etc/passwd"]), "remote and local pictures are not read"),
+        (processed_row(images=["data:image/png,raw"]), "not base64"),
+        (processed_row(images=["data:image/png;base64,@@@@"]), "not valid base64"),
+        (processed_row(images=[png_data_uri(b"nonsense")]), "cannot be decoded"),
+        (processed_row(images=[png_data_uri(picture()[:45])]), "cannot be decoded"),
+        (
+            processed_row(images=[png_data_uri(picture((300, 400)))]),
+            "300×400 pixels, more than limits.max_pixels=100000",
+        ),
+        (processed_row(images=[png_data_uri(picture() + bytes(30_000))]), "more than limits.max_bytes=20000"),
+        (processed_row(images=processed_row()["images"] * 2), "2 images, but prompt holds <image> 1 times"),
+    ],
+)
+def test_processed_rows_that_are_no_level(row, reason):
+    with pytest.raises(ValueError, match=reason.replace(".", r"\.")):
+        level_from_processed(row, 0, "test", ImageLimits(max_bytes=20_000, max_pixels=100_000))
+
+
+@pytest.mark.parametrize("media", ["image/png", "image/None", "image/jpeg"])
+def test_processed_rows_are_levels(media):
+    own = f"data:{media};base64," + base64.b64encode(picture(form="JPEG" if "jpeg" in media else "PNG")).decode()
+    level = level_from_processed(processed_row(images=[own], weight=3), 4, "test", ImageLimits())
+    assert (level.board, level.row_id, level.columns) == (Board.from_text(GRID), "row_4", {"weight": 3})
+    raw = raw_level_row(level, "train", "layout")
+    kept = prompt_row(raw, SokobanDataOptions(pictures="keep", instruction="full"))
+    assert (kept["images"], kept["prompt"], kept["weight"]) == ([own], "see <image>", 3)
+    assert prompt_row(raw, SokobanDataOptions())["images"] != [own]
+
+
+@pytest.mark.parametrize(
+    ("grid", "states", "length"),
+    [("# # # # #\n# P X O #\n# # # # #", 100, 1), ("# # # # #\n# P X O #\n# # # # #", 0, None)],
+)
+def test_solution_length(grid, states, length):
+    assert with_solution_length(level_from_text(grid, "a", "t"), states).solution_length == length
+
+
+def test_a_level_beyond_the_solver_is_kept(shared_data):
+    number, row = next(read_rows(str(shared_data / "boxoban_sample.jsonl")))
+    level = level_from_text(row["xsb"], "a", "t")
+    assert number == 0
+    assert with_solution_length(level, 5).solution_length is None
+
+
+@pytest.mark.parametrize(
+    ("grid", "reason"), [("#####\n#@*##\n#####", "solved at its start"), ("######\n#$ @.#\n######", "no solution")]
+)
+def test_nothing_to_play(grid, reason):
+    with pytest.raises(ValueError, match=reason):
+        with_solution_length(level_from_text(grid, "a", "t"), 100)
+
+
+@pytest.mark.parametrize("options", [EXACT, FULL])
+def test_all_real_rows_convert(shared_data, options):
+    rows = [convert(row, options) for _, row in read_rows(str(shared_data / "sokoban_raw_sample.parquet"))]
+    assert len(rows) == 400
+    assert {row["prompt"].count("<image>") for row in rows} == {1}
+    assert {row["prompt"] for row in rows} == {rows[0]["prompt"]}
+    assert all(row["images"][0].startswith("data:image/png;base64,iVBOR") for row in rows)
+    assert all(Board.from_env_config(row["extra_info"]["env_config"]).to_xsb() == row["level_xsb"] for row in rows)
+    assert {row["ability"] for row in rows} == {"bfs"}

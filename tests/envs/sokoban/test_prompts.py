@@ -1,0 +1,88 @@
+"""Rows of sokoban.prompts: the published columns, our own, and pictures that the environment would show."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS, RAW_LEVELS
+from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
+from geo_sokoban_pipeline.envs.sokoban.preprocess import level_from_text
+from geo_sokoban_pipeline.envs.sokoban.prompts import BRIEF, FULL, prompt_row
+from geo_sokoban_pipeline.envs.sokoban.render import render
+from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+
+LEVEL = "######\n#@   #\n# $ .#\n######"
+
+
+def raw(columns=None):
+    level = level_from_text(LEVEL, "train_00001", "generate", columns)
+    return raw_level_row(replace(level, solution_length=4, seed=9), "eval", "layout")
+
+
+def test_columns_are_the_schemas():
+    assert list(raw()) and set(raw()) == set(RAW_LEVELS.names)
+    assert set(prompt_row(raw(), SokobanDataOptions())) == set(PROMPTS.names)
+
+
+def test_row():
+    row = prompt_row(raw(), SokobanDataOptions(max_steps=12))
+    board = Board.from_text(LEVEL)
+    assert row["level_xsb"] == LEVEL
+    assert (row["level_hash"], row["layout_hash"]) == (board.canonical_hash, board.layout_hash)
+    assert (row["id"], row["split"], row["split_rule"], row["solution_length"]) == ("train_00001", "eval", "layout", 4)
+    assert row["data_source"] == "sokoban_4x6_1box"
+    assert row["extra_info"]["env_config"]["max_steps"] == 12
+    assert Board.from_env_config(row["extra_info"]["env_config"]) == board
+
+
+@pytest.mark.parametrize("cell_px", [8, 16, 64])
+def test_picture_is_the_environments(cell_px):
+    uri = prompt_row(raw(), SokobanDataOptions(cell_px=cell_px))["images"][0]
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
+        assert np.array_equal(np.asarray(picture.convert("RGB")), np.asarray(render(Board.from_text(LEVEL), cell_px)))
+
+
+@pytest.mark.parametrize(
+    ("instruction", "text"), [("brief", BRIEF), ("full", FULL), ("Where to? <image> Go:", "Where to? <image> Go:")]
+)
+def test_instruction(instruction, text):
+    assert prompt_row(raw(), SokobanDataOptions(instruction=instruction))["prompt"] == text
+    assert text.count("<image>") == 1
+
+
+def test_other_columns_pass_through_and_clashes_are_renamed():
+    row = prompt_row(raw({"difficulty": "hard", "split": "test", "n": [1, {"a": None}]}), SokobanDataOptions())
+    assert (row["difficulty"], row["source_split"], row["split"], row["n"]) == (
+        "hard",
+        "test",
+        "eval",
+        [1, {"a": None}],
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"instruction": "short"}, "sokoban.instruction=\"short\": 'short' is neither brief nor full"),
+        ({"instruction": "<image><image>"}, "must hold <image> once"),
+        ({"inner_walls": [3, 1]}, "inner_walls: the lower bound 3 is above the upper bound 1"),
+        ({"min_solution": 9}, "solution: the lower bound 9 is above the upper bound 8"),
+        ({"source": "file"}, "source=file needs file.path"),
+        ({"source": "gnerate"}, "Did you mean generate?"),
+        ({"counts": {"test": 4}}, "sokoban.counts.test=4: unknown name"),
+        ({"shares": {"train": 0.5}}, "shares add up to 0.83"),
+        ({"cell_px": 4}, "sokoban.cell_px=4"),
+    ],
+)
+def test_parameters_that_cannot_be_used(parameters, message):
+    with pytest.raises(ParameterError) as error:
+        validate_parameters(parameters, SokobanDataOptions, prefix="sokoban")
+    assert message in str(error.value)

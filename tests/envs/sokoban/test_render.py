@@ -1,0 +1,73 @@
+"""Pictures: the seed system's colours at the cell centres, any cell size, equal bytes for equal boards."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.sokoban import Board, render, render_png
+from geo_sokoban_pipeline.envs.sokoban.render import _tiles
+
+LEVEL = "######\n#@   #\n# $ .#\n#    #\n#  * #\n######"
+CENTRES = [
+    ((0, 0), (176, 80, 50)),  # wall
+    ((1, 2), (8, 8, 8)),  # floor
+    ((2, 4), (200, 30, 30)),  # target
+    ((2, 2), (196, 140, 24)),  # box
+    ((4, 3), (196, 140, 24)),  # box on a target
+    ((1, 1), (70, 200, 70)),  # player
+]
+
+
+@pytest.mark.parametrize("cell_px", [8, 9, 12, 16, 17, 24, 32, 48, 64, 65, 96])
+@pytest.mark.parametrize(("cell", "colour"), CENTRES)
+def test_cell_centres_have_the_seed_colours(cell_px, cell, colour):
+    picture = render(Board.from_text(LEVEL), cell_px)
+    middle = (cell[1] * cell_px + cell_px // 2, cell[0] * cell_px + cell_px // 2)
+    assert picture.getpixel(middle) == colour
+
+
+def test_default_picture_is_64_pixels_a_cell_in_rgb():
+    picture = render(Board.from_text(LEVEL))
+    assert (picture.mode, picture.size) == ("RGB", (384, 384))
+    assert render(Board.from_text("#@   #"), 16).size == (96, 16)
+
+
+def test_floor_lines_are_one_white_pixel_at_the_near_edges():
+    pixels = np.asarray(render(Board.from_text(LEVEL)))
+    cell = pixels[64:128, 128:192]
+    assert (cell[0] == 255).all() and (cell[:, 0] == 255).all()
+    assert (cell[1:, 1:] == 8).all()
+    assert (pixels[:64] == (176, 80, 50)).all()  # walls have no lines
+
+
+def test_target_and_box_follow_the_seed_measures():
+    pixels = np.asarray(render(Board.from_text(LEVEL)))
+    target, box = pixels[128:192, 256:320], pixels[128:192, 128:192]
+    assert (target[16:19, 17:47] == (220, 40, 40)).all() and tuple(target[15, 32]) == (8, 8, 8)
+    assert tuple(target[32, 32 + 10]) == (200, 30, 30) and tuple(target[32, 32 + 13]) == (8, 8, 8)
+    assert tuple(box[4, 32]) == (180, 130, 20) and tuple(box[3, 32]) == (8, 8, 8)
+    assert tuple(box[20, 32]) == (233, 184, 47)
+
+
+@pytest.mark.parametrize("cell_px", range(8, 65))
+def test_all_seven_tiles_differ_at_every_size(cell_px):
+    assert len({tile.tobytes() for tile in _tiles(cell_px)}) == 7
+
+
+def test_cells_below_eight_pixels_are_refused():
+    with pytest.raises(ValueError, match="cell_px=7: must be at least 8"):
+        render(Board.from_text(LEVEL), 7)
+
+
+def test_png_is_the_picture_and_equal_for_equal_boards():
+    board = Board.from_text(LEVEL)
+    png = render_png(board, 16)
+    assert png == render_png(Board.from_text(LEVEL), 16)
+    with Image.open(io.BytesIO(png)) as decoded:
+        assert (decoded.format, decoded.mode) == ("PNG", "RGB")
+        assert decoded.tobytes() == render(board, 16).tobytes()
+    assert render_png(board.move("right").board, 16) != png

@@ -1,0 +1,94 @@
+"""Loading by name: dotted paths, files, and errors that say what was tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.envs.sokoban import build_env
+
+SOURCE = """
+from dataclasses import dataclass
+
+@dataclass
+class World:
+    size: int = 3
+
+def build_env(sample, args):
+    return World()
+"""
+
+
+@pytest.fixture
+def world(tmp_path):
+    file = tmp_path / "world.py"
+    file.write_text(SOURCE)
+    return file
+
+
+def test_dotted_paths():
+    assert load_object("geo_sokoban_pipeline.envs.sokoban.build_env") is build_env
+    assert load_object("geo_sokoban_pipeline.envs.sokoban.env.build_env") is build_env
+
+
+def test_files_with_and_without_a_name(world):
+    assert load_object(f"{world}:World")().size == 3
+    assert load_object(str(world), default_name="build_env") is load_object(f"{world}:build_env", default_name="other")
+
+
+def test_relative_files_start_at_the_working_directory(world, monkeypatch):
+    monkeypatch.chdir(world.parent)
+    assert load_object("world.py:build_env") is load_object(f"{world}:build_env")
+
+
+def test_files_of_one_name_do_not_collide(world, tmp_path):
+    other = tmp_path / "other" / "world.py"
+    other.parent.mkdir()
+    other.write_text("build_env = 7\n")
+    assert load_object(f"{other}:build_env") == 7
+    assert callable(load_object(f"{world}:build_env"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("build_env", "names no object; write package.module.name"),
+        ("", "names no object"),
+        ("a b.c", "names no object"),
+        ("json.", "names no object"),
+        ("json:loads", "names no object"),
+        ("no_such_package.module.name", "there is no module 'no_such_package'"),
+        ("json.no_such_module.name", "there is no module 'json.no_such_module'"),
+        ("json.no_such_name", "json has no 'no_such_name'; it defines"),
+        ("missing.py:build_env", "there is no file .*missing.py; relative paths start at"),
+        ("missing.py", "names a file but no object in it; write missing.py:<name>"),
+    ],
+)
+def test_errors_say_what_was_tried(spec, message):
+    with pytest.raises(PluginError, match=message):
+        load_object(spec)
+
+
+def test_a_name_that_a_file_lacks_is_reported_with_what_it_has(world):
+    with pytest.raises(PluginError, match="has no 'make'; it defines World, build_env, dataclass"):
+        load_object(f"{world}:make")
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [("1 / 0", ZeroDivisionError), ("import no_such_thing", ModuleNotFoundError), ("def", SyntaxError)],
+)
+def test_errors_inside_user_code_pass_through_every_time(tmp_path, source, error):
+    file = tmp_path / "broken.py"
+    file.write_text(source)
+    for _ in range(2):
+        with pytest.raises(error):
+            load_object(f"{file}:build_env")
+
+
+def test_a_missing_import_inside_a_named_module_is_the_users_error(tmp_path, monkeypatch):
+    (tmp_path / "my_world_module.py").write_text("import no_such_thing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_thing") as caught:
+        load_object("my_world_module.build_env")
+    assert not isinstance(caught.value, PluginError)

@@ -1,0 +1,231 @@
+"""data_sokoban as Kedro runs it: from every source to prompts on disk, with quarantine and a report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from kedro.io import DataCatalog
+from kedro.runner import SequentialRunner
+
+from geo_sokoban_pipeline.envs.row_files import read_rows
+from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS
+from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.pipelines.data_sokoban import create_pipeline
+from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import unique_ids
+from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
+
+ROOT = Path(__file__).parents[2]
+PROMPT_TABLES = ("sokoban.prompts", "sokoban.validation_prompts", "sokoban.eval_prompts")
+FEW = {"max_solution": 3, "counts": {"train": 12, "validation": 3, "eval": 6}}
+ALL = {"train": None, "validation": None, "eval": None}
+
+
+def catalog_config(folder):
+    """The project's own catalog entries of the namespace, below another data root."""
+    config = {}
+    for file in ("01_raw", "02_intermediate", "05_model_input"):
+        text = (
+            (ROOT / "conf" / "base" / "catalog" / f"{file}.yml")
+            .read_text()
+            .replace("${globals:data_root}", str(folder))
+        )
+        config |= {name: entry for name, entry in yaml.safe_load(text).items() if name.startswith("sokoban.")}
+    return config
+
+
+def run(folder, parameters):
+    catalog = DataCatalog.from_config(catalog_config(folder))
+    catalog["params:sokoban"] = parameters
+    SequentialRunner().run(create_pipeline(), catalog)
+    return catalog
+
+
+def file_parameters(path, **changes):
+    return {"source": "file", "file": {"path": str(path)}, "counts": ALL, **changes}
+
+
+def parameters_of(*environments):
+    merged = {}
+    for name in environments:
+        found = yaml.safe_load((ROOT / "conf" / name / "parameters" / "sokoban.yml").read_text())["sokoban"]
+        merged |= {
+            key: {**merged.get(key, {}), **value} if isinstance(value, dict) else value for key, value in found.items()
+        }
+    return merged
+
+
+def test_names_and_namespace():
+    pipeline = create_pipeline()
+    assert pipeline.inputs() == {"params:sokoban"}
+    assert {*PROMPT_TABLES, "sokoban.raw_levels", "sokoban.rejected", "sokoban.data_report"} <= pipeline.all_outputs()
+
+
+def test_default_parameters_are_the_options_defaults():
+    assert validate_parameters(parameters_of("base"), SokobanDataOptions) == SokobanDataOptions()
+
+
+def test_the_test_environment_is_quick(tmp_path):
+    start = time.process_time()
+    catalog = run(tmp_path, parameters_of("base", "test"))
+    assert time.process_time() - start < 2
+    report = catalog.load("sokoban.data_report")
+    assert {split: numbers["levels"] for split, numbers in report["splits"].items()} == {
+        "train": 64,
+        "validation": 16,
+        "eval": 32,
+    }
+
+
+def test_generated(tmp_path):
+    catalog = run(tmp_path, FEW)
+    report = catalog.load("sokoban.data_report")
+    assert report["overlaps"] == {"layouts": 0, "levels": 0}
+    assert report["split_rule"] == "layout"
+    assert report["splits"]["eval"]["by_length"] == {"1": 2, "2": 2, "3": 2}
+    assert (report["rows_read"], report["rows_rejected"], report["rows_left_out"]) == (21, 0, 0)
+    assert list(report["setting_yields"]) == ["1", "2", "3"]
+    assert catalog.load("sokoban.rejected").empty
+    frames = [catalog.load(name) for name in PROMPT_TABLES]
+    assert [len(frame) for frame in frames] == [12, 3, 6]
+    assert all(list(frame.columns) == PROMPTS.names for frame in frames)
+    assert isinstance(frames[0]["images"][0], list)
+    assert frames[0]["extra_info"][0]["env_config"]["initial_boxes"][0][0] in range(1, 5)
+    raw = catalog.load("sokoban.raw_levels")
+    assert set(raw["split"]) == {"train", "validation", "eval"}
+    assert set(raw["level_hash"]) == {name for frame in frames for name in frame["level_hash"]}
+
+
+def test_twice_gives_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        run(tmp_path / name, FEW)
+    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert len(files) == 6
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+
+
+def test_real_rows(tmp_path, shared_data):
+    path = shared_data / "sokoban_raw_sample.parquet"
+    catalog = run(tmp_path, file_parameters(path, collapse="rows", instruction="full"))
+    report = catalog.load("sokoban.data_report")
+    assert (report["rows_read"], report["rows_rejected"], report["levels"]) == (400, 0, 400)
+    assert report["overlaps"] == {"layouts": 0, "levels": 0}
+    rows = {row["id"]: row for name in PROMPT_TABLES for row in catalog.load(name).to_dict("records")}
+    for _, raw in read_rows(str(path)):
+        row = rows[raw["id"]]
+        assert {name: row[name] for name in ("ability", "reward_model", "data_source")} == {
+            name: raw[name] for name in ("ability", "reward_model", "data_source")
+        }
+        assert "<|im_start|>" not in row["prompt"]
+
+
+def test_boxoban_levels_and_bad_rows(tmp_path, shared_data):
+    levels = [row["xsb"] for _, row in read_rows(f"{shared_data / 'boxoban_sample.jsonl'}@[:9]")]
+    bad = ["#####\n#@?.#\n#####", "#####\n#@$.\n#####", "#####\n# $.#\n#####"]
+    text = "\n\n".join(f"; {i}\n{level}" for i, level in enumerate([*levels, *bad]))
+    (tmp_path / "levels.txt").write_text(text)
+    catalog = run(tmp_path / "data", file_parameters(tmp_path / "levels.txt", solver_states=20))
+    rejected = catalog.load("sokoban.rejected")
+    assert rejected["row_id"].tolist() == ["9", "10", "11"]
+    assert [reason.split()[0] for reason in rejected["reason"]] == ["unknown", "ragged", "level"]
+    assert rejected["raw"].tolist() == bad
+    report = catalog.load("sokoban.data_report")
+    assert (report["levels"], report["rows_rejected"], sum(report["rejected_reasons"].values())) == (9, 3, 3)
+    assert report["unsolved_within_limit"] == 9
+    lengths = [length for name in PROMPT_TABLES for length in catalog.load(name)["solution_length"]]
+    assert lengths == [None] * 9
+
+
+def test_one_layout_is_reported(tmp_path, caplog):
+    catalog = run(tmp_path, {**FEW, "inner_walls": [0, 0]})
+    report = catalog.load("sokoban.data_report")
+    assert report["split_rule"] == "level"
+    assert "no level" in report["split_note"]
+    assert (report["overlaps"]["layouts"], report["overlaps"]["levels"]) == (1, 0)
+    assert set(catalog.load("sokoban.prompts")["split_rule"]) == {"level"}
+    assert "splits share layouts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "message"),
+    [
+        ({"colour": 1}, ParameterError, "sokoban.colour=1: unknown name"),
+        ({"counts": {"eval": "many"}}, ParameterError, 'sokoban.counts.eval="many"'),
+        (file_parameters("nowhere.parquet"), FileNotFoundError, "nowhere.parquet"),
+    ],
+)
+def test_errors_come_before_any_file(tmp_path, parameters, error, message):
+    with pytest.raises(error, match=message):
+        run(tmp_path, parameters)
+    assert not list(tmp_path.iterdir())
+
+
+# The hub, played by a local folder of the same layout
+
+
+@pytest.fixture
+def offline_hub(monkeypatch, tmp_path):
+    """`datasets` without a network, its cache in a folder of the test."""
+    import datasets.config
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def hub_parameters(folder, **changes):
+    return {"source": "hub", "hub": {"dataset": str(folder), **changes}, "counts": ALL}
+
+
+def test_hub_layout(tmp_path, shared_data, offline_hub):
+    raw, processed = tmp_path / "raw", tmp_path / "processed"
+    raw.mkdir()
+    processed.mkdir()
+    (raw / "train.parquet").write_bytes((shared_data / "sokoban_raw_sample.parquet").read_bytes())
+    first = run(tmp_path / "first", hub_parameters(raw))
+    assert first.load("sokoban.data_report")["rows_read"] == 400
+    frame = first.load("sokoban.prompts")[["id", "prompt", "images", "extra_info", "ability", "data_source"]]
+    frame.to_parquet(processed / "train.parquet")
+    second = run(tmp_path / "second", hub_parameters(processed, processed=True))
+    assert second.load("sokoban.data_report")["rows_rejected"] == 0
+    boards = {text for name in PROMPT_TABLES for text in second.load(name)["level_xsb"]}
+    assert boards == set(first.load("sokoban.prompts")["level_xsb"])
+    with pytest.raises(SourceUnavailableError, match="split='test'"):
+        hub_rows(SokobanDataOptions.model_validate(hub_parameters(raw, split="test")).hub, section="sokoban")
+
+
+def test_offline(tmp_path, offline_hub):
+    with pytest.raises(SourceUnavailableError) as error:
+        run(tmp_path / "data", {"source": "hub"})
+    for part in (
+        "sokoban.hub.dataset='Xiaofeng77/sokoban'",
+        "sokoban.source=generate",
+        "local folder",
+        "sokoban.file.path",
+    ):
+        assert part in str(error.value)
+    assert not (tmp_path / "data").exists()
+
+
+def test_unique_ids():
+    assert unique_ids(["a", "b", "a", "a_2", "a"]) == ["a", "b", "a_3", "a_2", "a_4"]
+
+
+def test_building_the_pipeline_imports_nothing_heavy():
+    script = (
+        "import sys\nfrom geo_sokoban_pipeline.pipelines.data_sokoban import create_pipeline\ncreate_pipeline()\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'mlflow', 'plotly', 'pandas', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

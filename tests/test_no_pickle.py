@@ -1,0 +1,48 @@
+"""No pickle: source that neither imports it nor calls what reads or writes it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+FORBIDDEN_TEXT = ["torch." + "load", "torch." + "save", "job" + "lib", "allow_" + "pickle"]
+FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "job" + "lib"}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def imported_modules(source: str) -> set[str]:
+    """Top names of all modules that a source imports, at any depth of its code."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.split(".", maxsplit=1)[0] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import pickle", {"pickle"}),
+        ("def f():\n    from pickle import loads", {"pickle"}),
+        ("import os.path as p, cloudpickle as c", {"os", "cloudpickle"}),
+        ("from . import pickle_free", set()),
+    ],
+)
+def test_imports_are_found(source: str, modules: set[str]) -> None:
+    assert imported_modules(source) == modules
+
+
+def test_there_is_source() -> None:
+    assert len(FILES) > 10
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_source_is_free_of_pickle(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert [text for text in FORBIDDEN_TEXT if text in source] == []
+    assert imported_modules(source) & FORBIDDEN_MODULES == set()
