@@ -74,7 +74,7 @@ def test_default_parameters_are_the_options_defaults():
 def test_the_test_environment_is_quick(tmp_path):
     start = time.process_time()
     catalog = run(tmp_path, parameters_of("base", "test"))
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 3  # seconds; 1 on a quiet machine
     report = catalog.load("sokoban.data_report")
     assert {split: numbers["levels"] for split, numbers in report["splits"].items()} == {
         "train": 64,

@@ -59,7 +59,7 @@ class FileOptions(StrictModel):
     format: Literal["auto", "raw_parquet", "processed_parquet", "xsb", "boxoban"] = Field(
         "auto",
         description="auto: by suffix and columns. xsb: text, levels parted by blank or `;` lines. "
-        "boxoban: text with `; number` headers, or .jsonl with a field xsb. Rows of the parquet schemas may be .jsonl too.",
+        "boxoban: text with `; number` headers, or .jsonl with a field xsb. The parquet schemas may be .jsonl too.",
     )
 
 
@@ -85,6 +85,11 @@ class SokobanDataOptions(StrictModel):
     max_solution: PositiveInt = Field(
         8, description="Most moves that the shortest solution of a generated level takes."
     )
+    equal_lengths: bool = Field(
+        True,
+        description="Generate equally many levels of each solution length. Off: lengths as they are drawn, several times "
+        "faster for large boards with many boxes.",
+    )
     counts: SplitCounts = Field(default_factory=SplitCounts)
     shares: SplitShares = Field(default_factory=SplitShares)
     solver_states: NonNegativeInt = Field(
@@ -99,8 +104,8 @@ class SokobanDataOptions(StrictModel):
     max_steps: PositiveInt = Field(100, description="Moves after which an episode ends, kept in env_config.")
     instruction: str = Field(
         "brief",
-        description="brief: as few tokens as possible. full: the original's text with a legend of the picture (rows that "
-        "bring a text keep theirs). Anything else is the text itself, with <image> once.",
+        description="brief: as few tokens as possible. full: the original's text with a legend of the picture (rows "
+        "that bring a text keep theirs). Anything else is the text itself, with <image> once.",
     )
     pictures: Literal["render", "keep"] = Field(
         "render",

@@ -7,7 +7,7 @@ between two renderings of dummy messages, so a template that rewrites earlier tu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,7 @@ class ChatCodec:
         self.image_pad_id = self._token_id("<|image_pad|>")
         self.end_id = self._token_id("<|im_end|>")
         self._encoded: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._trim: dict[str, int] = {}
-        self.separator_ids = self._encode_text(self._separator())
+        self.separator_ids = self._encode(self._separator())
 
     def encode_prompt(
         self, messages: Sequence[Message], grids: Sequence[tuple[int, int, int]], tools: list[Any] | None = None
@@ -45,7 +44,8 @@ class ChatCodec:
         Raises:
             ValueError: the number of pictures in the text differs from that of the grids.
         """
-        return self.expand(self._encode_text(self.render(messages, tools=tools)), grids)
+        key = repr(([(m["role"], join_placeholders(m["content"], "<|image_pad|>")) for m in messages], tools))
+        return self.expand(self._remember(key, lambda: self._encode(self.render(messages, tools=tools))), grids)
 
     def encode_observation(
         self, message: Message, grids: Sequence[tuple[int, int, int]], *, separator: bool, tools: list[Any] | None = None
@@ -56,13 +56,8 @@ class ChatCodec:
             separator: begin with what the template writes between a reply's end token and the next turn (a newline in
                 ChatML); the original system left it out.
         """
-        key = repr(tools)
-        if key not in self._trim:
-            dummies = self.render(_DUMMIES, generation_prompt=False, tools=tools)
-            self._trim[key] = len(self._encode_text(dummies))
-        text = self.render([*_DUMMIES, message], tools=tools)
-        delta = self.expand(self._encode_text(text)[self._trim[key] :], grids)
-        return np.concatenate([self.separator_ids, delta]) if separator else delta
+        key = repr((message["role"], join_placeholders(message["content"], "<|image_pad|>"), separator, tools))
+        return self.expand(self._remember(key, lambda: self._encode_delta(message, separator, tools)), grids)
 
     def render(
         self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: list[Any] | None = None
@@ -76,7 +71,7 @@ class ChatCodec:
 
     def encode_text(self, text: str) -> np.ndarray:
         """(L,) int32 ids of a text, special tokens recognised, nothing added."""
-        return self._encode_text(text).copy()
+        return self._remember("text:" + text, lambda: self._encode(text)).copy()
 
     def decode(self, token_ids: np.ndarray | list[int], *, keep_special: bool = True) -> str:
         """Text of ids."""
@@ -120,11 +115,19 @@ class ChatCodec:
         text = self.render([{"role": "user", "content": "d"}, {"role": "assistant", "content": "d"}], generation_prompt=False)
         return text[text.rindex(end) + len(end) :]
 
-    def _encode_text(self, text: str) -> np.ndarray:
-        known = self._encoded.get(text)
+    def _encode_delta(self, message: Message, separator: bool, tools: list[Any] | None) -> np.ndarray:
+        trim = len(self._encode(self.render(_DUMMIES, generation_prompt=False, tools=tools)))
+        delta = self._encode(self.render([*_DUMMIES, message], tools=tools))[trim:]
+        return np.concatenate([self.separator_ids, delta]) if separator else delta
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+
+    def _remember(self, key: str, encode: Callable[[], np.ndarray]) -> np.ndarray:
+        """Ids before image pads are expanded; rendering and encoding a text cost more than everything around them."""
+        known = self._encoded.get(key)
         if known is None:
-            known = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-            self._encoded[text] = known
+            known = self._encoded[key] = encode()
             if len(self._encoded) > _CACHED_TEXTS:
                 self._encoded.popitem(last=False)
         return known

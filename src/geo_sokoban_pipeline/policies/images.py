@@ -17,6 +17,8 @@ import numpy as np
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
+from geo_sokoban_pipeline.envs.png import encode_png
+
 DEFAULT_CACHE_BYTES = 256 << 20
 
 
@@ -62,11 +64,11 @@ class PatchReader:
         if known is not None:
             self._cache.move_to_end(known.key)
             return known
-        png = image.info.get("png") or _to_png(image)
+        png = image.info.get("png") or encode_png(np.asarray(image.convert("RGB")))
         if len(self._alias) > 4 * len(self._cache) + 1024:
             self._alias.clear()
-        self._alias[content] = png_key(png)
-        return self.read_png(png)
+        key = self._alias[content] = png_key(png)
+        return self._cache.get(key) or self._remember(EncodedImage(key, png, *self._cut(image)))
 
     def read_png(self, png: bytes) -> EncodedImage:
         """Encode a stored picture; looked up by the hash of its file bytes."""
@@ -154,9 +156,3 @@ def _pixel_key(image: Image.Image) -> str:
     if image.mode == "P":
         digest.update(bytes(image.getpalette() or ()))
     return digest.hexdigest()
-
-
-def _to_png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "PNG")
-    return buffer.getvalue()

@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine
 from geo_sokoban_pipeline.rollout.ledger import TokenLedger
 from geo_sokoban_pipeline.rollout.outcome import Outcome
+from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories import Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -316,4 +317,6 @@ class Conversation:
 @lru_cache(maxsize=4096)
 def _decode(uri: str) -> Image.Image:
     """Picture of a prompt; the episodes of a group share it."""
-    return read_data_uri(uri, max_bytes=_MAX_IMAGE_BYTES, max_pixels=_MAX_IMAGE_PIXELS)
+    image = read_data_uri(uri, max_bytes=_MAX_IMAGE_BYTES, max_pixels=_MAX_IMAGE_PIXELS)
+    image.info["content_key"] = f"uri:{content_hash(uri)}"
+    return image

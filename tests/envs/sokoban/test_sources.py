@@ -93,6 +93,10 @@ def test_more_training_levels_leave_the_other_splits_as_they_are():
             {"height": 7, "width": 8, "boxes": 2, "inner_walls": (6, 9), "max_solution": 12},
             "layout",
         ),  # too many to list
+        (
+            {"height": 7, "width": 7, "boxes": 2, "inner_walls": (2, 4), "max_solution": 9, "equal_lengths": False},
+            "layout",
+        ),
     ],
 )
 def test_other_settings(changes, rule):

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.envs.base import Info, Observation, checked_arguments,
 from geo_sokoban_pipeline.envs.sokoban.actions import parse_actions
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.observation import STYLES, observation_text
-from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render, render_png
+from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render_observation
 
 
 class SokobanEnv:
@@ -144,10 +144,7 @@ class SokobanEnv:
         text = self._text(self.board, self.executed)
         if self.render_mode == "text":
             return {"obs_str": text}
-        picture = render(self.board, self.cell_px)
-        # The file form, cached by board and size: who stores the picture need not encode it again.
-        picture.info["png"] = render_png(self.board, self.cell_px)
-        return {"obs_str": text, "multi_modal_data": {"<image>": [picture]}}
+        return {"obs_str": text, "multi_modal_data": {"<image>": [render_observation(self.board, self.cell_px)]}}
 
     def _text(self, board: Board, executed: list[str] | None) -> str:
         return observation_text(board, executed, self.observation_style, self.text_grid, self.render_mode == "vision")

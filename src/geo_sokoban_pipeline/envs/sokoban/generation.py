@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS, SplitRule, share_ou
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 
-Draw = Callable[[int, Sequence[int]], list[Level]]
+Draw = Callable[[int, Sequence[int] | None], list[Level]]
 # Rounds in which levels of random layouts are drawn until every split has enough; each doubles the number.
 _MAX_ROUNDS = 6
 # About a second of listing.
@@ -79,17 +79,19 @@ def _positions(layout: Layout, boxes: int) -> int:
     return comb(floor, boxes) ** 2 * floor
 
 
-def spread_draw(draw: Draw, count: int, lengths: Sequence[int]) -> list[Level]:
+def spread_draw(draw: Draw, count: int, lengths: Sequence[int] | None) -> list[Level]:
     """Draw levels with equal counts per length; lengths that run out are made up for by the others.
 
     Args:
         draw: gives up to so many levels with lengths from a list in turn, fewer where lengths run out.
         count: levels wanted.
-        lengths: solution lengths wanted.
+        lengths: solution lengths wanted; None: as they come.
 
     Returns:
         Up to `count` levels; fewer only if all lengths ran out.
     """
+    if lengths is None:
+        return draw(count, None)
     used_up: list[Level] = []
     open_lengths = list(lengths)
     while open_lengths:
@@ -159,7 +161,7 @@ def _split_of(layout_hash: str, options: SokobanDataOptions) -> str:
 
 
 def _draw(options: SokobanDataOptions, name: str, layouts: Sequence[Layout] | None) -> Draw:
-    def draw(count: int, lengths: Sequence[int]) -> list[Level]:
+    def draw(count: int, lengths: Sequence[int] | None) -> list[Level]:
         return generate_levels(
             count,
             derive_seed(options.seed, "sokoban", name),
@@ -177,8 +179,8 @@ def _draw(options: SokobanDataOptions, name: str, layouts: Sequence[Layout] | No
     return draw
 
 
-def _lengths(options: SokobanDataOptions) -> range:
-    return range(options.min_solution, options.max_solution + 1)
+def _lengths(options: SokobanDataOptions) -> range | None:
+    return range(options.min_solution, options.max_solution + 1) if options.equal_lengths else None
 
 
 def _counts(options: SokobanDataOptions) -> dict[str, int]:
@@ -203,8 +205,9 @@ def _check(options: SokobanDataOptions, split: str, count: int, found: list[Leve
     largest = max((level.solution_length or 0 for level in found), default=0)
     raise LevelsExhaustedError(
         f"sokoban.counts.{split}={count}: {options.height}×{options.width} levels with {options.boxes} "
-        f"{'box' if options.boxes == 1 else 'boxes'}, {low} to {high} inner walls and solutions of {options.min_solution} "
-        f"to {options.max_solution} moves yield {len(found)} distinct ones {where}; longest solution among them: {largest}. "
+        f"{'box' if options.boxes == 1 else 'boxes'}, {low} to {high} inner walls and solutions of "
+        f"{options.min_solution} to {options.max_solution} moves yield {len(found)} distinct ones {where}; "
+        f"longest solution among them: {largest}. "
         f"Lower sokoban.counts.{split}, widen the solution lengths or inner_walls, or raise height, width or boxes.",
         found,
         largest,

@@ -1,7 +1,7 @@
 """A level with all that its source told about it, and a row that turned out to be none.
 
-Whatever a row holds beside the level is kept as JSON values that can be written as UTF-8, so a table of levels can always
-be saved and read again.
+Whatever a row holds beside the level is kept as JSON values that can be written as UTF-8, so a table of levels can
+always be saved and read again.
 """
 
 from __future__ import annotations

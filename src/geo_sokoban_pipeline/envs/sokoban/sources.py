@@ -78,7 +78,7 @@ def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = N
         if load_hub_rows is None:
             raise ValueError("sokoban.source=hub: no loader was given; run it through the pipeline data_sokoban.")
         rows = enumerate(load_hub_rows(options.hub))
-        candidates = iter(Candidate(number, _row_id(row, number), row) for number, row in rows)
+        candidates: Iterable[Candidate] = (Candidate(number, _row_id(row, number), row) for number, row in rows)
     else:
         source, file_format = split_slice(options.file.path or "")[0].name, options.file.format
         candidates = file_rows(options.file)

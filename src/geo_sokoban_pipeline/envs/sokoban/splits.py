@@ -139,7 +139,7 @@ def leads_to(before: LevelRow, after: LevelRow) -> bool:
 
 
 def labelled_action(columns: Mapping[str, Any]) -> str | None:
-    """The next action in `reward_model.ground_truth` (1 up, 2 down, 3 left, 4 right), None where there is no such label."""
+    """The next action in `reward_model.ground_truth` (1 up, 2 down, 3 left, 4 right), None without such a label."""
     model = columns.get("reward_model")
     label = model.get("ground_truth") if isinstance(model, Mapping) else None
     number = label[0] if isinstance(label, list) and len(label) == 1 else label

@@ -1,0 +1,94 @@
+"""Curves of a run: its metrics as charts. A metric that was not recorded leaves its chart out, never an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
+from geo_sokoban_pipeline.reporting.formats import is_number
+
+Rows = Sequence[dict[str, Any]]
+_SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
+_SMALL = {"width": 300, "height": 150, "left": 44, "bottom": 34, "y_ticks": 3, "x_ticks": 5}
+# Metric, title, and what a reader looks for.
+_HEALTH = (
+    ("train/entropy_loss", "Entropy", "nats per token; 0 means that exploring has ended"),
+    ("train/ppo_kl", "Change per step", "mean |log ratio| to the policy that played"),
+    ("train/pg_clipfrac", "Clipped tokens", "share of the tokens trained"),
+    ("train/grad_norm", "Gradient norm", "before clipping"),
+    ("train/kl_loss", "KL to the warm start", "nats per token"),
+    ("rollout/trained_ratio", "Episodes trained", "share that the filter of groups let through"),
+    ("rollout/response_len/mean", "Reply tokens", "mean per episode"),
+    ("rollout/truncated_ratio", "Truncated episodes", "share"),
+    ("train/train_rollout_logprob_abs_diff", "Trainer − engine", "mean gap of log-probs; above 1e-3 look for a bug"),
+    ("perf/tokens_per_second", "Rollout speed", "tokens per second, pictures included"),
+)
+_SHARES = ("train/pg_clipfrac", "rollout/trained_ratio", "rollout/truncated_ratio")
+
+
+def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float, float]]:
+    """(x, value) of the rows that have both."""
+    return [(float(row[x]), float(row[metric])) for row in rows if is_number(row.get(x)) and is_number(row.get(metric))]
+
+
+def success_chart(rows: Rows) -> Chart | None:
+    """Training success and validation solve rates by iteration, with Wilson intervals of the sampled one."""
+    series = [
+        *_with_mean(points_of(rows, "rollout/success_rate"), "training episodes", "training"),
+        validation_series(rows, "greedy", "validation, greedy", "greedy"),
+        validation_series(rows, "sampled", "validation, sampled", "final"),
+    ]
+    note = "Training draws medium levels more often, so its curve is not comparable with validation."
+    shape = Shape("iteration", y_range=(0.0, 1.0), shares=True)
+    return draw_chart("Solve rate", series, shape, note)
+
+
+def reward_chart(rows: Rows) -> Chart | None:
+    """Mean reward of training and validation episodes by iteration."""
+    validation = validation_series(rows, "sampled", "validation, sampled", "final", metric="mean_return")
+    series = [*_with_mean(points_of(rows, "rollout/raw_reward"), "training episodes", "training"), validation]
+    return draw_chart("Reward", series, Shape("iteration"), "Mean per episode.")
+
+
+def health_charts(rows: Rows) -> list[Chart]:
+    """Small charts of what tells a healthy run from a sick one; only metrics that were recorded and ever differ from 0."""
+    charts = []
+    for metric, title, note in _HEALTH:
+        points = points_of(rows, metric)
+        if not any(y for _, y in points):
+            continue
+        series = _with_mean(points, title, "final")
+        shape = Shape("iteration", shares=metric in _SHARES, **_SMALL)  # type: ignore[arg-type]
+        charts.append(draw_chart(title, series, shape, note))
+    return [chart for chart in charts if chart is not None]
+
+
+def warm_start_chart(history: Rows) -> Chart | None:
+    """Imitation loss by step, on demonstrations that were trained and on held-out levels."""
+    series = [
+        Series("training demonstrations", "warm", points_of(history, "loss", "step")),
+        Series("held-out demonstrations", "final", points_of(history, "validation_loss", "step"), style="dots"),
+    ]
+    return draw_chart("Warm start: imitation loss", series, Shape("step"), "Nats per reply token.")
+
+
+def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str = "solve_rate") -> Series:
+    """One validation metric over the iterations trained before it."""
+    prefix = f"eval/validation/{mode}"
+    found = [row for row in rows if is_number(row.get(f"{prefix}_{metric}")) and is_number(row.get("iteration"))]
+    # The first row holds the validation before training, unless validation follows every iteration.
+    before = len(found) < 2 or found[1]["iteration"] != 1
+    xs = [0.0 if before and row["iteration"] == 0 else row["iteration"] + 1.0 for row in found]
+    bounds = [(row.get(f"{prefix}_low"), row.get(f"{prefix}_high")) for row in found]
+    known = metric == "solve_rate" and mode == "sampled" and all(is_number(end) for pair in bounds for end in pair)
+    spread = [(float(low), float(high)) for low, high in bounds] if known else []
+    points = [(x, float(row[f"{prefix}_{metric}"])) for x, row in zip(xs, found, strict=True)]
+    return Series(name, colour, points, spread, "dots")
+
+
+def _with_mean(points: list[tuple[float, float]], name: str, colour: str) -> list[Series]:
+    """One line; for long curves the raw values faintly, and their running mean."""
+    if len(points) < _SMOOTHED_FROM:
+        return [Series(name, colour, points)]
+    return [Series(name, colour, points, style="faint"), Series(f"{name}, mean of 9", colour, smooth(points, 9))]

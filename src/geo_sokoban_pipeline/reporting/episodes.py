@@ -1,0 +1,92 @@
+"""Episodes as frames: what the policy saw, what it replied, what that earned.
+
+A frame per reply, and one for how it ended. Texts are the model's own and not to be trusted: whoever shows them
+escapes them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from geo_sokoban_pipeline.reporting.boards import play_moves
+from geo_sokoban_pipeline.trajectories import Trajectory, Turn
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One moment of an episode.
+
+    Attributes:
+        picture: PNG that the policy saw last; None where there was none.
+        observation: text of the user turn, `<image>` where pictures stood; empty on the last frame.
+        reply: the model's text; None on the last frame.
+        action: what the environment understood; None for nothing.
+        reward: of the turn; advantage: of the turn; None where there is none.
+    """
+
+    picture: bytes | None
+    observation: str = ""
+    reply: str | None = None
+    action: str | None = None
+    reward: float | None = None
+    advantage: float | None = None
+
+    @property
+    def is_end(self) -> bool:
+        """Whether this frame shows the end, after the last reply."""
+        return self.reply is None
+
+
+def episode_frames(trajectory: Trajectory) -> list[Frame]:
+    """Frames of an episode in order: one per reply, then the end.
+
+    The end shows the last stored picture, or, where the episode stopped before another one was taken, the board as
+    the last actions left it (Sokoban only; else the picture before them).
+    """
+    frames: list[Frame] = []
+    picture: bytes | None = None
+    observation = ""
+    for turn in trajectory.turns:
+        if turn.role == "assistant":
+            frames.append(Frame(picture, observation, turn.text, turn.action, turn.reward, turn.advantage))
+            observation = ""
+        else:
+            observation = turn.text
+            picture = trajectory.images[turn.image_indices[-1]] if turn.image_indices else picture
+    last = trajectory.turns[-1] if trajectory.turns else None
+    if last is not None and last.role == "assistant" and picture is not None:
+        picture = play_moves(picture, read_actions(last)) or picture
+    return [*frames, Frame(picture, observation)]
+
+
+def read_actions(turn: Turn) -> list[str]:
+    """Actions of a reply as the environment parsed them."""
+    return [action for action in (turn.action or "").split(",") if action]
+
+
+def is_solved(trajectory: Trajectory) -> bool:
+    """Whether the episode succeeded; one that does not know counts as not solved."""
+    return trajectory.metrics.get("success", 0.0) >= 0.5
+
+
+def is_greedy(trajectory: Trajectory) -> bool:
+    """Whether replies were the likeliest tokens, as `sampling` records it."""
+    sampling: dict[str, Any] = json.loads(trajectory.sampling or "{}")
+    return bool(sampling.get("greedy"))
+
+
+def describe_end(trajectory: Trajectory) -> str:
+    """How an episode ended, in a few words."""
+    turns = sum(turn.role == "assistant" for turn in trajectory.turns)
+    steps = trajectory.metrics.get("steps")
+    effort = f"{turns} {'reply' if turns == 1 else 'replies'}"
+    if steps is not None and int(steps) != turns:
+        effort += f", {int(steps)} {'move' if int(steps) == 1 else 'moves'}"
+    if is_solved(trajectory):
+        return f"Solved with {effort}."
+    if trajectory.status == "completed":
+        return f"Not solved after {effort}."
+    reason = f": {trajectory.error}" if trajectory.error else ""
+    return f"{trajectory.status.capitalize()} after {effort}{reason}."

@@ -1,0 +1,74 @@
+"""Numbers as text for people: one way to write a share, an interval, a duration.
+
+What is missing or not finite is a dash, never 0 and never `nan`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+DASH = "–"
+_NARROW_SPACE = "\u202f"  # does not break, so that a number keeps its unit
+_MINUS = "\u2212"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share in [0, 1] as `66.3 %`."""
+    return f"{share * 100:.{digits}f}{_NARROW_SPACE}%" if share is not None and is_number(share) else DASH
+
+
+def percent_range(low: float | None, high: float | None, digits: int = 1) -> str:
+    """An interval of shares as `62.5–69.8 %`."""
+    if low is None or high is None or not (is_number(low) and is_number(high)):
+        return DASH
+    return f"{low * 100:.{digits}f}–{high * 100:.{digits}f}{_NARROW_SPACE}%"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with a fixed count of decimals and a real minus sign; whole numbers above 999 in groups of three."""
+    if value is None or not is_number(value):
+        return DASH
+    return f"{value:,.{digits}f}".replace("-", _MINUS).replace(",", _NARROW_SPACE)
+
+
+def count(value: float | None) -> str:
+    """A count, in groups of three digits."""
+    return number(value, 0)
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A number with its sign, `+0.12`."""
+    text = number(value, digits)
+    return f"+{text}" if value is not None and is_number(value) and value > 0 else text
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits: `0.0123`, `4.5e-06`."""
+    if value is None or not is_number(value):
+        return DASH
+    return f"{value:.{digits}g}".replace("-", _MINUS)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as `850 ms`, `3.2 s`, `4 min 10 s` or `1 h 5 min`."""
+    if seconds is None or not is_number(seconds):
+        return DASH
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}{_NARROW_SPACE}ms"
+    if seconds < 99.5:
+        return f"{seconds:.1f}{_NARROW_SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{_NARROW_SPACE}min {rest}{_NARROW_SPACE}s"
+    return f"{minutes // 60}{_NARROW_SPACE}h {minutes % 60}{_NARROW_SPACE}min"
+
+
+def joined(words: list[str]) -> str:
+    """Words as a list in a sentence: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -1,0 +1,139 @@
+"""Which stored episodes a report shows. The choice is a rule that the page states, the same for the same files.
+
+Only columns without images are looked at to choose; the chosen rows alone are turned into episodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from geo_sokoban_pipeline.reporting.formats import is_number
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+
+Parts = Mapping[str, Callable[[], pa.Table]]
+GALLERY = 12
+EXTREMES = 3
+
+
+@dataclass(frozen=True)
+class LevelPair:
+    """One held-out level: its fewest moves (None: unknown), the last policy's episode, the first one's if it has one."""
+
+    length: int | None
+    after: Trajectory
+    before: Trajectory | None
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Training episodes of one iteration with the highest and the lowest rewards."""
+
+    iteration: int
+    best: list[Trajectory]
+    worst: list[Trajectory]
+    image_pad_id: int | None
+
+
+def choose_gallery(played: Parts, policies: int, limit: int = GALLERY) -> list[LevelPair]:
+    """Held-out levels to show, by optimal length.
+
+    For every length the first solved episode, then, from long to short, the first unsolved one, until there are
+    `limit`; the lengths are thinned out evenly where there are more of them than that.
+
+    Args:
+        played: parts `iter=<number of the policy>/…`.
+        policies: how many policies were evaluated; the last one is shown, the first one beside it.
+    """
+    after = _sampled_rows(played, policies - 1)
+    before = {row.level: row for row in reversed(_sampled_rows(played, 0))} if policies > 1 else {}
+    pairs = [(row, before.get(row.level)) for row in _spread(after, limit)]
+    return [LevelPair(row.length, row.load(), other.load() if other else None) for row, other in pairs]
+
+
+def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
+    """Best and worst episodes of the newest iteration that has graded ones; trained ones where there are any.
+
+    At most two parts are read. Episodes of one group are shown once, so that the examples differ.
+    """
+    for name in list(trained)[-1:-3:-1]:
+        table = trained[name]()
+        rows = table.select(["iteration", "group_index", "reward", "trained"]).to_pylist()
+        graded = [(at, row) for at, row in enumerate(rows) if is_number(row["reward"])]
+        graded = [item for item in graded if item[1]["trained"]] or graded
+        if graded:
+            ranked = sorted(graded, key=lambda item: (-item[1]["reward"], item[0]))
+            best = _one_per_group(ranked, amount)
+            worst = [at for at in _one_per_group(list(reversed(ranked)), amount) if at not in best]
+            pad = (table.schema.metadata or {}).get(b"image_pad_id")
+            iteration = int(rows[0]["iteration"])
+            return Extremes(iteration, _load(table, best), _load(table, worst), int(pad) if pad else None)
+    return None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A stored episode before it is loaded."""
+
+    table: pa.Table
+    at: int
+    level: tuple[int, int]
+    length: int | None
+    solved: bool
+
+    def load(self) -> Trajectory:
+        return _load(self.table, [self.at])[0]
+
+
+def _sampled_rows(played: Parts, policy: int) -> list[_Row]:
+    """First sampled episode of each level of a policy; greedy ones where nothing was sampled."""
+    rows: list[tuple[bool, _Row]] = []
+    for name, read in played.items():
+        if int(name.split("/")[0].removeprefix("iter=")) != policy:
+            continue
+        table = read()
+        columns = table.select(["group_index", "sample_index", "sampling", "metrics"]).to_pylist()
+        for at, column in enumerate(columns):
+            metrics = {item["name"]: item["value"] for item in column["metrics"]}
+            length = metrics.get("optimal_steps")
+            level = (column["group_index"], column["sample_index"])
+            solved = metrics.get("success", 0.0) >= 0.5
+            row = _Row(table, at, level, None if length is None else int(length), solved)
+            rows.append((_is_greedy(column["sampling"]), row))
+    greedy_only = all(greedy for greedy, _ in rows)
+    return [row for greedy, row in rows if (greedy_only or not greedy) and row.level[1] == 0]
+
+
+def _is_greedy(sampling: str) -> bool:
+    values: dict[str, Any] = json.loads(sampling or "{}")
+    return bool(values.get("greedy"))
+
+
+def _spread(rows: Sequence[_Row], limit: int) -> list[_Row]:
+    lengths = sorted({row.length for row in rows}, key=lambda length: (length is None, length or 0))
+    if len(lengths) > limit:
+        lengths = [lengths[at * len(lengths) // limit] for at in range(limit)]
+    first: dict[tuple[int | None, bool], _Row] = {}
+    for row in rows:
+        first.setdefault((row.length, row.solved), row)
+    wanted = [(length, True) for length in lengths] + [(length, False) for length in reversed(lengths)]
+    chosen = [first[key] for key in wanted if key in first][:limit]
+    # Tasks without lengths offer two rows by this rule; the next ones in order fill up.
+    if len(lengths) == 1:
+        chosen += [row for row in rows if row not in chosen][: limit - len(chosen)]
+    return sorted(chosen, key=lambda row: (row.length is None, row.length or 0, not row.solved, row.level))
+
+
+def _one_per_group(ranked: Sequence[tuple[int, Mapping[str, Any]]], amount: int) -> list[int]:
+    chosen: dict[int, int] = {}
+    for at, row in ranked:
+        chosen.setdefault(row["group_index"], at)
+    return list(chosen.values())[:amount]
+
+
+def _load(table: pa.Table, places: Sequence[int]) -> list[Trajectory]:
+    return [table_to_trajectories(table.slice(at, 1))[0] for at in places]

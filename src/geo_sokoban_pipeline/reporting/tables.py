@@ -1,0 +1,116 @@
+"""Plain tables of a report: where the time went, what the data holds, parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, joined, percent
+
+# Metric, name, whether it is a part of the line above it.
+_PHASES = (
+    ("perf/rollout_time", "Rollout", False),
+    ("perf/engine_time", "of it: engine (generate, encode pictures)", True),
+    ("perf/env_time", "of it: environment (moves, pictures)", True),
+    ("perf/update_time", "Update", False),
+    ("perf/eval_time", "Validation", False),
+)
+_STEP = "perf/step_time"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One phase: mean seconds of an iteration, its share of the iteration in percent, and its sum over the run."""
+
+    name: str
+    is_part: bool
+    mean: str
+    share: str
+    bar: float
+    total: str
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """Levels by split: column names, lines of (split, cells), and sentences about the data."""
+
+    columns: list[str]
+    lines: list[tuple[str, list[str]]]
+    notes: list[str]
+
+
+def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
+    """Phases of a mean iteration, the whole iteration last; [] where nothing was timed.
+
+    A phase that only some iterations have (validation) counts as 0 seconds in the others, so that shares add up.
+    """
+    timed = [row for row in rows if is_number(row.get(_STEP))]
+    whole = sum(row[_STEP] for row in timed)
+    if not timed or whole <= 0:
+        return []
+    found = []
+    for metric, name, is_part in (*_PHASES, (_STEP, "Iteration", False)):
+        values = [row[metric] for row in timed if is_number(row.get(metric))]
+        if values:
+            total, share = sum(values), sum(values) / whole
+            if metric == "perf/eval_time" and len(values) < len(timed):
+                name = f"{name} ({len(values)} of {len(timed)} iterations)"
+            bar = round(100 * min(1.0, share), 1)
+            found.append(Timing(name, is_part, duration(total / len(timed)), percent(share), bar, duration(total)))
+    return found
+
+
+def data_table(report: Mapping[str, Any] | None) -> DataTable | None:
+    """Levels, layouts and lengths by split, with what a reader must know about the splits."""
+    if not report or not report.get("splits"):
+        return None
+    splits: Mapping[str, Mapping[str, Any]] = report["splits"]
+    lengths = {key for split in splits.values() for key in split.get("by_length") or {}}
+    ordered = sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))
+    lines = []
+    for name, split in splits.items():
+        cells = [count(split.get(key)) for key in ("levels", "distinct_levels", "layouts")]
+        by_length = split.get("by_length") or {}
+        lines.append((name, [*cells, *(count(by_length.get(key, 0)) for key in ordered)]))
+    return DataTable(["levels", "distinct", "layouts", *ordered], lines, list(_data_notes(report)))
+
+
+def _data_notes(report: Mapping[str, Any]) -> Iterator[str]:
+    if report.get("split_note"):
+        yield str(report["split_note"])
+    overlaps = report.get("overlaps") or {}
+    if overlaps:
+        shared = joined([f"{count(number)} {name}" for name, number in overlaps.items()])
+        yield f"Counted again for this report, up to symmetry: {shared} occur in more than one split."
+    rejected = report.get("rows_rejected")
+    if rejected:
+        reasons = joined([f"{reason} ({number})" for reason, number in (report.get("rejected_reasons") or {}).items()])
+        yield f"{count(rejected)} of {count(report.get('rows_read'))} rows were rejected: {reasons}."
+    elif report.get("rows_read") is not None:
+        yield f"{count(report['rows_read'])} rows read from source “{report.get('source', 'unknown')}”, none rejected."
+    if report.get("unsolved_within_limit"):
+        yield f"{count(report['unsolved_within_limit'])} levels have no known solution length: the solver's limit came first."
+    yields = report.get("setting_yields")
+    if isinstance(yields, Mapping) and yields:
+        yield f"The setting holds {count(sum(yields.values()))} distinct levels in all."
+
+
+def parameter_tables(parameters: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(section, [(name, value)]) per top-level section, nested names joined by dots, values as JSON; single values first."""
+    single = [(name, _written(value)) for name, value in parameters.items() if not isinstance(value, Mapping)]
+    sections = [(name, list(_flatten(value))) for name, value in parameters.items() if isinstance(value, Mapping)]
+    return [*([("run", single)] if single else []), *sections]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _written(value)
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
