@@ -1,11 +1,17 @@
-"""Fixtures shared by all tests: the folder of real data, and whether its absence is a failure."""
+"""Fixtures shared by all tests: real data, the tiny policy, prompt rows, the default options."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.options.training import TrainOptions
+    from geo_sokoban_pipeline.policies.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,3 +29,47 @@ def shared_data() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Results of torch depend on the number of threads; the tests take one, which is also fastest side by side."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_policy() -> Policy:
+    """The tiny policy with random weights (seed 0); tests that train it take a deep copy."""
+    from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+    from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+
+    return build_tiny_policy(TinyPolicyOptions(), seed=0)
+
+
+@pytest.fixture(scope="session")
+def sokoban_rows() -> Callable[..., list[dict[str, Any]]]:
+    """Factory of prompt rows: `sokoban_rows(count, **data options)`, 6×6 levels with one box by default."""
+    from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+    from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
+
+    def make(count: int, **changes: Any) -> list[dict[str, Any]]:
+        counts = {"train": count, "validation": 8, "eval": 8}
+        base = {"cell_px": 16, "instruction": "brief", "inner_walls": [1, 4], "max_solution": 8, "counts": counts}
+        options = SokobanDataOptions.model_validate(base | changes)
+        levels, _, _ = read_levels(options)
+        return make_prompts(levels, options)[0].to_dict("records")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def train_options() -> TrainOptions:
+    """Options of `conf/base/parameters/train_sokoban.yml`."""
+    import yaml
+
+    from geo_sokoban_pipeline.options.training import TrainOptions
+
+    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
+    return TrainOptions.model_validate(yaml.safe_load(text)["train_sokoban"])

@@ -102,7 +102,7 @@ def _foreign_policy(name: str) -> PolicyFolder:
 
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        from geo_sokoban_pipeline.policies.hub import fetch_policy
+        from geo_sokoban_pipeline.hub import fetch_policy
 
         folder = fetch_policy(name, None)
     manifest = read_manifest(folder) or {"files": describe_files(folder)}

@@ -87,8 +87,8 @@ class SokobanDataOptions(StrictModel):
     )
     equal_lengths: bool = Field(
         True,
-        description="Generate equally many levels of each solution length. Off: lengths as they are drawn, several times "
-        "faster for large boards with many boxes.",
+        description="Generate equally many levels of each solution length. Off: lengths as they are drawn, several "
+        "times faster for large boards with many boxes.",
     )
     counts: SplitCounts = Field(default_factory=SplitCounts)
     shares: SplitShares = Field(default_factory=SplitShares)

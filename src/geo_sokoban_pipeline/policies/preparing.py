@@ -8,8 +8,8 @@ from typing import Any
 
 from geo_sokoban_pipeline.folders import link_or_copy
 from geo_sokoban_pipeline.options.policy import PolicyOptions
-from geo_sokoban_pipeline.policies.hub import fetch_policy
-from geo_sokoban_pipeline.policies.policy import load_policy, save_policy
+from geo_sokoban_pipeline.hub import fetch_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.storage import MANIFEST
 
@@ -28,8 +28,7 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
         PolicyUnavailableError: the hub cannot be reached.
     """
     if options.source == "tiny":
-        policy = build_tiny_policy(options.tiny, seed)
-        return lambda folder: save_policy(policy, folder) or entries
+        return policy_writer(build_tiny_policy(options.tiny, seed), entries)
     assert options.path is not None  # the options check it
     source = Path(options.path).expanduser() if options.source == "folder" else fetch_policy(options.path, options.revision)
     if not source.is_dir():
@@ -39,7 +38,21 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
         )
     # Loaded once to be refused now rather than after the warm start.
     load_policy(source, options.dtype, options.attention)
-    return lambda folder: _link_files(source, folder) or entries
+    def link(folder: Path) -> dict[str, Any]:
+        _link_files(source, folder)
+        return entries
+
+    return link
+
+
+def policy_writer(policy: Policy, entries: dict[str, Any]) -> Writer:
+    """Writer that saves a policy in memory; the manifest records `entries`."""
+
+    def write(folder: Path) -> dict[str, Any]:
+        save_policy(policy, folder)
+        return entries
+
+    return write
 
 
 def _link_files(source: Path, folder: Path) -> None:

@@ -88,14 +88,19 @@ def draw_chart(title: str, series: Sequence[Series], shape: Shape, note: str = "
     if not series:
         return None
     xs = [x for line in series for x, _ in line.points]
-    ys = [y for line in series for _, y in line.points] + [end for line in series for ends in line.spread for end in ends]
+    ys = [y for line in series for _, y in line.points] + [
+        end for line in series for ends in line.spread for end in ends
+    ]
     low, high = shape.y_range or padded_range(ys)
     single = min(xs) == max(xs)
     # Error bars need room at both sides; a single x has no width of its own.
     room = 0.5 if single or any(line.style == "bars" for line in series) else 0.0
     x_axis = Axis(min(xs) - room, max(xs) + room, shape.left, shape.width - _RIGHT)
     y_axis = Axis(low, high, shape.height - shape.bottom, _TOP)
-    parts = [*_draw_axes(x_axis, y_axis, shape), *(part for line in series for part in _draw_series(line, x_axis, y_axis))]
+    parts = [
+        *_draw_axes(x_axis, y_axis, shape),
+        *(part for line in series for part in _draw_series(line, x_axis, y_axis)),
+    ]
     label = f"{title}. " + "; ".join(f"{line.name}: {shape.write(line.points[-1][1])} at the end" for line in series)
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         shape.width, shape.height, label, Markup("").join(parts)
@@ -116,7 +121,7 @@ def _draw_axes(x_axis: Axis, y_axis: Axis, shape: Shape) -> list[Markup]:
     left, right, bottom = shape.left, shape.width - _RIGHT, shape.height - shape.bottom
     y_ticks = y_axis.ticks(shape.y_ticks)
     step = y_ticks[1] - y_ticks[0] if len(y_ticks) > 1 else abs(y_axis.high - y_axis.low)
-    write: Callable[[float], str] = (lambda y: percent(y, 0)) if shape.shares else (lambda y: tick_text(y, step))
+    write: Callable[[float], str] = (lambda y: percent(y, 0 if step >= 0.00999 else 1)) if shape.shares else (lambda y: tick_text(y, step))
     parts = []
     for tick in y_ticks:
         y = y_axis.place(tick)
@@ -124,7 +129,9 @@ def _draw_axes(x_axis: Axis, y_axis: Axis, shape: Shape) -> list[Markup]:
         parts.append(_tag("text", "tick end", write(tick), x=left - 7, y=y + 4))
     x_ticks = x_axis.ticks(shape.x_ticks, shape.whole_x)
     x_step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else 1.0
-    parts += [_tag("text", "tick mid", tick_text(tick, x_step), x=x_axis.place(tick), y=bottom + 16) for tick in x_ticks]
+    parts += [
+        _tag("text", "tick mid", tick_text(tick, x_step), x=x_axis.place(tick), y=bottom + 16) for tick in x_ticks
+    ]
     parts.append(_tag("line", "axis", x1=left, x2=right, y1=bottom, y2=bottom))
     parts.append(_tag("text", "tick mid name", shape.x_name, x=(left + right) / 2, y=bottom + 33))
     return parts

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
-from geo_sokoban_pipeline.reporting.formats import is_number
+from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, number, percent
 
 Rows = Sequence[dict[str, Any]]
 _SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
@@ -35,11 +35,11 @@ def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float
 def success_chart(rows: Rows) -> Chart | None:
     """Training success and validation solve rates by iteration, with Wilson intervals of the sampled one."""
     series = [
-        *_with_mean(points_of(rows, "rollout/success_rate"), "training episodes", "training"),
+        *_with_mean(points_of(rows, "rollout/success_rate"), "training", "training"),
         validation_series(rows, "greedy", "validation, greedy", "greedy"),
         validation_series(rows, "sampled", "validation, sampled", "final"),
     ]
-    note = "Training draws medium levels more often, so its curve is not comparable with validation."
+    note = "Training draws its levels by difficulty, so the two kinds of curve differ."
     shape = Shape("iteration", y_range=(0.0, 1.0), shares=True)
     return draw_chart("Solve rate", series, shape, note)
 
@@ -47,7 +47,7 @@ def success_chart(rows: Rows) -> Chart | None:
 def reward_chart(rows: Rows) -> Chart | None:
     """Mean reward of training and validation episodes by iteration."""
     validation = validation_series(rows, "sampled", "validation, sampled", "final", metric="mean_return")
-    series = [*_with_mean(points_of(rows, "rollout/raw_reward"), "training episodes", "training"), validation]
+    series = [*_with_mean(points_of(rows, "rollout/raw_reward"), "training", "training"), validation]
     return draw_chart("Reward", series, Shape("iteration"), "Mean per episode.")
 
 
@@ -73,6 +73,30 @@ def warm_start_chart(history: Rows) -> Chart | None:
     return draw_chart("Warm start: imitation loss", series, Shape("step"), "Nats per reply token.")
 
 
+def run_facts(rows: Rows, history: Rows) -> list[tuple[str, str]]:
+    """The run in a few (name, number) pairs; those that were not recorded are left out."""
+    facts: list[tuple[str, str | None]] = []
+    if history:
+        last = history[-1]
+        facts.append(("warm start", f"{count(last.get('step'))} steps, {duration(last.get('seconds'))}"))
+        facts.append(("imitation loss at its end", number(last.get("validation_loss"), 3)))
+    if rows:
+        facts += [
+            ("iterations", count(len(rows))),
+            ("training episodes", _total(rows, "rollout/episodes", count)),
+            ("optimizer steps", _total(rows, "train/steps", count)),
+            ("time in iterations", _total(rows, "perf/step_time", duration)),
+        ]
+        best = max(validation_series(rows, "sampled", "", "").points, key=lambda point: point[1], default=None)
+        facts.append(("best validation, sampled", best and f"{percent(best[1])} at iteration {best[0]:.0f}"))
+    return [(name, value) for name, value in facts if value]
+
+
+def _total(rows: Rows, metric: str, write: Callable[[float | None], str]) -> str | None:
+    values = [row[metric] for row in rows if is_number(row.get(metric))]
+    return write(sum(values)) if values else None
+
+
 def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str = "solve_rate") -> Series:
     """One validation metric over the iterations trained before it."""
     prefix = f"eval/validation/{mode}"
@@ -91,4 +115,4 @@ def _with_mean(points: list[tuple[float, float]], name: str, colour: str) -> lis
     """One line; for long curves the raw values faintly, and their running mean."""
     if len(points) < _SMOOTHED_FROM:
         return [Series(name, colour, points)]
-    return [Series(name, colour, points, style="faint"), Series(f"{name}, mean of 9", colour, smooth(points, 9))]
+    return [Series(name, colour, points, style="faint"), Series(f"{name} (mean of 9)", colour, smooth(points, 9))]

@@ -43,10 +43,10 @@ def write_headline(summary: Mapping[str, Any]) -> Headline:
     first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
     where = _describe_levels(summary)
     if first is None:
-        main = f"On {where}, {policy_label(names[-1])} solves {_rate(last)}."
+        main = f"On {where} {policy_label(names[-1])} solves {_rate(last)}."
     else:
         verb = "raised" if last["solve_rate"] > first["solve_rate"] else "did not raise"
-        main = f"GRPO {verb} the solve rate on {where} from {_rate(first)} after the warm start to {_rate(last)}."
+        main = f"On {where} GRPO {verb} the solve rate from {_rate(first)} after the warm start to {_rate(last)}."
     further = [*_compare(first, last), *_greedy(summary, names), *_baselines(summary), *_blank(summary, names)]
     tiles = [_tile(row) for row in (first, last, _player(summary, "random_legal"), _player(summary, "solver")) if row]
     return Headline(main, further, tiles)
@@ -67,22 +67,22 @@ def _player(summary: Mapping[str, Any], name: str) -> Row | None:
 
 def _describe_levels(summary: Mapping[str, Any]) -> str:
     layouts = summary.get("layouts")
-    on_layouts = f" on {count(layouts)} wall layouts" if layouts else ""
+    on_layouts = f" ({count(layouts)} wall layouts)" if layouts else ""
     return f"{count(summary.get('prompts'))} held-out levels{on_layouts}"
 
 
 def _rate(row: Row) -> str:
-    return f"{percent(row['solve_rate'])} (95 % interval {percent_range(row.get('low'), row.get('high'))})"
+    return f"{percent(row['solve_rate'])} [{percent_range(row.get('low'), row.get('high'))}]"
 
 
 def _compare(first: Row | None, last: Row) -> list[str]:
     if first is None or first.get("high") is None or last.get("low") is None:
         return []
     if last["low"] > first["high"]:
-        return ["The two Wilson intervals do not overlap: chance in these episodes does not explain the gain."]
+        return ["The two intervals (95 %, Wilson) do not overlap: chance in these episodes does not explain the gain."]
     if last["high"] < first["low"]:
-        return ["The two Wilson intervals do not overlap: the policy got worse."]
-    return ["The two Wilson intervals overlap, so this evaluation does not prove a change."]
+        return ["The two intervals (95 %, Wilson) do not overlap: the policy got worse."]
+    return ["The two intervals (95 %, Wilson) overlap, so this evaluation does not prove a change."]
 
 
 def _greedy(summary: Mapping[str, Any], names: list[str]) -> list[str]:
@@ -114,5 +114,7 @@ def _blank(summary: Mapping[str, Any], names: list[str]) -> list[str]:
 
 def _tile(row: Row) -> Tile:
     name = policy_label(row["policy"]) + (", sampled" if row.get("mode") == "sampled" else "")
-    detail = f"{percent_range(row.get('low'), row.get('high'))} · {count(row.get('solved'))} of {count(row.get('episodes'))}"
+    detail = (
+        f"{percent_range(row.get('low'), row.get('high'))} · {count(row.get('solved'))} of {count(row.get('episodes'))}"
+    )
     return Tile(name, percent(row["solve_rate"]), detail, policy_colour(row["policy"]))

@@ -9,19 +9,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from geo_sokoban_pipeline.reporting import curves, evaluation_tables, formats, tables
 from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
 from geo_sokoban_pipeline.reporting.headline import write_headline
 from geo_sokoban_pipeline.reporting.labels import policy_label
 from geo_sokoban_pipeline.reporting.players import PlayerData, shorten
-from geo_sokoban_pipeline.reporting.selection import Extremes, choose_extremes, choose_gallery
+from geo_sokoban_pipeline.reporting.selection import Extremes, LevelPair, choose_extremes, choose_gallery
 from geo_sokoban_pipeline.reporting.tokens import TokenTexts, token_turns
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -63,6 +64,10 @@ class ReportInputs:
 def build_report(inputs: ReportInputs) -> str:
     """The page, HTML5 as text, to be stored as UTF-8."""
     players = PlayerData()
+    names = [str(name) for name in inputs.summary.get("policies") or []]
+    pairs = choose_gallery(inputs.played, len(names)) if names else []
+    first = pairs[0].after if pairs else None
+    gallery = [_card(pair, names, players) for pair in pairs]
     context = {
         "inputs": inputs,
         "headline": write_headline(inputs.summary),
@@ -70,7 +75,9 @@ def build_report(inputs: ReportInputs) -> str:
         "health": curves.health_charts(inputs.metrics),
         "evaluation": evaluation_tables.evaluation_rows(inputs.summary),
         "lengths": evaluation_tables.length_table(inputs.summary),
-        "gallery": _gallery(inputs, players),
+        "facts": curves.run_facts(inputs.metrics, inputs.warm_start),
+        "gallery": gallery,
+        "prompt": [turn.text for turn in first.turns if turn.role != "assistant"][:2] if first else [],
         "extremes": _extremes(inputs, players),
         "timings": tables.timings(inputs.metrics),
         "data": tables.data_table(inputs.data_report),
@@ -78,11 +85,15 @@ def build_report(inputs: ReportInputs) -> str:
         "players": {"pictures": players.pictures, "episodes": players.episodes},
     }
     script = read_asset("report.js")
-    page: str = make_environment().get_template("report.html.j2").render(
-        **context,
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        style=Markup("\n".join(read_asset(name) for name in ("parts.css", "report.css"))),
+    page: str = (
+        make_environment()
+        .get_template("report.html.j2")
+        .render(
+            **context,
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            style=Markup("\n".join(read_asset(name) for name in ("parts.css", "report.css"))),
+        )
     )
     return page
 
@@ -97,11 +108,16 @@ def make_environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
-        autoescape=True, loader=FunctionLoader(read_asset), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        loader=FunctionLoader(read_asset),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     for name in ("count", "duration", "number", "percent", "signed", "significant"):
         environment.filters[name] = getattr(formats, name)
     environment.filters["data"] = as_script_data
+    environment.filters["unbroken"] = keep_intervals
     return environment
 
 
@@ -109,6 +125,11 @@ def as_script_data(value: Any) -> Markup:
     """JSON that no text inside can end: `<`, `>` and `&` are written as escapes."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def keep_intervals(text: str) -> Markup:
+    """Escaped text whose [bracketed] intervals are never broken over two lines."""
+    return Markup(re.sub(r"\[[^\[\]]*\]", r'<span class="nb">\g<0></span>', str(escape(text))))
 
 
 def _charts(inputs: ReportInputs) -> dict[str, Any]:
@@ -120,25 +141,19 @@ def _charts(inputs: ReportInputs) -> dict[str, Any]:
     }
 
 
-def _gallery(inputs: ReportInputs, players: PlayerData) -> list[dict[str, Any]]:
-    names = [str(name) for name in inputs.summary.get("policies") or []]
-    cards = []
-    for pair in choose_gallery(inputs.played, len(names)) if names else []:
-        takes = [(policy_label(names[-1]), pair.after)]
-        if pair.before is not None:
-            takes.append((policy_label(names[0]), pair.before))
-        cards.append(
-            {
-                "length": pair.length,
-                "level": pair.after.group_index,
-                "solved": is_solved(pair.after),
-                "takes": [
-                    {"label": label, "episode": players.add(take), "solved": is_solved(take), "end": describe_end(take)}
-                    for label, take in takes
-                ],
-            }
-        )
-    return cards
+def _card(pair: LevelPair, names: list[str], players: PlayerData) -> dict[str, Any]:
+    takes = [(policy_label(names[-1]), pair.after)]
+    if pair.before is not None:
+        takes.append((policy_label(names[0]), pair.before))
+    return {
+        "length": pair.length,
+        "level": pair.after.group_index,
+        "solved": is_solved(pair.after),
+        "takes": [
+            {"label": label, "episode": players.add(take), "solved": is_solved(take), "end": describe_end(take)}
+            for label, take in takes
+        ],
+    }
 
 
 def _extremes(inputs: ReportInputs, players: PlayerData) -> dict[str, Any] | None:
@@ -154,9 +169,7 @@ def _extremes(inputs: ReportInputs, players: PlayerData) -> dict[str, Any] | Non
     }
 
 
-def _describe(
-    trajectory: Trajectory, found: Extremes, texts: TokenTexts | None, players: PlayerData
-) -> dict[str, Any]:
+def _describe(trajectory: Trajectory, found: Extremes, texts: TokenTexts | None, players: PlayerData) -> dict[str, Any]:
     return {
         "trajectory": trajectory,
         "episode": players.add(trajectory),

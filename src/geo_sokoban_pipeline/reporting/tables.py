@@ -55,10 +55,10 @@ def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
         values = [row[metric] for row in timed if is_number(row.get(metric))]
         if values:
             total, share = sum(values), sum(values) / whole
-            if metric == "perf/eval_time" and len(values) < len(timed):
-                name = f"{name} ({len(values)} of {len(timed)} iterations)"
+            seldom = metric == "perf/eval_time" and len(values) < len(timed)
+            shown = f"{name} ({len(values)} of {len(timed)} iterations)" if seldom else name
             bar = round(100 * min(1.0, share), 1)
-            found.append(Timing(name, is_part, duration(total / len(timed)), percent(share), bar, duration(total)))
+            found.append(Timing(shown, is_part, duration(total / len(timed)), percent(share), bar, duration(total)))
     return found
 
 

@@ -68,7 +68,9 @@ def _turn(trajectory: Trajectory, turn: Turn, pad: int | None, texts: TokenTexts
     span = slice(turn.token_start, turn.token_end)
     ids = trajectory.token_ids[span].tolist()
     words = texts(ids) if texts else [str(token) for token in ids]
-    rows = zip(ids, words, trajectory.loss_mask[span].tolist(), trajectory.rollout_log_probs[span].tolist(), strict=True)
+    rows = zip(
+        ids, words, trajectory.loss_mask[span].tolist(), trajectory.rollout_log_probs[span].tolist(), strict=True
+    )
     pieces: list[TokenPiece] = []
     for is_image, group in groupby(rows, key=lambda row: row[0] == pad):
         members = list(group)

@@ -113,7 +113,8 @@ def describe_rollout(trajectories: Sequence[Trajectory], seconds: float) -> dict
     advantages = [episode.advantage for episode in trajectories if episode.advantage is not None]
     engine = sum(episode.timings.get("engine", 0.0) for episode in trajectories)
     env = sum(episode.timings.get("env", 0.0) for episode in trajectories)
-    share = {status: np.mean([e.status == status for e in trajectories] or [0.0]) for status in ("truncated", "failed")}
+    count = max(len(trajectories), 1)
+    share = {status: sum(e.status == status for e in trajectories) / count for status in ("truncated", "failed")}
     return {
         "rollout/episodes": float(len(trajectories)),
         "rollout/raw_reward": float(np.mean(rewards or [0.0])),
@@ -124,9 +125,9 @@ def describe_rollout(trajectories: Sequence[Trajectory], seconds: float) -> dict
         "rollout/response_len/max": float(lengths.max()),
         "rollout/response_len/min": float(lengths.min()),
         "rollout/turns/mean": float(np.mean([e.metrics.get("turns", 0.0) for e in trajectories] or [0.0])),
-        "rollout/truncated_ratio": float(share["truncated"]),
-        "rollout/failed_ratio": float(share["failed"]),
-        "rollout/trained_ratio": float(np.mean([e.trained for e in trajectories] or [0.0])),
+        "rollout/truncated_ratio": share["truncated"],
+        "rollout/failed_ratio": share["failed"],
+        "rollout/trained_ratio": sum(e.trained for e in trajectories) / count,
         "perf/rollout_time": seconds,
         "perf/engine_time": engine,
         "perf/env_time": env,

@@ -206,5 +206,5 @@ def set_threads(threads: int | None) -> int:
 
 
 def _note(rows: dict[str, Any]) -> str:
-    row = next(iter(rows.values()), {})
+    row: dict[str, float] = next(iter(rows.values()), {})
     return f"solved {row.get('rollout/success_rate', 0.0):.0%}, reward {row.get('rollout/raw_reward', 0.0):.2f}"

@@ -99,14 +99,13 @@ def _turn_values(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndar
         ValueError: the turns do not add up to the episode's reward, so credit per turn would train something else.
     """
     turns = replies(episode)
-    played = [turn for turn in turns if turn.reward is not None]
+    rewards = [turn.reward for turn in turns if turn.reward is not None]
     parts = episode.reward_parts
-    start = parts.get("dist0")
-    after = [turn.info.get("box_target_distance") for turn in played]
-    known = start is not None and all(distance is not None for distance in after)
+    distances = [parts.get("dist0"), *(turn.info.get("box_target_distance") for turn in turns if turn.reward is not None)]
+    cells = [float(distance) for distance in distances if distance is not None]
     values = turn_values(
-        [turn.reward for turn in played],
-        [start, *after] if known else None,
+        rewards,
+        cells if len(cells) == len(distances) else None,
         parts.get("final_bonus", 0.0),
         reward_args.get("aggregate", "mean"),
         float(reward_args.get("distance_weight", 1.0)),
@@ -116,7 +115,7 @@ def _turn_values(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndar
             f"episode {episode.trajectory_id} has reward {episode.reward}, but its turns add up to {values.sum()}: "
             "grpo.credit=turn needs a reward made of turn rewards, distance and final bonus; use credit=episode."
         )
-    return np.concatenate([values, np.zeros(len(turns) - len(played))])
+    return np.concatenate([values, np.zeros(len(turns) - len(rewards))])
 
 
 def _board_keys(episode: Trajectory) -> list[Hashable]:

@@ -62,7 +62,8 @@ def warm_start(
         return stored
     if options.warm_start.steps == 0:
         return _link_policy(base, {"fingerprint": wanted, "history": []})
-    from geo_sokoban_pipeline.policies.policy import load_policy, save_policy
+    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.policies.preparing import policy_writer
     from geo_sokoban_pipeline.training.loop import set_threads
     from geo_sokoban_pipeline.training.warm_start import imitate_teacher
 
@@ -70,7 +71,7 @@ def warm_start(
     policy = load_policy(base.path, options.policy.dtype, options.policy.attention)
     history = imitate_teacher(policy, rows, held_out, options, seed)
     entries = {"fingerprint": wanted, "history": history, "threads": threads}
-    return lambda folder: save_policy(policy, folder) or entries
+    return policy_writer(policy, entries)
 
 
 def train_grpo(

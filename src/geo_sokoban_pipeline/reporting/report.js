@@ -1,0 +1,121 @@
+"use strict";
+// Players and pointers of the report. Texts of a run go into the page by textContent only.
+(function () {
+  const store = JSON.parse(document.getElementById("players").textContent);
+  const players = new Map();
+
+  function makePlayer(root) {
+    const find = (selector) => root.querySelector(selector);
+    const image = find("img"), slider = find("input"), play = find("[data-do=play]");
+    const step = find(".step"), reply = find(".reply"), note = find(".note");
+    let frames = [], at = 0, timer = null;
+
+    function show(index) {
+      at = Math.max(0, Math.min(index, frames.length - 1));
+      const frame = frames[at], last = at === frames.length - 1;
+      const source = frame.picture ? store.pictures[frame.picture] : "";
+      image.hidden = !source;
+      if (source && image.getAttribute("src") !== source) image.src = source;
+      image.alt = last ? "The end of the episode" : "What the policy saw at step " + frame.step;
+      step.textContent = last ? "End" : "Turn " + frame.step;
+      reply.textContent = last ? "" : frame.reply;
+      note.textContent = frame.note;
+      slider.value = String(at);
+      slider.setAttribute("aria-valuetext", step.textContent);
+      if (last) stop();
+    }
+    function stop() {
+      clearInterval(timer);
+      timer = null;
+      play.textContent = "\u25B6";
+      play.setAttribute("aria-label", "Play");
+    }
+    function start() {
+      stop();
+      show(at === frames.length - 1 ? 0 : at);
+      timer = setInterval(() => show(at + 1), 750);
+      play.textContent = "\u275A\u275A";
+      play.setAttribute("aria-label", "Pause");
+    }
+    function load(number) {
+      stop();
+      frames = store.episodes[number].frames;
+      slider.max = String(frames.length - 1);
+      show(0);
+    }
+    play.addEventListener("click", () => (timer === null ? start() : stop()));
+    find("[data-do=back]").addEventListener("click", () => { stop(); show(at - 1); });
+    find("[data-do=next]").addEventListener("click", () => { stop(); show(at + 1); });
+    slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
+    // Small pictures are drawn with hard edges, photographs and diagrams are not.
+    image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth < 200));
+    load(Number(root.dataset.episode));
+    return { load, start };
+  }
+
+  function press(buttons, chosen) {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button === chosen));
+  }
+
+  for (const root of document.querySelectorAll(".player")) players.set(root, makePlayer(root));
+  for (const card of document.querySelectorAll(".card")) {
+    const takes = card.querySelectorAll("[data-take]"), player = players.get(card.querySelector(".player"));
+    for (const button of takes) {
+      button.addEventListener("click", () => { press(takes, button); player.load(Number(button.dataset.take)); player.start(); });
+    }
+  }
+  const filters = document.querySelectorAll("[data-show]");
+  for (const button of filters) {
+    button.addEventListener("click", () => {
+      press(filters, button);
+      for (const card of document.querySelectorAll(".card")) {
+        card.hidden = button.dataset.show !== "all" && card.dataset.solved !== button.dataset.show;
+      }
+    });
+  }
+  for (const button of document.querySelectorAll("[data-play-all]")) {
+    button.addEventListener("click", () => {
+      for (const card of document.querySelectorAll(".card:not([hidden])")) players.get(card.querySelector(".player")).start();
+    });
+  }
+
+  function makePointer(canvas) {
+    const svg = canvas.querySelector("svg"), data = JSON.parse(canvas.querySelector("script").textContent);
+    const box = document.createElement("div");
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    box.className = "tip";
+    box.hidden = true;
+    canvas.append(box);
+    line.setAttribute("class", "cursor");
+    line.setAttribute("y1", data.top);
+    line.setAttribute("y2", data.bottom);
+
+    function describe(index) {
+      box.textContent = data.labels[index];
+      for (const [series, text] of data.rows[index]) {
+        const row = document.createElement("div");
+        row.className = "s-" + data.colours[series];
+        row.textContent = data.names[series] + " ";
+        const value = document.createElement("strong");
+        value.textContent = text;
+        row.append(value);
+        box.append(row);
+      }
+    }
+    canvas.addEventListener("pointermove", (event) => {
+      const frame = svg.getBoundingClientRect(), scale = frame.width / svg.viewBox.baseVal.width;
+      const x = (event.clientX - frame.left) / scale;
+      let best = 0;
+      data.x.forEach((place, index) => { if (Math.abs(place - x) < Math.abs(data.x[best] - x)) best = index; });
+      line.setAttribute("x1", data.x[best]);
+      line.setAttribute("x2", data.x[best]);
+      svg.append(line);
+      describe(best);
+      box.hidden = false;
+      const left = data.x[best] * scale;
+      box.style.left = (left > frame.width / 2 ? left - box.offsetWidth - 10 : left + 10) + "px";
+    });
+    canvas.addEventListener("pointerleave", () => { box.hidden = true; line.remove(); });
+  }
+  for (const canvas of document.querySelectorAll(".canvas")) makePointer(canvas);
+})();
