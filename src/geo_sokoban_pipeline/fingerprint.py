@@ -55,10 +55,14 @@ def check_fingerprint(what: str, stored: Fingerprint, current: Fingerprint) -> N
         FingerprintError: with the differences and the two ways out.
     """
     lines = differences(stored, current)
-    if not lines:
-        return
+    if lines:
+        raise FingerprintError(describe_differences(what, lines))
+
+
+def describe_differences(what: str, lines: Sequence[str]) -> str:
+    """What a `FingerprintError` says: whose settings differ, in which lines, and the two ways out."""
     shown = "\n  ".join([*lines[:_SHOWN], *([f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])])
-    raise FingerprintError(
+    return (
         f"{what} of this run id was made with other settings:\n  {shown}\n"
         "Give the new settings a run of their own with --params run_id=<new>, or start this one anew with "
         "--params fresh=true."

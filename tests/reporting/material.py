@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from builders import CONTEXT, PAD
 
+from builders import CONTEXT, PAD
 from geo_sokoban_pipeline.envs.sokoban import Board, SokobanEnv, generate_levels
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.levels import Level
@@ -295,7 +295,12 @@ def make_data_report() -> dict[str, Any]:
 def make_inputs(**changes: Any) -> ReportInputs:
     """Inputs of a whole run, with fields replaced by name."""
     warm = [
-        {"step": step, "loss": 0.6 + 0.8 * math.exp(-step / 300), "validation_loss": 0.63 + 0.8 * math.exp(-step / 300), "seconds": step * 0.11}
+        {
+            "step": step,
+            "loss": 0.6 + 0.8 * math.exp(-step / 300),
+            "validation_loss": 0.63 + 0.8 * math.exp(-step / 300),
+            "seconds": step * 0.11,
+        }
         for step in range(50, 1371, 60)
     ]
     values: dict[str, Any] = {
@@ -311,7 +316,10 @@ def make_inputs(**changes: Any) -> ReportInputs:
         "parameters": {
             "seed": 0,
             "sokoban": {"height": 6, "inner_walls": [1, 4]},
-            "train_sokoban": {"grpo": {"group_size": 8, "filter": "mixed_success"}, "optimizer": {"learning_rate": 7e-4}},
+            "train_sokoban": {
+                "grpo": {"group_size": 8, "filter": "mixed_success"},
+                "optimizer": {"learning_rate": 7e-4},
+            },
         },
         "versions": {"geo-sokoban-pipeline": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"},
         "token_texts": token_texts,

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
+from geo_sokoban_pipeline.fingerprint import FingerprintError
+from geo_sokoban_pipeline.hooks.fingerprints import check_stored_run
 from geo_sokoban_pipeline.hooks.parameters import refuse, settings_of
 from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
 from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.storage import CorruptFolderError
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -96,10 +99,11 @@ class RunHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
-        """Lock the runs of the pipeline, then empty them if the command says `fresh=true`.
+        """Lock the runs of the pipeline, empty them if the command says `fresh=true`, and see that they may continue.
 
         Raises:
             RunLockedError: another process has one of them.
+            FingerprintError: what is stored was made with other parameters.
             ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete.
         """
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
@@ -116,7 +120,8 @@ class RunHooks:
                 if self._parameters.fresh:
                     log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)
                     folders.clear()
-        except (RunLockedError, ParameterError, OSError) as error:
+                check_stored_run(run, folders.models, self._parameters)
+        except (RunLockedError, ParameterError, FingerprintError, CorruptFolderError, OSError) as error:
             self._release()
             refuse(error)
 

@@ -5,6 +5,7 @@ A chart holds only numbers and escaped text. What a pointer shows over it is dat
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -47,7 +48,7 @@ class Chart:
     title: str
     svg: Markup
     hover: dict[str, Any]
-    legend: list[tuple[str, str, str]]
+    legend: Sequence[tuple[str, str, str]]
     note: str = ""
 
 
@@ -92,6 +93,8 @@ def draw_chart(title: str, series: Sequence[Series], shape: Shape, note: str = "
         end for line in series for ends in line.spread for end in ends
     ]
     low, high = shape.y_range or padded_range(ys)
+    if shape.shares:
+        high = min(high, 1.0)
     single = min(xs) == max(xs)
     # Error bars need room at both sides; a single x has no width of its own.
     room = 0.5 if single or any(line.style == "bars" for line in series) else 0.0
@@ -113,15 +116,16 @@ def smooth(points: Sequence[tuple[float, float]], window: int) -> list[tuple[flo
     """Running mean over `window` points, an odd number; at the ends over those that there are."""
     half = window // 2
     ys = [y for _, y in points]
-    means = [(part := ys[max(0, at - half) : at + half + 1]) and sum(part) / len(part) for at in range(len(ys))]
-    return [(x, mean) for (x, _), mean in zip(points, means, strict=True)]
+    return [(x, statistics.fmean(ys[max(0, at - half) : at + half + 1])) for at, (x, _) in enumerate(points)]
 
 
 def _draw_axes(x_axis: Axis, y_axis: Axis, shape: Shape) -> list[Markup]:
     left, right, bottom = shape.left, shape.width - _RIGHT, shape.height - shape.bottom
     y_ticks = y_axis.ticks(shape.y_ticks)
     step = y_ticks[1] - y_ticks[0] if len(y_ticks) > 1 else abs(y_axis.high - y_axis.low)
-    write: Callable[[float], str] = (lambda y: percent(y, 0 if step >= 0.00999 else 1)) if shape.shares else (lambda y: tick_text(y, step))
+    write: Callable[[float], str] = (
+        (lambda y: percent(y, 0 if step >= 0.00999 else 1)) if shape.shares else (lambda y: tick_text(y, step))
+    )
     parts = []
     for tick in y_ticks:
         y = y_axis.place(tick)
@@ -188,6 +192,6 @@ def _hover(series: Sequence[Series], x_axis: Axis, shape: Shape) -> dict[str, An
         "names": [line.name for line in series],
         "colours": [line.colour for line in series],
         "x": [x_axis.place(x) for x in sorted(rows)],
-        "labels": [f"{shape.x_name} {x:g}" for x in sorted(rows)],
+        "labels": [f"{shape.x_name}: {x:g}" for x in sorted(rows)],
         "rows": [rows[x] for x in sorted(rows)],
     }

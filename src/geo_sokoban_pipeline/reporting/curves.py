@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,11 @@ _HEALTH = (
     ("rollout/trained_ratio", "Episodes trained", "share that the filter of groups let through"),
     ("rollout/response_len/mean", "Reply tokens", "mean per episode"),
     ("rollout/truncated_ratio", "Truncated episodes", "share"),
-    ("train/train_rollout_logprob_abs_diff", "Trainer − engine", "mean gap of log-probs; above 1e-3 look for a bug"),
+    (
+        "train/train_rollout_logprob_abs_diff",
+        "Trainer − engine",
+        "mean gap of log-probs; later optimizer steps widen it",
+    ),
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, pictures included"),
 )
 _SHARES = ("train/pg_clipfrac", "rollout/trained_ratio", "rollout/truncated_ratio")
@@ -52,7 +57,7 @@ def reward_chart(rows: Rows) -> Chart | None:
 
 
 def health_charts(rows: Rows) -> list[Chart]:
-    """Small charts of what tells a healthy run from a sick one; only metrics that were recorded and ever differ from 0."""
+    """Small charts that tell a healthy run from a sick one: metrics that were recorded and ever differ from 0."""
     charts = []
     for metric, title, note in _HEALTH:
         points = points_of(rows, metric)
@@ -104,9 +109,10 @@ def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str
     # The first row holds the validation before training, unless validation follows every iteration.
     before = len(found) < 2 or found[1]["iteration"] != 1
     xs = [0.0 if before and row["iteration"] == 0 else row["iteration"] + 1.0 for row in found]
-    bounds = [(row.get(f"{prefix}_low"), row.get(f"{prefix}_high")) for row in found]
-    known = metric == "solve_rate" and mode == "sampled" and all(is_number(end) for pair in bounds for end in pair)
-    spread = [(float(low), float(high)) for low, high in bounds] if known else []
+    bounds = [(row.get(f"{prefix}_low", math.nan), row.get(f"{prefix}_high", math.nan)) for row in found]
+    spread = [(float(low), float(high)) for low, high in bounds if is_number(low) and is_number(high)]
+    if metric != "solve_rate" or mode != "sampled" or len(spread) < len(found):
+        spread = []
     points = [(x, float(row[f"{prefix}_{metric}"])) for x, row in zip(xs, found, strict=True)]
     return Series(name, colour, points, spread, "dots")
 

@@ -89,9 +89,7 @@ def length_chart(summary: Mapping[str, Any]) -> Chart | None:
                 shift=(at - (len(rows) - 1) / 2) * _SHIFT,
             )
         )
-    shape = Shape(
-        "fewest moves that solve the level", width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12
-    )
+    shape = Shape("fewest moves to solve the level", width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12)
     return draw_chart("Solve rate by optimal length", series, shape, "Bars are 95 % Wilson intervals.")
 
 

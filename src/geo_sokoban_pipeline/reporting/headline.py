@@ -45,7 +45,8 @@ def write_headline(summary: Mapping[str, Any]) -> Headline:
     if first is None:
         main = f"On {where} {policy_label(names[-1])} solves {_rate(last)}."
     else:
-        verb = "raised" if last["solve_rate"] > first["solve_rate"] else "did not raise"
+        gain = last["solve_rate"] - first["solve_rate"]
+        verb = "raised" if gain > 0 else "lowered" if gain < 0 else "did not change"
         main = f"On {where} GRPO {verb} the solve rate from {_rate(first)} after the warm start to {_rate(last)}."
     further = [*_compare(first, last), *_greedy(summary, names), *_baselines(summary), *_blank(summary, names)]
     tiles = [_tile(row) for row in (first, last, _player(summary, "random_legal"), _player(summary, "solver")) if row]

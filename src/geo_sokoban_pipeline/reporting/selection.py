@@ -22,7 +22,7 @@ EXTREMES = 3
 
 @dataclass(frozen=True)
 class LevelPair:
-    """One held-out level: its fewest moves (None: unknown), the last policy's episode, the first one's if it has one."""
+    """One held-out level: its fewest moves (None: unknown), and how the last and the first policy played it."""
 
     length: int | None
     after: Trajectory

@@ -42,7 +42,7 @@ class DataTable:
 
 
 def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
-    """Phases of a mean iteration, the whole iteration last; [] where nothing was timed.
+    """Phases of a mean iteration, what is left over, and the whole iteration last; [] where nothing was timed.
 
     A phase that only some iterations have (validation) counts as 0 seconds in the others, so that shares add up.
     """
@@ -51,15 +51,23 @@ def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
     if not timed or whole <= 0:
         return []
     found = []
-    for metric, name, is_part in (*_PHASES, (_STEP, "Iteration", False)):
+    rest = whole
+    for metric, name, is_part in _PHASES:
         values = [row[metric] for row in timed if is_number(row.get(metric))]
         if values:
-            total, share = sum(values), sum(values) / whole
             seldom = metric == "perf/eval_time" and len(values) < len(timed)
             shown = f"{name} ({len(values)} of {len(timed)} iterations)" if seldom else name
-            bar = round(100 * min(1.0, share), 1)
-            found.append(Timing(shown, is_part, duration(total / len(timed)), percent(share), bar, duration(total)))
-    return found
+            found.append(_timing(shown, sum(values), whole, len(timed), is_part))
+            rest -= 0.0 if is_part else sum(values)
+    if found and rest > 0:
+        found.append(_timing("Other", rest, whole, len(timed)))
+    return [*found, _timing("Iteration", whole, whole, len(timed))]
+
+
+def _timing(name: str, total: float, whole: float, iterations: int, is_part: bool = False) -> Timing:
+    share = total / whole
+    bar = round(100 * min(1.0, share), 1)
+    return Timing(name, is_part, duration(total / iterations), percent(share), bar, duration(total))
 
 
 def data_table(report: Mapping[str, Any] | None) -> DataTable | None:
@@ -91,14 +99,17 @@ def _data_notes(report: Mapping[str, Any]) -> Iterator[str]:
     elif report.get("rows_read") is not None:
         yield f"{count(report['rows_read'])} rows read from source “{report.get('source', 'unknown')}”, none rejected."
     if report.get("unsolved_within_limit"):
-        yield f"{count(report['unsolved_within_limit'])} levels have no known solution length: the solver's limit came first."
+        yield f"{count(report['unsolved_within_limit'])} levels have no known solution length (the solver's limit)."
     yields = report.get("setting_yields")
     if isinstance(yields, Mapping) and yields:
         yield f"The setting holds {count(sum(yields.values()))} distinct levels in all."
 
 
 def parameter_tables(parameters: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """(section, [(name, value)]) per top-level section, nested names joined by dots, values as JSON; single values first."""
+    """(section, [(name, value)]) per top-level section; single values form the first one, `run`.
+
+    Nested names are joined by dots; values are JSON.
+    """
     single = [(name, _written(value)) for name, value in parameters.items() if not isinstance(value, Mapping)]
     sections = [(name, list(_flatten(value))) for name, value in parameters.items() if isinstance(value, Mapping)]
     return [*([("run", single)] if single else []), *sections]

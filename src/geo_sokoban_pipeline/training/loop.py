@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
 from geo_sokoban_pipeline.signposts import reached
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
 from geo_sokoban_pipeline.training.backends.forward import TrainForward
 from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
@@ -166,8 +166,22 @@ class _Loop:
 
     def _update(self, trajectories: list[Trajectory], iteration: int) -> dict[str, float]:
         options = self.options
-        return update_policy(
-            trajectories, self.policy, self.backend, options.grpo, options.optimizer, iteration, self.reference
+        try:
+            return update_policy(
+                trajectories, self.policy, self.backend, options.grpo, options.optimizer, iteration, self.reference
+            )
+        except DivergedError as error:
+            raise DivergedError(f"iteration {iteration}: {error}. {self._way_out()}") from error
+
+    def _way_out(self) -> str:
+        """What to do once an update has diverged."""
+        run = self.inputs.run
+        if not self.saved:
+            return f"No checkpoint is stored yet: lower {run}.optimizer.learning_rate, and start anew with fresh=true."
+        return (
+            f"The last good checkpoint is {partition(self.saved[-1])} of {run}.checkpoints. Go on from its weights in a "
+            f"run of its own, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,{run}.policy.source=folder,"
+            f"{run}.policy.path=<folder of the checkpoint>,{run}.warm_start.steps=0"
         )
 
     def _validate(self, version: int, collected: dict[str, Any]) -> dict[str, float]:

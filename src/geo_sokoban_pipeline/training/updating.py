@@ -41,7 +41,8 @@ def update_policy(
         iteration: number of the iteration, which is the step of the learning-rate schedule.
 
     Returns:
-        Metrics `train/…`: means over the optimizer steps; `train/steps` 0.0 alone where nothing is trained.
+        Metrics `train/…`: means over the optimizer steps; `train/skipped` is their number without a finite gradient.
+        `train/steps` 0.0 and the learning rate alone where nothing is trained.
 
     Raises:
         LogProbGapError: see there.
@@ -65,7 +66,8 @@ def update_policy(
             members = [sample for group in step for sample in group]
             rows.append(backend.step(members, objective, rate))
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
-    return {**means, "train/steps": float(len(rows)), "train/lr-pg_0": rate}
+    skipped = sum(row["skipped"] for row in rows)
+    return {**means, "train/skipped": skipped, "train/steps": float(len(rows)), "train/lr-pg_0": rate}
 
 
 def scheduled_rate(options: OptimizerOptions, iteration: int) -> float:

@@ -14,7 +14,8 @@ from geo_sokoban_pipeline.fingerprint import (
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState, link_or_copy
-from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.base import StrictModel, validate_parameters
+from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.signposts import reached
 
@@ -53,7 +54,7 @@ def warm_start(
     options = read_options(parameters)
     rows, held_out = read_rows(prompts), read_rows(validation_prompts)
     wanted = {
-        **warm_start_parameters(options, seed, data),
+        **warm_start_parameters(options, seed, read_data_options(options.task, data)),
         "input.prompts": hash_rows(rows),
         "input.base_policy": hash_files(base.manifest["files"]),
     }
@@ -91,7 +92,7 @@ def train_grpo(
         run=f"train_{options.task}",
         seed=seed,
         options=options,
-        data_options=data,
+        data_options=read_data_options(options.task, data),
         policy=policy,
         prompts=read_rows(prompts),
         validation_prompts=read_rows(validation_prompts),
@@ -165,6 +166,13 @@ def write_report(
 def read_options(parameters: dict[str, Any]) -> TrainOptions:
     """Checked options of a training pipeline."""
     return validate_parameters(parameters, TrainOptions, prefix=f"train_{parameters.get('task', 'sokoban')}")
+
+
+def read_data_options(task: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Options of a task's data with all defaults, as JSON values: what a fingerprint holds, however they were given."""
+    model = ProjectParameters.model_fields[task].annotation
+    assert model is not None and issubclass(model, StrictModel)  # each task's section is one
+    return validate_parameters(parameters, model, prefix=task).model_dump(mode="json")
 
 
 def read_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -87,8 +87,8 @@ class FsdpBackend:
         self._optimizer.zero_grad(set_to_none=True)
         if self._skipped >= self.options.max_skipped:
             raise DivergedError(
-                f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm}); "
-                "lower optimizer.learning_rate or optimizer.clip, and continue from an earlier checkpoint."
+                f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm}), "
+                f"optimizer.max_skipped={self.options.max_skipped} allowed"
             )
         return {**metrics, "grad_norm": norm, "skipped": float(self._skipped > 0)}
 

@@ -1,0 +1,149 @@
+"""Displays for notebooks: the pieces of the report, one call each, drawn in light colours whatever the theme.
+
+Each function takes what the catalog loads and returns something that Jupyter shows; nothing needs JavaScript, so the
+outputs also show where notebooks are only rendered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from geo_sokoban_pipeline.envs.data_uris import png_data_uri
+from geo_sokoban_pipeline.reporting import curves
+from geo_sokoban_pipeline.reporting.animations import episode_gif
+from geo_sokoban_pipeline.reporting.charts import Chart
+from geo_sokoban_pipeline.reporting.episodes import Frame, describe_end, episode_frames
+from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_rows, length_chart
+from geo_sokoban_pipeline.reporting.formats import signed
+from geo_sokoban_pipeline.reporting.report import make_environment, read_asset
+from geo_sokoban_pipeline.reporting.tokens import TokenTexts, token_turns
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from kedro.io import DataCatalog
+
+_BOX = Markup(
+    '<div class="gsp" style="background:var(--paper);padding:1rem;font:15px/1.5 system-ui,sans-serif">'
+    "<style>{}</style>{}</div>"
+)
+
+
+def open_catalog(env: str | None = None, run_id: str = "default", folder: Path | None = None) -> DataCatalog:
+    """The project's catalog, as `%load_ext kedro.ipython` gives it, for one environment and one run id.
+
+    Args:
+        env: configuration environment; None: the value of `GEO_SOKOBAN_ENV`, else Kedro's own default.
+        run_id: folder of the runs that the entries point at.
+        folder: the project or a folder in it; None: the working directory.
+
+    Raises:
+        ValueError: the folder is in no Kedro project.
+    """
+    from kedro.utils import find_kedro_project
+
+    start = Path.cwd() if folder is None else folder
+    project = find_kedro_project(start)
+    if project is None:
+        raise ValueError(f"{start} is in no Kedro project; open the notebook from the project's notebooks folder")
+    # Kedro reads this when it is first imported, and looks in the working directory, which is not the project.
+    os.environ.setdefault("KEDRO_LOGGING_CONFIG", str(project / "conf" / "logging.yml"))
+    from kedro.framework.session import KedroSession
+    from kedro.framework.startup import bootstrap_project
+
+    bootstrap_project(project)
+    env = env or os.environ.get("GEO_SOKOBAN_ENV")
+    session: Any = KedroSession.create(project, env=env, runtime_params={"run_id": run_id})
+    catalog: DataCatalog = session.load_context().catalog
+    session.close()
+    return catalog
+
+
+def load_newest(parts: Mapping[str, Callable[[], pa.Table]]) -> list[Trajectory]:
+    """Episodes of the newest iteration among the partitions that the catalog loaded.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not parts:
+        raise ValueError(
+            "there are no stored episodes; run the pipeline first, or check RUN, RUN_ID and the environment"
+        )
+    newest = list(parts)[-1].split("/")[0]
+    return [
+        episode for name, read in parts.items() if name.startswith(newest) for episode in table_to_trajectories(read())
+    ]
+
+
+def read_image_pad_id(parts: Mapping[str, Callable[[], pa.Table]]) -> int:
+    """Id of the token that stands for pictures, from the metadata of the newest partition."""
+    return int(parts[list(parts)[-1]]().schema.metadata[b"image_pad_id"])
+
+
+def folder_of(catalog: DataCatalog, name: str) -> Path:
+    """Folder of a catalog entry, for tools that read its files themselves."""
+    return Path(catalog.config_resolver.resolve_pattern(name)["path"])
+
+
+def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
+    """Solve rate and reward by iteration, then the small charts of the run's health."""
+    rows = [dict(row) for row in metrics]
+    large = [curves.success_chart(rows), curves.reward_chart(rows)]
+    return _html(_plots(large), _plots(curves.health_charts(rows), small=True))
+
+
+def show_evaluation(summary: Mapping[str, Any]) -> Any:
+    """Solve rates of policies and baselines with Wilson intervals, and by optimal length."""
+    parts: Any = make_environment().get_template("parts.html.j2").module
+    return _html(parts.evaluation(*evaluation_rows(summary)), _plots([length_chart(summary)]))
+
+
+def show_boards(episode: Trajectory) -> Any:
+    """Every picture of an episode with the reply to it, and the end."""
+    figures = [_figure(frame, describe_end(episode)) for frame in episode_frames(episode)]
+    return _html(Markup('<div class="strip">{}</div>').format(Markup("").join(figures)))
+
+
+def show_film(episode: Trajectory, board_px: int = 240) -> Any:
+    """The episode as an animated picture."""
+    from IPython.display import Image
+
+    return Image(data=episode_gif(episode, board_px=board_px), format="gif")
+
+
+def show_tokens(episode: Trajectory, image_pad_id: int, texts: TokenTexts | None = None) -> Any:
+    """All tokens of an episode: blue ones were sampled and trained, the darker the likelier, with reward and advantage.
+
+    Args:
+        texts: see `tokens.read_token_texts`; None shows ids.
+    """
+    parts: Any = make_environment().get_template("parts.html.j2").module
+    return _html(parts.tokens(token_turns(episode, image_pad_id, texts)))
+
+
+def _figure(frame: Frame, end: str) -> Markup:
+    picture = Markup("")
+    if frame.picture is not None:
+        picture = Markup('<img alt="what the policy saw" src="{}">').format(png_data_uri(frame.picture))
+    caption = Markup("<strong>{}</strong>").format(end)
+    if frame.reply is not None:
+        reward = "" if frame.reward is None else f"reward {signed(frame.reward)}"
+        caption = Markup('<code>{}</code> <span class="quiet">{}</span>').format(frame.reply, reward)
+    return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(picture, caption)
+
+
+def _plots(charts: Sequence[Chart | None], small: bool = False) -> Markup:
+    parts: Any = make_environment().get_template("parts.html.j2").module
+    drawn = [parts.chart(chart, legend=not small, pointer=False) for chart in charts if chart is not None]
+    return Markup('<div class="plots{}">{}</div>').format(" small" if small else "", Markup("").join(drawn))
+
+
+def _html(*pieces: Markup) -> Any:
+    from IPython.display import HTML
+
+    return HTML(str(_BOX.format(Markup(read_asset("parts.css")), Markup("").join(pieces))))

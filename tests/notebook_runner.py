@@ -1,0 +1,30 @@
+"""Runs a notebook in a fresh kernel, as a person would who opens it and runs all cells."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from unittest import mock
+
+import nbformat
+
+
+def execute_notebook(path: Path, env: dict[str, str]) -> None:
+    """Run all cells of a notebook in its own folder; the file stays as it is.
+
+    Args:
+        env: environment variables for the kernel, on top of this process's own, such as `GEO_SOKOBAN_ENV` and
+            `GEO_SOKOBAN_DATA_ROOT`.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed; the message holds the cell and its traceback.
+    """
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    )
+    # The kernel inherits the environment of the process that starts it.
+    with mock.patch.dict(os.environ, env):
+        client.execute()

@@ -1,0 +1,134 @@
+"""One finished run of `--env=test`, shared by all tests here, and the same commands without a new process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from runs import ROOT, finish, kedro_command
+
+TRAIN = "train_sokoban"
+
+
+@dataclass(frozen=True)
+class Project:
+    """The project on a data root of its own; every command runs in this process."""
+
+    root: Path
+
+    def folder(self, layer: str, run: str = TRAIN, run_id: str = "default") -> Path:
+        return self.root / layer / run / run_id
+
+    def run(self, name: str = TRAIN, params: dict[str, Any] | None = None, **selection: Any) -> None:
+        """`kedro run --pipelines=name --env=test`."""
+        with self._session(params or {}) as session:
+            session.run(pipeline_names=[name], **selection)
+
+    def load(self, name: str, params: dict[str, Any] | None = None) -> Any:
+        """`catalog.load(name)`."""
+        with self._session(params or {}) as session:
+            return session.load_context().catalog.load(name)
+
+    def command(self, *words: str) -> Result:
+        """`kedro run words`, with its exit code and what it says."""
+        from kedro.framework.cli.utils import find_run_command
+
+        with self._environment():
+            return CliRunner().invoke(find_run_command("geo_sokoban_pipeline"), ["--env=test", *words])
+
+    def stamps(self) -> dict[str, int]:
+        """Time of writing of every file below the run's models: what a command has made again is seen here."""
+        found = sorted(self.root.glob(f"06_models/{TRAIN}/**/*.*"))
+        return {str(path.relative_to(self.root)): path.stat().st_mtime_ns for path in found if path.suffix != ".lock"}
+
+    def _session(self, params: dict[str, Any]) -> Any:
+        from contextlib import contextmanager
+
+        from kedro.framework.session import KedroSession
+
+        @contextmanager
+        def open_session() -> Any:
+            with self._environment(), KedroSession.create(ROOT, env="test", runtime_params=params) as session:
+                yield session
+
+        return open_session()
+
+    def _environment(self) -> Any:
+        from contextlib import contextmanager
+
+        from kedro.framework.project import configure_project
+
+        @contextmanager
+        def environment() -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("GEO_SOKOBAN_DATA_ROOT", str(self.root))
+                patch.chdir(ROOT)
+                configure_project("geo_sokoban_pipeline", preserve_logging=True)
+                yield
+
+        return environment()
+
+
+@dataclass(frozen=True)
+class FinishedRun(Project):
+    """The finished run; tests that change it take a clone."""
+
+    output: str
+
+    def clone(self, root: Path) -> Project:
+        """A copy to be changed; weights, which are never edited in place, are shared."""
+        for path in self.root.rglob("*"):
+            target = root / path.relative_to(self.root)
+            if path.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            elif path.suffix != ".lock":
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (os.link if path.suffix == ".safetensors" else shutil.copyfile)(path, target)
+        return Project(root)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """`kedro run --pipeline=train_sokoban --env=test` with tracking: three iterations, in a process of its own."""
+    root = tmp_path_factory.mktemp("finished")
+    words = ("--pipeline=train_sokoban", "--params=tracking.enabled=true")
+    return FinishedRun(root, finish(kedro_command(*words, data_root=root, PYTHONHASHSEED="1")))
+
+
+@pytest.fixture
+def clone(finished_run: FinishedRun, tmp_path: Path) -> Project:
+    """A copy of the finished run."""
+    return finished_run.clone(tmp_path / "data")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """The project without any data."""
+    return Project(tmp_path / "data")
+
+
+@pytest.fixture
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Any]]:
+    """`count_calls("package.module.function")` is a list that grows by one entry with each call."""
+
+    def count(name: str) -> list[Any]:
+        calls: list[Any] = []
+        module, _, function = name.rpartition(".")
+        import importlib
+
+        original = getattr(importlib.import_module(module), function)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(args)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(name, counted)
+        return calls
+
+    return count

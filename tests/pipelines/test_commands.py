@@ -1,0 +1,179 @@
+"""The commands of the project, typed as a user types them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from runs import ROOT, finish, kedro_command
+
+from geo_sokoban_pipeline.hooks.run_lock import RunLock
+from geo_sokoban_pipeline.options.base import ParameterError
+
+PIPELINES = ("data_sokoban", "evaluate_sokoban", "rollout_sokoban", "train_sokoban", "update_sokoban")
+
+
+def start(*words, cwd=ROOT, **environment):
+    """Output of `python -m words`, which must end well."""
+    env = {**os.environ, "KEDRO_DISABLE_TELEMETRY": "1", **{name: str(value) for name, value in environment.items()}}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_registry_list():
+    names = re.findall(r"^- (\S+)$", start("kedro", "registry", "list"), flags=re.MULTILINE)
+    assert set(PIPELINES) <= set(names) and "__default__" in names
+
+
+def test_registry_builds_fast_and_light():
+    script = (
+        "import sys, time\nbegan = time.process_time()\n"
+        "from geo_sokoban_pipeline.pipeline_registry import register_pipelines\nregister_pipelines()\n"
+        "print(time.process_time() - began)\n"
+        "print(sorted({'torch', 'transformers', 'datasets', 'mlflow', 'plotly', 'ray', 'sglang'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds, heavy = done.stdout.splitlines()
+    assert heavy == "[]"
+    assert float(seconds) < 1.5  # of processor time, Kedro's own half a second included
+
+
+@pytest.mark.slow
+def test_catalog_describe_datasets(tmp_path):
+    words = ("catalog", "describe-datasets", "--env=test", "--pipeline=train_sokoban")
+    text = start("kedro", *words, GEO_SOKOBAN_DATA_ROOT=tmp_path)
+    for name in ("train_sokoban.checkpoints", "train_sokoban.resume_state", "sokoban.prompts", "train_sokoban.report"):
+        assert name in text
+    assert "geo_sokoban_pipeline.datasets" in text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spelling", ["--pipeline=data_sokoban", "--pipelines=data_sokoban"])
+def test_both_spellings_of_pipeline(spelling, tmp_path):
+    finish(kedro_command(spelling, data_root=tmp_path))
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {
+        "01_raw/sokoban/raw_levels.parquet",
+        "02_intermediate/sokoban/data_report.json",
+        "02_intermediate/sokoban/rejected.parquet",
+        *(f"05_model_input/sokoban/{name}.parquet" for name in ("prompts", "validation_prompts", "eval_prompts")),
+    }
+
+
+# Wrong parameters
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "train_sokoban.loop.iteration=5",
+            "train_sokoban.loop.iteration=5: unknown name. Did you mean train_sokoban.loop.iterations?",
+        ),
+        ("train_sokban.seed=5", "train_sokban: unknown name. Did you mean train_sokoban?"),
+        ("sede=5", "sede=5: unknown name. Did you mean seed?"),
+        ("train_sokoban.loop.iterations=0", "train_sokoban.loop.iterations=0: input should be greater than 0."),
+        ("train_sokoban.grpo.groups=many", 'train_sokoban.grpo.groups="many": input should be a valid integer'),
+        ("train_sokoban.grpo.credit=turns", "train_sokoban.grpo.credit=\"turns\": input should be 'episode' or 'turn'."),
+        ("run_id=../up", 'run_id="../up": a run id is the name of a folder'),
+        ("sokoban.source=fil", "sokoban.source=\"fil\": input should be 'generate', 'hub' or 'file'. Did you mean file?"),
+    ],
+)
+def test_wrong_parameters_end_in_one_line_before_any_work(project, words, message):
+    result = project.command("--pipelines=train_sokoban", f"--params={words}")
+    assert result.exit_code == 1
+    lines = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in result.output
+    assert not project.root.exists()
+
+
+@pytest.mark.slow
+def test_wrong_parameters_in_a_process_of_their_own(tmp_path):
+    output = finish(kedro_command("--params=train_sokoban.grpo.gama=1", data_root=tmp_path), expected=1)
+    assert "train_sokoban.grpo.gama=1: unknown name. Did you mean train_sokoban.grpo.gamma?" in output
+    assert "Traceback" not in output
+    assert not list(tmp_path.iterdir())
+
+
+def test_parameters_of_one_command_are_refused_in_a_notebook_too(project):
+    with pytest.raises(ParameterError, match=r"train_sokoban\.loop\.iterations=-1"):
+        project.run(params={"train_sokoban": {"loop": {"iterations": -1}}})
+
+
+# Two processes
+
+
+@pytest.mark.slow
+def test_a_second_process_on_the_same_run_stops_at_once(project, tmp_path):
+    holder = (
+        "import sys, time\nfrom pathlib import Path\nfrom geo_sokoban_pipeline.hooks.run_lock import RunLock\n"
+        "lock = RunLock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(120)"
+    )
+    words = [sys.executable, "-c", holder, str(project.folder("06_models"))]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        result = project.command("--pipelines=train_sokoban")
+        beside = project.command("--pipelines=data_sokoban")
+        process.kill()
+    assert result.exit_code == 1
+    assert f"is in use by process {process.pid} on " in result.output
+    assert "run_id=" in result.output
+    assert beside.exit_code == 0
+    # The lock ends with its holder, although nobody has tidied up.
+    RunLock(project.folder("06_models")).close()
+
+
+# Other tools of Kedro
+
+
+@pytest.mark.slow
+def test_viz_builds_a_page_with_the_drawing_of_the_loop(finished_run, tmp_path):
+    # The page goes to `build` below the folder that holds conf, so the project lies in a folder of the test.
+    project = copy_project(tmp_path / "project")
+    environment = {"GEO_SOKOBAN_DATA_ROOT": finished_run.root, "PYTHONPATH": project / "src"}
+    start("kedro", "viz", "build", "--include-previews", cwd=project, **environment)
+    page = project / "build"
+    assert (page / "index.html").is_file()
+    nodes = [path.read_text() for path in (page / "api" / "nodes").iterdir()]
+    assert any("draw prompts" in text for text in nodes)  # the loop, at train_grpo
+    assert any("trajectory_id" in text and "<" in text and " bytes>" in text for text in nodes)
+    assert any("rollout/raw_reward" in text for text in nodes)
+
+
+@pytest.mark.slow
+def test_package_and_a_run_from_the_wheel(tmp_path):
+    project = copy_project(tmp_path / "project")
+    start("kedro", "package", cwd=project, PYTHONPATH=project / "src")
+    (wheel,) = (project / "dist").glob("*.whl")
+    (conf,) = (project / "dist").glob("conf-*.tar.gz")
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    start("pip", "install", "--quiet", "--no-deps", "--no-index", f"--target={site}", str(wheel))
+    words = ("--pipelines=data_sokoban", "--env=test", f"--conf-source={conf}")
+    environment = {"PYTHONPATH": site, "GEO_SOKOBAN_DATA_ROOT": tmp_path / "data"}
+    start("geo_sokoban_pipeline", *words, cwd=elsewhere, **environment)
+    assert (tmp_path / "data" / "05_model_input" / "sokoban" / "prompts.parquet").is_file()
+    # Every file that the code reads beside itself is in the wheel.
+    packed = {path.relative_to(site).as_posix() for path in site.rglob("geo_sokoban_pipeline/**/*") if path.is_file()}
+    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("geo_sokoban_pipeline/**/*")}
+    assert {name for name in source if (ROOT / "src" / name).is_file() and "__pycache__" not in name} <= packed
+
+
+def copy_project(folder):
+    """The project without its history, data and environment."""
+    for name in ("conf", "src"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder

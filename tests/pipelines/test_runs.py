@@ -1,0 +1,198 @@
+"""Runs: what is stored, what the same command does again, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from runs import assert_same_run, read_run
+
+from geo_sokoban_pipeline.audit_files import audit_files
+from geo_sokoban_pipeline.fingerprint import FingerprintError
+from geo_sokoban_pipeline.hooks.mlflow_run import NOTE
+from geo_sokoban_pipeline.schemas import validate_trajectories
+from geo_sokoban_pipeline.storage import read_json
+
+pytestmark = pytest.mark.slow
+
+MODELS = "06_models/train_sokoban/default"
+IMITATE = "geo_sokoban_pipeline.training.warm_start.imitate_teacher"
+UPDATE = "geo_sokoban_pipeline.training.loop.update_policy"
+PLAY = "geo_sokoban_pipeline.evaluation.summary.play_prompts"
+
+
+# What a finished run has stored
+
+
+def test_every_file_is_of_an_allowed_format(finished_run):
+    assert audit_files(finished_run.root) == []
+    kinds = {path.suffix for path in finished_run.root.rglob("*") if path.is_file()}
+    assert {".parquet", ".safetensors", ".json", ".html", ".db", ".jinja", ".lock"} == kinds
+
+
+def test_names_of_the_design_are_in_the_catalog(finished_run):
+    stored = {"trajectories": 3, "eval_trajectories": 4, "held_out_trajectories": 2, "metrics": 3}
+    assert {name: len(finished_run.load(f"train_sokoban.{name}")) for name in stored} == stored
+    checkpoints = finished_run.load("train_sokoban.checkpoints")
+    best = next(iter(checkpoints.values()))["manifest"]["best"]["iteration"]
+    # keep_last is 2; an older one is kept where it is the best on validation.
+    assert list(checkpoints) == [f"iter={k:05d}" for k in sorted({best, 1, 2})]
+    state = finished_run.load("train_sokoban.resume_state")
+    assert (state["iteration"], state["complete"]) == (2, {"iterations": 3})
+    for name in ("base_policy", "policy", "final_policy"):
+        assert finished_run.load(f"train_sokoban.{name}").manifest["files"]
+
+
+def test_trajectories_load_as_tables_and_as_a_frame(finished_run):
+    parts = finished_run.load("train_sokoban.trajectories")
+    assert list(parts) == [f"iter={k:05d}/part-000" for k in range(3)]
+    tables = {name: read() for name, read in parts.items()}
+    for k, table in enumerate(tables.values()):
+        validate_trajectories(table)
+        assert set(table.column("policy_version").to_pylist()) == {k}
+    frame = finished_run.load("train_sokoban.trajectories@pandas")
+    assert len(frame) == sum(table.num_rows for table in tables.values()) == 48
+    assert "images" not in frame.columns
+    assert isinstance(frame["token_ids"][0], list) and isinstance(frame["turns"][0][0], dict)
+
+
+def test_stored_policies_load_with_plain_transformers(finished_run):
+    from transformers import AutoModelForImageTextToText
+
+    models = finished_run.root / MODELS
+    folders = [models / "final_policy", *sorted((models / "checkpoints").glob("iter=*"))[-1:]]
+    for folder in folders:
+        model = AutoModelForImageTextToText.from_pretrained(folder)
+        assert type(model).__name__ == "Qwen3VLForConditionalGeneration"
+
+
+def test_start_is_quiet(finished_run):
+    assert "Report: " in finished_run.output
+    assert "preview_fn" not in finished_run.output
+    assert "contain '.'" not in finished_run.output
+    warnings = [line for line in finished_run.output.splitlines() if "Warning:" in line]
+    assert len(warnings) == 1 and "KedroDeprecationWarning: Option '--pipeline'" in warnings[0]
+
+
+# The same command again
+
+
+def test_another_process_with_another_hash_seed_gives_the_same(finished_run, project):
+    project.run()
+    assert_same_run(read_run(finished_run.root), read_run(project.root))
+    for name in ("01_raw/sokoban/raw_levels.parquet", "05_model_input/sokoban/prompts.parquet"):
+        assert (project.root / name).read_bytes() == (finished_run.root / name).read_bytes()
+
+
+def test_a_finished_run_is_only_evaluated_and_reported_again(clone, count_calls):
+    imitated, updated, played = count_calls(IMITATE), count_calls(UPDATE), count_calls(PLAY)
+    before, stored = clone.stamps(), read_run(clone.root)
+    report = clone.folder("08_reporting") / "report.html"
+    report.unlink()
+    clone.run()
+    assert (imitated, updated) == ([], []) and played
+    assert report.is_file()
+    assert_same_run(stored, read_run(clone.root))
+    after = clone.stamps()
+    changed = {name for name in before if before[name] != after[name]}
+    # The final policy is linked again from its checkpoint, the mark is written again; nothing is trained.
+    assert all("/final_policy/" in name or name.endswith("COMPLETE.json") for name in changed), changed
+
+
+def test_more_iterations_extend_a_run_and_its_mlflow_run(finished_run, clone, count_calls):
+    from mlflow.tracking import MlflowClient
+
+    updated = count_calls(UPDATE)
+    first = read_run(clone.root)["episodes"]
+    uri = f"sqlite:///{finished_run.root / 'mlflow.db'}"
+    loop = {"train_sokoban": {"loop": {"iterations": 4}}}
+    clone.run(params={**loop, "tracking": {"enabled": True, "uri": uri}})
+    assert len(updated) == 1
+    assert clone.load("train_sokoban.resume_state")["complete"] == {"iterations": 4}
+    extended = read_run(clone.root)["episodes"]
+    assert all(extended[name] == rows for name, rows in first.items() if name.startswith("trajectories"))
+    assert len(clone.load("train_sokoban.trajectories")) == len(clone.load("train_sokoban.metrics")) == 4
+
+    client, note = MlflowClient(tracking_uri=uri), read_json(clone.root / MODELS / NOTE)
+    assert note == read_json(finished_run.root / MODELS / NOTE)
+    for name in ("iteration", "rollout/raw_reward", "train/loss", "eval/validation/sampled_solve_rate"):
+        history = client.get_metric_history(note["mlflow_run_id"], name)
+        assert sorted(point.step for point in history) == [0, 1, 2, 3], name
+    run = client.get_run(note["mlflow_run_id"])
+    assert (run.info.status, run.data.params["train_sokoban.loop.iterations"]) == ("FINISHED", "3")
+    assert run.data.tags["continued_with.train_sokoban.loop.iterations"] == "4"
+    files = {file.path for place in ("report", "trajectories") for file in client.list_artifacts(run.info.run_id, place)}
+    assert files == {"report/report.html", "report/eval_summary.json", "trajectories/iter=00002", "trajectories/iter=00003"}
+
+
+def test_only_missing_outputs(clone, count_calls):
+    updated, played = count_calls(UPDATE), count_calls(PLAY)
+    before = {path: path.stat().st_mtime_ns for path in clone.root.rglob("*.*") if path.suffix != ".lock"}
+    clone.run(only_missing_outputs=True)
+    assert (updated, played) == ([], [])
+    assert before == {path: path.stat().st_mtime_ns for path in clone.root.rglob("*.*") if path.suffix != ".lock"}
+
+    # A run that was interrupted in iteration 2, as its files tell.
+    stored = read_run(clone.root)
+    checkpoints = clone.root / MODELS / "checkpoints"
+    (checkpoints / "COMPLETE.json").unlink()
+    shutil.rmtree(checkpoints / "iter=00002")
+    shutil.rmtree(clone.root / MODELS / "final_policy")
+    shutil.rmtree(clone.folder("08_reporting"))
+    shutil.rmtree(clone.folder("07_model_output") / "held_out_trajectories")
+    clone.run(only_missing_outputs=True)
+    assert len(updated) == 1
+    assert_same_run(stored, read_run(clone.root))
+    assert (clone.folder("08_reporting") / "report.html").is_file()
+
+
+# Other settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"train_sokoban": {"grpo": {"gamma": 0.5}}}, ["grpo.gamma: stored 0.95, now 0.5"]),
+        (
+            {"seed": 1, "train_sokoban": {"warm_start": {"steps": 5}}},
+            ["seed: stored 0, now 1", "warm_start.steps: stored 4, now 5"],
+        ),
+        ({"sokoban": {"max_solution": 5}}, ["data.max_solution: stored 4, now 5"]),
+        ({"train_sokoban": {"policy": {"tiny": {"hidden": 32}}}}, ["policy.tiny.hidden: stored 64, now 32"]),
+    ],
+)
+def test_other_settings_stop_before_any_work(finished_run, changes, lines):
+    before = {path: path.stat().st_mtime_ns for path in finished_run.root.rglob("*") if path.suffix != ".lock"}
+    with pytest.raises(FingerprintError) as error:
+        finished_run.run(params=changes)
+    for line in [*lines, "run_id=<new>", "fresh=true"]:
+        assert line in str(error.value)
+    assert len(str(error.value).splitlines()) == len(lines) + 2
+    assert before == {path: path.stat().st_mtime_ns for path in finished_run.root.rglob("*") if path.suffix != ".lock"}
+
+
+def test_settings_that_change_no_result_are_no_other_settings(finished_run, clone):
+    loop = {"save_interval": 2, "keep_last": None, "eval_interval": 2}
+    clone.run(params={"train_sokoban": {"loop": loop, "evaluation": {"prompts": 4}}}, to_nodes=["train_sokoban.train_grpo"])
+    assert read_run(clone.root)["weights"] == read_run(finished_run.root)["weights"]
+
+
+def test_run_ids_lie_side_by_side_and_fresh_clears_one(finished_run, clone):
+    other = {"run_id": "seed2", "seed": 2, "train_sokoban": {"loop": {"iterations": 1}}}
+    clone.run(params=other)
+    first, second = (read_run(clone.root, run_id=name) for name in ("default", "seed2"))
+    assert_same_run(first, read_run(finished_run.root))
+    assert len(second["metrics"]) == 1
+    name = "trajectories/iter=00000/part-000.parquet"
+    assert {row["task_id"] for row in second["episodes"][name]} != set()
+    assert second["weights"]["base_policy/model.safetensors"] != first["weights"]["base_policy/model.safetensors"]
+
+    # Another seed for the same id is refused, unless it begins anew.
+    third = {**other, "seed": 3}
+    with pytest.raises(FingerprintError, match="seed: stored 2, now 3"):
+        clone.run(params=third)
+    clone.run(params={**third, "fresh": True}, to_nodes=["train_sokoban.prepare_policy"])
+    assert json.loads((clone.folder("06_models", run_id="seed2") / "base_policy/manifest.json").read_text())
+    assert not (clone.folder("07_model_output", run_id="seed2") / "metrics").exists()
+    assert_same_run(first, read_run(clone.root))

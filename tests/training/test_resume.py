@@ -1,0 +1,68 @@
+"""A run that is killed anywhere and started again gives what an uninterrupted run gives, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from runs import assert_same_run, finish, kedro_command, read_run
+
+pytestmark = pytest.mark.slow
+
+PIPELINE = "--pipeline=train_sokoban"
+# One run is killed at all of these, one after the other: (point, arrival in that process).
+POINTS = (
+    ("after_save:sokoban.prompts", 1),
+    ("warm start step", 2),
+    ("before_save:train_sokoban.policy", 1),
+    ("collecting", 1),
+    ("update", 2),
+    ("evaluation", 1),
+    ("after_save:train_sokoban.trajectories", 1),
+    ("before save", 1),
+    ("inside save", 2),
+    ("after save", 1),
+    ("final evaluation", 1),
+)
+SHOTS = 3
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, float]:
+    """Result of a run that nobody disturbs, and the seconds it took."""
+    root = tmp_path_factory.mktemp("uninterrupted")
+    began = time.monotonic()
+    finish(kedro_command(PIPELINE, data_root=root))
+    return read_run(root), time.monotonic() - began
+
+
+def test_killed_at_named_points(uninterrupted: tuple[dict, float], tmp_path: Path) -> None:
+    for point, arrival in POINTS:
+        process = kedro_command(
+            PIPELINE,
+            data_root=tmp_path,
+            GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
+            GEO_SOKOBAN_KILL_AT=point,
+            GEO_SOKOBAN_KILL_NTH=str(arrival),
+        )
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
+    finish(kedro_command(PIPELINE, data_root=tmp_path))
+    assert_same_run(uninterrupted[0], read_run(tmp_path))
+
+
+@pytest.mark.parametrize("shot", range(SHOTS))
+def test_killed_at_a_seeded_time(uninterrupted: tuple[dict, float], tmp_path: Path, shot: int) -> None:
+    expected, seconds = uninterrupted
+    # Imports take the first third of so short a run; nothing could be lost there.
+    share = random.Random(shot).uniform((shot + 1) / (SHOTS + 1), (shot + 2) / (SHOTS + 1))
+    process = kedro_command(PIPELINE, data_root=tmp_path)
+    time.sleep(share * seconds)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    finish(kedro_command(PIPELINE, data_root=tmp_path))
+    assert_same_run(expected, read_run(tmp_path))

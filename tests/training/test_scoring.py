@@ -1,0 +1,84 @@
+"""Scoring: credit, filter and normalisation end in the trajectories, and turns add up to the episode's reward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import make_trajectories
+
+from geo_sokoban_pipeline.options.training import GrpoOptions
+from geo_sokoban_pipeline.training.scoring import replies, score_trajectories
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+SUM = {"aggregate": "sum", "distance_weight": 0.1}
+
+
+def play(rewards: list[list[float]], solved: list[bool], group: int = 0, dist0: float = 3.0) -> list[Trajectory]:
+    """Episodes of one group whose turns earned `rewards`; each turn brings the box one cell nearer."""
+    episodes = make_trajectories(episodes=len(rewards), turns=max(map(len, rewards)), group_size=len(rewards))
+    for number, (episode, earned, success) in enumerate(zip(episodes, rewards, solved, strict=True)):
+        episode.trajectory_id = f"g{group}/s{number}"
+        episode.group_index, episode.sample_index = group, number
+        episode.advantage, episode.trained, episode.drop_reason = None, False, None
+        turns = replies(episode)
+        for index, turn in enumerate(turns):
+            turn.reward = earned[index] if index < len(earned) else None
+            turn.advantage = None
+            turn.info = {"box_target_distance": dist0 - 1 - index}
+        bonus = 1.0 if success else 0.0
+        episode.metrics = {"success": float(success), "turns": float(len(turns))}
+        episode.reward_parts = {"dist0": dist0, "final_bonus": bonus}
+        episode.reward = sum(earned) + bonus + 0.1 * len(earned)
+    return episodes
+
+
+def test_equal_rewards_give_no_advantage_and_are_dropped() -> None:
+    episodes = play([[0.9], [0.9], [0.9]], [False, False, False])
+    metrics = score_trajectories(episodes, GrpoOptions(credit="episode", filter="zero_variance", min_groups=0), SUM)
+    assert [episode.advantage for episode in episodes] == [0.0, 0.0, 0.0]
+    assert not any(episode.trained for episode in episodes)
+    assert {episode.drop_reason for episode in episodes} == {"zero_std"}
+    assert metrics["rollout/dynamic_filter/drop_zero_std_1.0"] == 1.0
+
+
+def test_episode_credit_is_normalised_within_the_group() -> None:
+    episodes = play([[1.0], [0.0]], [True, False])
+    score_trajectories(episodes, GrpoOptions(credit="episode", normalize="std", filter="none"), SUM)
+    assert np.isclose(episodes[0].advantage, 2**-0.5, atol=1e-5)
+    assert episodes[1].advantage == -episodes[0].advantage
+    assert all(turn.advantage is None for episode in episodes for turn in replies(episode))
+
+
+def test_mixed_groups_alone_are_trained_and_rms_scales_over_them() -> None:
+    mixed = play([[0.0, 0.0], [0.0, 0.0]], [True, False], group=0)
+    solved = play([[0.0, 0.5], [0.0, 0.0]], [True, True], group=1)
+    options = GrpoOptions(credit="turn", gamma=1.0, normalize="rms", filter="mixed_success", min_groups=0)
+    score_trajectories([*mixed, *solved], options, SUM)
+    assert all(episode.trained for episode in mixed)
+    assert {episode.drop_reason for episode in solved} == {"all_solved"}
+    values = np.array([turn.advantage for episode in mixed for turn in replies(episode)])
+    assert np.isclose(np.sqrt((values**2).mean()), 1.0)
+
+
+def test_a_reply_the_environment_never_saw_is_worth_nothing() -> None:
+    episodes = play([[0.2], [0.2, 0.2]], [False, False])
+    score_trajectories(episodes, GrpoOptions(credit="turn", normalize="none", filter="none", gamma=1.0), SUM)
+    cut = replies(episodes[0])
+    assert cut[1].reward is None
+    assert cut[1].advantage < 0 < replies(episodes[1])[1].advantage
+
+
+def test_turns_that_do_not_add_up_are_an_error() -> None:
+    episodes = play([[0.2], [0.1]], [False, False])
+    episodes[1].reward += 1.0
+    with pytest.raises(ValueError, match="g0/s1 has reward .* use credit=episode"):
+        score_trajectories(episodes, GrpoOptions(credit="turn"), SUM)
+
+
+def test_failed_episodes_leave_the_group_to_the_others() -> None:
+    episodes = play([[1.0], [0.0], [0.0]], [True, False, False])
+    episodes[2].status, episodes[2].reward, episodes[2].error = "failed", None, "boom"
+    score_trajectories(episodes, GrpoOptions(credit="episode", normalize="none", filter="none"), SUM)
+    assert [episode.trained for episode in episodes] == [True, True, False]
+    assert episodes[2].advantage is None
+    assert np.isclose(episodes[0].advantage + episodes[1].advantage, 0.0)

@@ -1,0 +1,123 @@
+"""The trainer: equal to the library's own forward and backward pass, however a step is cut; stored equals live."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.objectives import GrpoObjective, ImitationObjective
+from geo_sokoban_pipeline.training.samples import TrainSample
+from geo_sokoban_pipeline.training.updating import scheduled_rate
+
+# Sums of a few hundred float32 terms in another order.
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions) -> list[TrainSample]:
+    teacher = Demonstrator(sokoban_rows(24), tiny_policy, train_options, 0, "test")
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(7):
+        sample = teacher.demonstrate(number)
+        count = len(sample.targets)
+        values = {
+            "old_log_probs": rng.normal(-1, 0.1, count).astype(np.float32),
+            "rollout_log_probs": rng.normal(-1, 0.1, count).astype(np.float32),
+            "advantages": rng.normal(size=count).astype(np.float32),
+        }
+        made.append(TrainSample(**{**vars(sample), **values}))
+    return made
+
+
+def library_log_probs(policy: Policy, sample: TrainSample) -> torch.Tensor:
+    """Log-probs of the trained tokens by the library's plain forward pass over the whole episode."""
+    ids = torch.from_numpy(np.append(sample.input_ids, sample.labels[-1]))[None]
+    pixels = torch.from_numpy(np.concatenate([policy.reader.pixel_values(image) for image in sample.images]))
+    logits = policy.model(
+        input_ids=ids,
+        pixel_values=pixels,
+        image_grid_thw=torch.tensor([image.grid for image in sample.images]),
+        mm_token_type_ids=(ids == policy.codec.image_pad_id).int(),
+    ).logits[0]
+    logits = logits.float().index_fill(1, torch.from_numpy(policy.banned_ids), -torch.inf)
+    places = torch.from_numpy(sample.targets - 1)
+    return torch.log_softmax(logits, -1)[places, torch.from_numpy(sample.labels)]
+
+
+def test_log_probs_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:
+    backend = FsdpBackend(tiny_policy, OptimizerOptions())
+    with torch.no_grad():
+        for sample, values in zip(samples, backend.log_probs(samples), strict=True):
+            np.testing.assert_allclose(values, library_log_probs(tiny_policy, sample).numpy(), atol=TOLERANCE)
+
+
+def test_gradients_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:
+    policy = copy.deepcopy(tiny_policy)
+    backend = FsdpBackend(policy, OptimizerOptions(max_tokens=128))
+    objective = ImitationObjective()
+    objective.begin(samples)
+    backend._accumulate(samples, objective)
+    ours = {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+    policy.model.zero_grad()
+    total = sum(len(sample.targets) for sample in samples)
+    (-sum(library_log_probs(policy, sample).sum() for sample in samples) / total).backward()
+    for name, parameter in policy.model.named_parameters():
+        assert (ours[name] - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), name
+
+
+@pytest.mark.parametrize("reduction", ["sample_mean", "token_mean", "constant"])
+@pytest.mark.parametrize(("max_tokens", "logit_chunk"), [(64, 16_384), (100_000, 5)])
+def test_a_step_is_the_same_however_it_is_cut(
+    tiny_policy: Policy, samples: list[TrainSample], reduction: str, max_tokens: int, logit_chunk: int
+) -> None:
+    grpo = GrpoOptions(reduction=reduction, constant_denominator=50.0)  # type: ignore[arg-type]
+    results = []
+    for options in (OptimizerOptions(), OptimizerOptions(max_tokens=max_tokens, logit_chunk=logit_chunk)):
+        backend = FsdpBackend(copy.deepcopy(tiny_policy), options)
+        results.append(backend.step(samples, GrpoObjective(grpo), 1e-3))
+    for name, value in results[0].items():
+        assert np.isclose(value, results[1][name], rtol=1e-4, atol=1e-6), name
+
+
+def test_state_survives_the_disk_bit_for_bit(tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path) -> None:
+    live = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
+    live.step(samples, ImitationObjective(), 1e-3)
+    live.export(tmp_path)
+    live.save_state(tmp_path)
+    resumed = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
+    resumed.load_state(tmp_path)
+    for backend in (live, resumed):
+        backend.step(samples, ImitationObjective(), 1e-3)
+    for (name, one), (_, other) in zip(live.iter_weights(), resumed.iter_weights(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_a_step_without_finite_gradient_changes_nothing(tiny_policy: Policy, samples: list[TrainSample]) -> None:
+    backend = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions(max_skipped=2))
+    before = {name: tensor.clone() for name, tensor in backend.iter_weights()}
+    broken = [TrainSample(**{**vars(sample), "advantages": sample.advantages * np.nan}) for sample in samples]
+    assert backend.step(broken, GrpoObjective(GrpoOptions()), 1e-3)["skipped"] == 1.0
+    assert all(torch.equal(before[name], tensor) for name, tensor in backend.iter_weights())
+    with pytest.raises(DivergedError, match="2 optimizer steps in a row"):
+        backend.step(broken, GrpoObjective(GrpoOptions()), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "expected"),
+    [(0, 0.25), (3, 1.0), (50, 1.0), (69, 1.0), (99, 0.1), (500, 0.1)],
+)
+def test_learning_rate_warms_up_stays_and_falls(iteration: int, expected: float) -> None:
+    options = OptimizerOptions(
+        learning_rate=1.0, warmup_iterations=4, schedule_iterations=100, decay_fraction=0.3, decay_to=0.1
+    )
+    assert np.isclose(scheduled_rate(options, iteration), expected)
