@@ -16,6 +16,8 @@ TORCH_INDEX ?=
 RUN_ID ?= default
 PARAMS ?=
 PYTEST_ARGS ?=
+# Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures.
+WORKERS ?= -n 2 --dist loadfile
 
 export KEDRO_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
@@ -75,10 +77,10 @@ check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 	$(BIN)/lint-imports
 
 test: check ## Everything above, then the whole test suite.
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-fast: check ## The same without the slow tests.
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(PYTEST_ARGS)
 
 format: $(DEV_STAMP) ## Rewrite the code in the project's format.
 	$(BIN)/python -m ruff format .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.training.scoring import is_solved, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory
 
+logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
 Play = Callable[..., list[Trajectory]]
 
@@ -64,6 +66,10 @@ class Collector:
             filter_metrics = score_trajectories(trajectories, grpo, self.options.reward.args)
             if _kept(trajectories) >= grpo.groups:
                 break
+        if not _kept(trajectories):
+            logger.warning(
+                "iteration %d: %d groups played, but no group to train on; it commits without an update", iteration, len(chosen)
+            )
         self._follow(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
         return trajectories, {**describe_rollout(trajectories, seconds), **filter_metrics}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_LOOP = """graph LR
+_LOOP = """graph TD
   state[(resume_state)] --> draw[draw prompts]
   draw --> play[play episodes]
   play --> score[score: rewards, advantages, filter]

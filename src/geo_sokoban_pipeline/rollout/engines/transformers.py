@@ -278,7 +278,7 @@ class TransformersEngine:
             ids = np.array([[talk.reply[-1]] for talk in running], np.int64)
             positions = np.array([talk.position for talk in running], np.int64)[None, :, None].repeat(3, axis=0)
             hidden = self._run(ids, positions, np.empty(0, np.int64), mask)
-            self._cache.advance(torch.ones(len(running), dtype=torch.long))
+            self._cache.advance(len(running))
             for talk in running:
                 talk.cached += 1
                 talk.position += 1

@@ -1,0 +1,109 @@
+"""rollout_*, update_* and evaluate_* on a finished run: each half of the loop gives what the loop gave."""
+
+from __future__ import annotations
+
+import pytest
+from runs import read_run
+
+from geo_sokoban_pipeline.audit_files import audit_files
+from geo_sokoban_pipeline.run_store import SourceError
+
+pytestmark = pytest.mark.slow
+
+MODELS = "06_models/train_sokoban/default"
+OWN = ("trajectory_id", "timings")  # columns that tell which run collected an episode, and how fast
+
+
+def stored_numbers(project):
+    """Iterations whose checkpoints are kept."""
+    return [int(name[5:]) for name in project.load("train_sokoban.checkpoints")]
+
+
+def source(**values):
+    return {"source": {"run": "train_sokoban", "run_id": "default", **values}}
+
+
+def weights(folder):
+    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+
+
+@pytest.mark.parametrize("iteration", [None, 0, 1])
+def test_update_replays_an_iteration_bit_for_bit(clone, iteration):
+    k = 2 if iteration is None else iteration
+    if k > 0 and k - 1 not in stored_numbers(clone):
+        clone.run(params={"train_sokoban": {"loop": {"iterations": 5}}})  # pragma: no cover - depends on the best one
+    given = {} if iteration is None else {"iteration": iteration}
+    clone.run("update_sokoban", params={"update_sokoban": source(**given)})
+    made = clone.folder("06_models", "update_sokoban") / "checkpoints" / f"iter={k:05d}"
+    expected = clone.root / MODELS / "checkpoints" / f"iter={k:05d}"
+    if k in stored_numbers(clone):
+        assert weights(made) == weights(expected)
+    (row,) = clone.load("update_sokoban.metrics")
+    stored = clone.load("train_sokoban.metrics")[k]
+    trained = {name: value for name, value in row.items() if name.startswith("train/")}
+    assert trained and trained == {name: stored[name] for name in trained}
+    assert audit_files(clone.folder("06_models", "update_sokoban")) == []
+
+
+@pytest.mark.parametrize("checkpoint", ["start", 1])
+def test_rollout_repeats_the_iteration_after_a_checkpoint(clone, checkpoint):
+    iteration = 0 if checkpoint == "start" else checkpoint + 1
+    before = read_run(clone.root)
+    clone.run("rollout_sokoban", params={"rollout_sokoban": source(checkpoint=checkpoint)})
+    name = f"trajectories/iter={iteration:05d}/part-000.parquet"
+    made = read_run(clone.root, "rollout_sokoban")["episodes"]
+    assert list(made) == [name]
+    # Log-probs that the update adds are no part of the rollout; with the default settings there are none.
+    assert before["episodes"][name][0]["old_log_probs"] is None
+    for one, other in zip(made[name], before["episodes"][name], strict=True):
+        assert {k: v for k, v in one.items() if k not in OWN} == {k: v for k, v in other.items() if k not in OWN}
+        assert one["trajectory_id"].split("/", 1)[1] == other["trajectory_id"].split("/", 1)[1]
+    assert read_run(clone.root) == before
+
+
+def test_rollout_of_several_iterations(clone):
+    options = {**source(checkpoint="latest"), "iterations": 2}
+    clone.run("rollout_sokoban", params={"rollout_sokoban": options, "train_sokoban": {"grpo": {"groups": 2}}})
+    parts = clone.load("rollout_sokoban.trajectories")
+    tables = {name: read() for name, read in parts.items()}
+    assert list(tables) == ["iter=00003/part-000", "iter=00004/part-000"]
+    assert {version for table in tables.values() for version in table.column("policy_version").to_pylist()} == {3}
+    assert [row["iteration"] for row in clone.load("rollout_sokoban.metrics")] == [3, 4]
+    # Called again, it plays the same episodes into the same place.
+    again = read_run(clone.root, "rollout_sokoban")
+    clone.run("rollout_sokoban", params={"rollout_sokoban": options, "train_sokoban": {"grpo": {"groups": 2}}})
+    assert read_run(clone.root, "rollout_sokoban") == again
+
+
+def test_evaluate_any_policy(clone):
+    checkpoints = clone.root / MODELS / "checkpoints"
+    newest = max(stored_numbers(clone))
+    few = {"evaluation": {"prompts": 4, "blank_images": False}}
+    summaries = {}
+    for checkpoint in ("latest", "best", "start", "final", newest, str(checkpoints / f"iter={newest:05d}")):
+        parameters = {"evaluate_sokoban": source(checkpoint=checkpoint), "train_sokoban": few}
+        clone.run("evaluate_sokoban", params=parameters)
+        summary = clone.load("evaluate_sokoban.eval_summary")
+        assert summary["source"]["checkpoint"] == checkpoint
+        assert (summary["prompts"], len(summary["rows"])) == (4, 6)
+        summaries[checkpoint] = [{**row, "policy": ""} for row in summary["rows"]]
+    # The same weights under four names; the report of the last one is there.
+    same = [summaries[name] for name in ("latest", "final", newest, str(checkpoints / f"iter={newest:05d}"))]
+    assert all(rows == same[0] for rows in same)
+    assert (clone.folder("08_reporting", "evaluate_sokoban") / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "changes", "message"),
+    [
+        ("evaluate", {"checkpoint": 77}, "source.checkpoint=77 of train_sokoban/default: no such checkpoint; stored are"),
+        ("evaluate", {"run_id": "never"}, "train_sokoban/never has no checkpoint; train it first"),
+        ("rollout", {"run_id": "never", "checkpoint": "final"}, "never/final_policy does not exist; run the pipeline"),
+        ("update", {"iteration": 9}, "source.iteration=9: train_sokoban/default holds iterations 0 to 2"),
+        ("update", {"run_id": "never"}, "train_sokoban/never has no trajectories below"),
+    ],
+)
+def test_what_is_not_stored_is_named(finished_run, pipeline, changes, message):
+    with pytest.raises(SourceError) as error:
+        finished_run.run(f"{pipeline}_sokoban", params={f"{pipeline}_sokoban": source(**changes)})
+    assert message in str(error.value)

@@ -1,0 +1,137 @@
+"""The loop in this process: variants of GRPO, refills, stop without signal, and what a chunk holds."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.pipelines.train.nodes import train_grpo
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.preparing import policy_writer
+from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.training.scoring import is_solved
+from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+
+NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None}
+SMALL = {
+    "warm_start": {"steps": 12, "episodes_per_step": 8, "validation_episodes": 4, "learning_rate": 0.003},
+    "rollout": {"max_turns": 3},
+    "grpo": {"groups": 4, "group_size": 4, "groups_per_step": 2},
+    "optimizer": {"warmup_iterations": 0, "schedule_iterations": 2},
+    "loop": {"iterations": 1, "eval_interval": 0},
+}
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(name), dict) and name != "rewards"
+        result[name] = merged(result[name], value) if both else value
+    return result
+
+
+@pytest.fixture(scope="module")
+def rows(sokoban_rows: Any) -> list[dict[str, Any]]:
+    return sokoban_rows(48, max_solution=3)
+
+
+@pytest.fixture(scope="module")
+def start(
+    tiny_policy: Policy, rows: list[dict[str, Any]], train_options: TrainOptions, tmp_path_factory: pytest.TempPathFactory
+) -> PolicyFolder:
+    """A policy that knows the form of a reply."""
+    import copy
+
+    policy = copy.deepcopy(tiny_policy)
+    imitate_teacher(policy, rows, rows, TrainOptions.model_validate(merged(train_options.model_dump(), SMALL)), seed=0)
+    return write_policy(tmp_path_factory.mktemp("start") / "policy", policy_writer(policy, {}))
+
+
+def run(
+    start: PolicyFolder, rows: list[dict[str, Any]], base: TrainOptions, **changes: Any
+) -> list[tuple[dict[str, Any], ...]]:
+    options = TrainOptions.model_validate(merged(merged(base.model_dump(), SMALL), changes))
+    inputs = RunInputs("train_sokoban", 0, options, {}, start, rows, rows[:8])
+    return list(run_grpo(inputs, NOTHING_STORED))
+
+
+def episodes(chunks: list[tuple[dict[str, Any], ...]]) -> list[Trajectory]:
+    return [e for chunk in chunks for name, table in chunk[0].items() if name != "PRUNE" for e in table_to_trajectories(table)]
+
+
+def test_the_node_streams() -> None:
+    assert inspect.isgeneratorfunction(train_grpo)
+
+
+def test_chunks_hold_an_iteration_each(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:
+    chunks = run(start, rows, train_options, loop={"iterations": 2, "eval_interval": 1, "eval_prompts": 4})
+    prune, first, second, done = chunks
+    assert [set(part) for part in prune] == [{"PRUNE"}] * 4
+    assert [set(part) for part in first[:3]] == [
+        {"iter=00000/part-000"},
+        {"iter=00000/part-000", "iter=00001/part-000"},
+        {"iter=00000"},
+    ]
+    assert set(second[1]) == {"iter=00002/part-000"}
+    assert {"iter=00000", "RETAIN"} == set(first[3])
+    assert done == ({}, {}, {}, {"COMPLETE": {"iterations": 2}})
+    played = episodes(chunks)
+    assert {episode.policy_version for episode in played} == {0, 1}
+    assert len({episode.trajectory_id for episode in played}) == len(played) == 2 * 4 * 4
+
+
+def test_first_step_is_on_policy(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:
+    grpo = {"old_log_probs": "recompute", "importance_cap": 2.0, "groups_per_step": None, "filter": "none"}
+    grpo |= {"credit": "episode", "normalize": "std", "reduction": "sample_mean", "entropy_coefficient": 0.0}
+    chunks = run(start, rows, train_options, grpo=grpo)
+    row = chunks[1][2]["iter=00000"]
+    assert row["train/ppo_kl"] < 1e-8
+    assert row["train/pg_clipfrac"] == 0.0
+    assert abs(row["train/loss"]) < 1e-5
+    assert row["train/train_rollout_logprob_abs_diff"] < 1e-4
+    assert all(episode.old_log_probs is not None for episode in episodes(chunks) if episode.trained)
+
+
+def test_kl_uses_the_warm_start_policy(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:
+    grpo = {"kl_coefficient": 0.1, "filter": "none", "passes": 2}
+    chunks = run(start, rows, train_options, grpo=grpo, optimizer={"learning_rate": 0.01})
+    trained = [episode for episode in episodes(chunks) if episode.trained]
+    assert trained
+    for episode in trained:
+        mask = episode.loss_mask == 1
+        # Nothing had been trained when they were played, so the reference is the policy itself.
+        np.testing.assert_allclose(episode.ref_log_probs[mask], episode.rollout_log_probs[mask], atol=1e-4)
+    assert chunks[1][2]["iter=00000"]["train/kl_loss"] > 0
+
+
+def test_filter_refills_within_its_bound(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:
+    chunks = run(start, rows, train_options, grpo={"filter": "mixed_success", "min_groups": 0, "max_refill": 3.0})
+    played = episodes(chunks)
+    groups = sorted({episode.group_index for episode in played})
+    assert groups == list(range(len(groups)))
+    assert 4 < len(groups) <= 12
+    for group in groups:
+        members = [episode for episode in played if episode.group_index == group]
+        mixed = len({is_solved(episode) for episode in members}) == 2
+        assert all(episode.trained == mixed for episode in members)
+
+
+def test_no_signal_commits_without_an_update(
+    start: PolicyFolder, rows: Any, train_options: TrainOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A limit of one token ends every episode at its first one: nothing is solved, so no group is mixed.
+    with caplog.at_level(logging.WARNING):
+        chunks = run(start, rows, train_options, grpo={"min_groups": 0}, rollout={"max_tokens_per_turn": 1})
+    row = chunks[1][2]["iter=00000"]
+    assert row["train/steps"] == 0.0
+    assert "iter=00000" in chunks[1][3]
+    assert "no group to train on" in caplog.text
+    assert {episode.drop_reason for episode in episodes(chunks)} == {"none_solved"}
