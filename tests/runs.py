@@ -44,7 +44,7 @@ def finish(process: subprocess.Popen[str], expected: int = 0) -> str:
 
 
 def read_run(data_root: Path, run: str = "train_sokoban", run_id: str = "default") -> dict[str, Any]:
-    """What must not depend on interruptions: episodes but for timings, metrics but for perf/*, digests of all weights."""
+    """What must not depend on interruptions: episodes but timings, metrics but perf/*, digests of all weights."""
     outputs = data_root / "07_model_output" / run / run_id
     models = data_root / "06_models" / run / run_id
     episodes: dict[str, pa.Table] = {}
@@ -56,9 +56,7 @@ def read_run(data_root: Path, run: str = "train_sokoban", run_id: str = "default
         path.name: {name: value for name, value in read_json(path).items() if not name.startswith("perf/")}
         for path in sorted((outputs / "metrics").glob("*.json"))
     }
-    weights = {
-        path.relative_to(models).as_posix(): file_digest(path) for path in sorted(models.rglob("*.safetensors"))
-    }
+    weights = {path.relative_to(models).as_posix(): file_digest(path) for path in sorted(models.rglob("*.safetensors"))}
     summary = data_root / "08_reporting" / run / run_id / "eval_summary.json"
     return {
         "episodes": episodes,

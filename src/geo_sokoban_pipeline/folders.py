@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.storage import MANIFEST, read_manifest, verify_files, write_folder
+from geo_sokoban_pipeline.storage import MANIFEST, read_json, read_manifest, verify_files, write_folder
 
 FolderWriter = Callable[[Path], dict[str, Any]]
+
+# What a checkpoint holds beside the policy; nobody but a trainer that goes on from it needs them.
+TRAINER_FILES = ("optimizer.safetensors", "trainer_state.json")
+MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,38 @@ def open_policy(path: Path) -> PolicyFolder:
     if manifest is None:
         raise FileNotFoundError(f"{path} holds no policy: there is no {MANIFEST}. Run the pipeline that makes it.")
     return PolicyFolder(path, manifest)
+
+
+def check_policy_files(folder: Path) -> None:
+    """See that a folder holds a policy of a kind that is supported, without loading it or importing anything heavy.
+
+    Raises:
+        FileNotFoundError: no configuration, or no safetensors weights.
+        ValueError: another kind of model.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json, so it is no policy folder.")
+    check_model_type(str(folder), folder / "config.json")
+    if not list(folder.glob("model*.safetensors")):
+        raise FileNotFoundError(
+            f"{folder} holds no model*.safetensors weights; pickled weights (*.bin, *.pt) are never read. "
+            "Download the safetensors files, or save the model once with save_pretrained."
+        )
+
+
+def check_model_type(name: str, config: Path) -> None:
+    """See that a configuration file is of a Qwen3-VL model.
+
+    Args:
+        name: of the policy, for the message.
+
+    Raises:
+        ValueError: it is not.
+    """
+    content = read_json(config)
+    kind = content.get("model_type") if isinstance(content, dict) else None
+    if kind not in MODEL_TYPES:
+        raise ValueError(f"{name} holds a {kind} model; only Qwen3-VL models ({', '.join(MODEL_TYPES)}) are supported.")
 
 
 def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -11,6 +13,18 @@ class PolicyUnavailableError(RuntimeError):
     """A policy can neither be fetched nor found in the cache."""
 
 
+def fetch_config(name: str, revision: str | None) -> Path:
+    """Local path of a hub policy's `config.json`: enough to tell whether there is such a policy, and of which kind.
+
+    Raises:
+        PolicyUnavailableError: as in `fetch_policy`.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with _explain(name):
+        return Path(hf_hub_download(name, "config.json", revision=revision))
+
+
 def fetch_policy(name: str, revision: str | None) -> Path:
     """Local folder of a hub policy; pickled weights are never fetched.
 
@@ -18,10 +32,17 @@ def fetch_policy(name: str, revision: str | None) -> Path:
         PolicyUnavailableError: unknown name, no access, or no network and nothing cached; says what to set.
     """
     from huggingface_hub import snapshot_download
+
+    with _explain(name):
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+
+
+@contextmanager
+def _explain(name: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+        yield
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PolicyUnavailableError(
             f"policy.path={name}: not a local folder, and not to be had from the hub ({type(error).__name__}). "

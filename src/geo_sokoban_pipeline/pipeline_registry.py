@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-
 TASKS = ("sokoban",)
 
 

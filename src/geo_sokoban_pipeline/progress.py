@@ -29,12 +29,22 @@ class Progress:
         if now - self._line >= LINE_SECONDS or (self.done >= self.total and now - self._began >= LINE_SECONDS):
             self._line = now
             left = (now - self._began) / max(self.done, 1) * (self.total - self.done)
-            logger.info("%s %d/%d, %s left%s", self.description, self.done, self.total, _clock(left), note and f", {note}")
+            logger.info(
+                "%s %d/%d, %s left%s", self.description, self.done, self.total, _clock(left), note and f", {note}"
+            )
 
 
 class _Bar(Progress):
     def __init__(self, description: str, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import (
+            Progress as RichProgress,
+        )
 
         super().__init__(description, total)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

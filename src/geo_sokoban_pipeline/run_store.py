@@ -46,10 +46,14 @@ class RunStore:
         """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
         stored = self._checkpoints(source)
         if not stored:
-            raise SourceError(f"{self._describe(source)}: {source.run}/{source.run_id} has no checkpoint; train it first.")
+            raise SourceError(
+                f"{self._describe(source)}: {source.run}/{source.run_id} has no checkpoint; train it first."
+            )
         number = self._number(source, stored)
         if number not in stored:
-            raise SourceError(f"{self._describe(source)}: no such checkpoint; stored are {', '.join(map(str, stored))}.")
+            raise SourceError(
+                f"{self._describe(source)}: no such checkpoint; stored are {', '.join(map(str, stored))}."
+            )
         folder = stored[number]
         manifest = read_manifest(folder)
         assert manifest is not None  # _checkpoints lists sealed folders only
@@ -64,7 +68,7 @@ class RunStore:
         number = max(stored) if source.iteration is None else source.iteration
         if number not in stored:
             raise SourceError(
-                f"source.iteration={number}: {source.run}/{source.run_id} holds iterations {min(stored)} to {max(stored)}."
+                f"source.iteration={number}: {source.run}/{source.run_id} holds {min(stored)} to {max(stored)}."
             )
         return number, sorted(stored[number].glob("part-*.parquet"))
 
@@ -88,7 +92,9 @@ class RunStore:
 
     def _existing(self, folder: Path, source: SourceOptions) -> Path:
         if not (folder / MANIFEST).is_file():
-            raise SourceError(f"{self._describe(source)}: {folder} does not exist; run the pipeline {source.run} first.")
+            raise SourceError(
+                f"{self._describe(source)}: {folder} does not exist; run the pipeline {source.run} first."
+            )
         return folder
 
     @staticmethod

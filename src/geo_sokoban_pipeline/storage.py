@@ -42,6 +42,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as readable JSON, atomically; keys keep their order, floats round-trip exactly."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 

@@ -14,11 +14,6 @@ MODELS = "06_models/train_sokoban/default"
 OWN = ("trajectory_id", "timings")  # columns that tell which run collected an episode, and how fast
 
 
-def stored_numbers(project):
-    """Iterations whose checkpoints are kept."""
-    return [int(name[5:]) for name in project.load("train_sokoban.checkpoints")]
-
-
 def source(**values):
     return {"source": {"run": "train_sokoban", "run_id": "default", **values}}
 
@@ -30,14 +25,11 @@ def weights(folder):
 @pytest.mark.parametrize("iteration", [None, 0, 1])
 def test_update_replays_an_iteration_bit_for_bit(clone, iteration):
     k = 2 if iteration is None else iteration
-    if k > 0 and k - 1 not in stored_numbers(clone):
-        clone.run(params={"train_sokoban": {"loop": {"iterations": 5}}})  # pragma: no cover - depends on the best one
     given = {} if iteration is None else {"iteration": iteration}
     clone.run("update_sokoban", params={"update_sokoban": source(**given)})
     made = clone.folder("06_models", "update_sokoban") / "checkpoints" / f"iter={k:05d}"
     expected = clone.root / MODELS / "checkpoints" / f"iter={k:05d}"
-    if k in stored_numbers(clone):
-        assert weights(made) == weights(expected)
+    assert weights(made) == weights(expected)
     (row,) = clone.load("update_sokoban.metrics")
     stored = clone.load("train_sokoban.metrics")[k]
     trained = {name: value for name, value in row.items() if name.startswith("train/")}
@@ -76,8 +68,7 @@ def test_rollout_of_several_iterations(clone):
 
 
 def test_evaluate_any_policy(clone):
-    checkpoints = clone.root / MODELS / "checkpoints"
-    newest = max(stored_numbers(clone))
+    checkpoints, newest = clone.root / MODELS / "checkpoints", 2
     few = {"evaluation": {"prompts": 4, "blank_images": False}}
     summaries = {}
     for checkpoint in ("latest", "best", "start", "final", newest, str(checkpoints / f"iter={newest:05d}")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,10 @@ def rows(sokoban_rows: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def start(
-    tiny_policy: Policy, rows: list[dict[str, Any]], train_options: TrainOptions, tmp_path_factory: pytest.TempPathFactory
+    tiny_policy: Policy,
+    rows: list[dict[str, Any]],
+    train_options: TrainOptions,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> PolicyFolder:
     """A policy that knows the form of a reply."""
     import copy
@@ -64,7 +66,13 @@ def run(
 
 
 def episodes(chunks: list[tuple[dict[str, Any], ...]]) -> list[Trajectory]:
-    return [e for chunk in chunks for name, table in chunk[0].items() if name != "PRUNE" for e in table_to_trajectories(table)]
+    return [
+        e
+        for chunk in chunks
+        for name, table in chunk[0].items()
+        if name != "PRUNE"
+        for e in table_to_trajectories(table)
+    ]
 
 
 def test_the_node_streams() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+
 from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runs import TRAJECTORY_KINDS, finish, kedro_command
 
 from geo_sokoban_pipeline.audit_files import audit_files
 from geo_sokoban_pipeline.evaluation.audits import check_token_parity
@@ -13,6 +12,7 @@ from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.schemas import validate_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from runs import TRAJECTORY_KINDS, finish, kedro_command
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import make_trajectories
 
+from builders import make_trajectories
 from geo_sokoban_pipeline.options.training import GrpoOptions
 from geo_sokoban_pipeline.training.scoring import replies, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory

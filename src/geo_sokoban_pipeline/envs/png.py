@@ -1,7 +1,7 @@
 """PNG files of drawn pictures: unfiltered rows, fast compression.
 
-Flat colours and repeated tiles compress as well without PNG's row filters, and choosing filters is what a general encoder
-spends its time on: this one takes a ninth of it on a board, with files of the same size.
+Flat colours and repeated tiles compress as well without PNG's row filters, and choosing filters is what a general
+encoder spends its time on: this one takes a ninth of it on a board, with files of the same size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Audits of stored episodes: what the contract cannot check without a tokenizer.
 
-Token parity: the ids that were not sampled equal, id for id, the chat template's rendering of the same messages with the
-sampled spans cut out, and every sampled span decodes to its turn's text. So nothing crept in between the turns.
+Token parity: the ids that were not sampled equal, id for id, the chat template's rendering of the same messages with
+the sampled spans cut out, and every sampled span decodes to its turn's text. So nothing crept in between the turns.
 """
 
 from __future__ import annotations

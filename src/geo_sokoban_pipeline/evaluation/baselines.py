@@ -55,7 +55,7 @@ def _play(
         success=metrics["success"] >= 0.5,
         ret=float(reward(outcome, options.reward.args)["reward"]),
         steps=int(metrics["steps"]),
-        optimal_steps=None if length is None or length != length else int(length),
+        optimal_steps=None if length is None else int(length),
         turns=len(infos),
         invalid_turns=int(metrics.get("invalid_turns", 0.0)),
     )

@@ -81,7 +81,7 @@ def record_episode(trajectory: Trajectory, prompt: dict[str, Any]) -> EpisodeRec
         success=metrics.get("success", 0.0) >= 0.5,
         ret=trajectory.reward,
         steps=None if steps is None else int(steps),
-        optimal_steps=None if length is None or length != length else int(length),
+        optimal_steps=None if length is None else int(length),
         turns=int(metrics.get("turns", 0.0)),
         invalid_turns=int(metrics.get("invalid_turns", 0.0)),
     )

@@ -21,7 +21,9 @@ from kedro.framework.project import pipelines
 from geo_sokoban_pipeline.fingerprint import FingerprintError
 from geo_sokoban_pipeline.hooks.fingerprints import check_stored_run
 from geo_sokoban_pipeline.hooks.parameters import refuse, settings_of
+from geo_sokoban_pipeline.hooks.policies import check_starting_policy
 from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.storage import CorruptFolderError
 
@@ -32,6 +34,16 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.options.project import ProjectParameters
 
 log = logging.getLogger(__name__)
+
+# What ends a command before it begins, with its message alone.
+_REFUSALS = (
+    RunLockedError,
+    FingerprintError,
+    CorruptFolderError,
+    PolicyUnavailableError,
+    ValueError,  # of parameters, too
+    OSError,
+)
 
 _SELECTIONS_THAT_NEED_STORED_DATA = {
     "from_nodes": "--from-nodes",
@@ -104,6 +116,7 @@ class RunHooks:
         Raises:
             RunLockedError: another process has one of them.
             FingerprintError: what is stored was made with other parameters.
+            OSError, ValueError, RuntimeError: the policy to start from cannot be had; see `check_starting_policy`.
             ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete.
         """
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
@@ -121,7 +134,8 @@ class RunHooks:
                     log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)
                     folders.clear()
                 check_stored_run(run, folders.models, self._parameters)
-        except (RunLockedError, ParameterError, FingerprintError, CorruptFolderError, OSError) as error:
+                check_starting_policy(run, folders.models, self._parameters)
+        except _REFUSALS as error:
             self._release()
             refuse(error)
 

@@ -25,7 +25,9 @@ class TinyPolicyOptions(StrictModel):
     vision_mlp: PositiveInt = Field(128, description="Inner width of the vision tower's MLP.")
     vision_grid: PositiveInt = Field(16, description="Side of the learned grid of position embeddings, in patches.")
     deepstack: tuple[int, ...] = Field((0,), description="Vision layers whose features also enter the language layers.")
-    initializer_range: PositiveFloat = Field(0.1, description="Standard deviation of initial weights; 0.02 never learns.")
+    initializer_range: PositiveFloat = Field(
+        0.1, description="Standard deviation of initial weights; 0.02 never learns."
+    )
     min_pixels: PositiveInt = Field(32 * 32, description="Smaller pictures are enlarged to this many pixels.")
     max_pixels: PositiveInt = Field(1 << 24, description="Larger pictures are reduced to this many pixels.")
 
@@ -63,7 +65,9 @@ class TeacherOptions(StrictModel):
         description="`build_teacher(name, patience, noise)`: a dotted path, or `file.py` / `file.py:name`.",
     )
     name: Literal["direct", "solver", "random_legal", "random"] = Field("direct", description="Who chooses the moves.")
-    patience: int | None = Field(1, ge=0, description="`direct`: blocked moves before it gives up. None: it never does.")
+    patience: int | None = Field(
+        1, ge=0, description="`direct`: blocked moves before it gives up. None: it never does."
+    )
     noise: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Share of moves replaced by random legal ones.")
     solved_only: bool = Field(False, description="Imitate solved episodes only.")
     max_turns: PositiveInt | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")

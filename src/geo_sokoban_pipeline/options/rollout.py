@@ -24,7 +24,7 @@ class RewardOptions(StrictModel):
 
     function: str = Field(
         "geo_sokoban_pipeline.rewards.sokoban.compute_reward",
-        description="`reward(outcome, args) -> dict` with the key `reward`: a dotted path, or `file.py` / `file.py:name`.",
+        description="`reward(outcome, args) -> dict` with a key `reward`: a dotted path, `file.py` or `file.py:name`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the function, which checks them.")
 
@@ -41,12 +41,16 @@ class SamplingOptions(StrictModel):
 class RolloutRules(StrictModel):
     """Rules of an episode that the original system had differently; the preset `slime_exact` sets the original ones."""
 
-    turn_separator: bool = Field(True, description="Write the template's newline between a reply's end and the next turn.")
+    turn_separator: bool = Field(
+        True, description="Write the template's newline between a reply's end and the next turn."
+    )
     budget_counts_prompt: bool = Field(
         False, description="Without a context limit, subtract the prompt from max_response_tokens too."
     )
     step_before_finish_check: bool = Field(False, description="Let the environment act on truncated replies as well.")
-    truncate_at_max_turns: bool = Field(False, description="An episode that reaches max_turns is truncated, not completed.")
+    truncate_at_max_turns: bool = Field(
+        False, description="An episode that reaches max_turns is truncated, not completed."
+    )
     drop_overflowing_observation: bool = Field(
         False, description="Leave out an observation that would pass the token budget, instead of keeping it."
     )

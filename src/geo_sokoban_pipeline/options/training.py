@@ -19,24 +19,36 @@ class GrpoOptions(StrictModel):
     credit: Literal["episode", "turn"] = Field("turn", description="One advantage per episode, or one per turn.")
     gamma: float = Field(0.95, gt=0, le=1, description="Discount per turn, with credit per turn.")
     normalize: Literal["std", "rms", "none"] = Field(
-        "rms", description="Divide by the group's standard deviation, by the root mean square of all trained turns, or not."
+        "rms",
+        description="Divide by the group's standard deviation, by the root mean square of all trained turns, or not.",
     )
     advantage_clip: PositiveFloat | None = Field(4.0, description="Largest absolute advantage. None: unlimited.")
-    baseline: Literal["turn", "board"] = Field("turn", description="Group's mean at the same turn, or at the same board.")
+    baseline: Literal["turn", "board"] = Field(
+        "turn", description="Group's mean at the same turn, or at the same board."
+    )
     filter: Literal["none", "zero_variance", "mixed_success"] = Field(
-        "mixed_success", description="Which groups are trained: all, those that vary, those that solve some but not all."
+        "mixed_success",
+        description="Which groups are trained: all, those that vary, those that solve some but not all.",
     )
     min_groups: int = Field(4, ge=0, description="With fewer groups left by the filter, all are trained.")
-    max_refill: PositiveFloat = Field(1.0, description="Groups fetched at most, in multiples of `groups`, to replace dropped ones.")
-    groups_per_step: PositiveInt | None = Field(5, description="Groups of an optimizer step. None: one step an iteration.")
+    max_refill: PositiveFloat = Field(
+        1.0, description="Groups fetched at most, in multiples of `groups`, to replace dropped ones."
+    )
+    groups_per_step: PositiveInt | None = Field(
+        5, description="Groups of an optimizer step. None: one step an iteration."
+    )
     passes: PositiveInt = Field(1, description="Times that each trained episode is used in an iteration.")
     clip_low: float = Field(0.2, ge=0, description="Ratios below 1 minus this are clipped.")
     clip_high: float = Field(0.28, ge=0, description="Ratios above 1 plus this are clipped.")
     dual_clip: float | None = Field(None, gt=1, description="Bound of the loss of negative advantages. None: off.")
     kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = Field("low_var_kl", description="Estimator of the KL term.")
-    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL to the warm-start policy; 0: no reference model.")
+    kl_coefficient: float = Field(
+        0.0, ge=0, description="Weight of the KL to the warm-start policy; 0: no reference model."
+    )
     entropy_coefficient: float = Field(0.005, ge=0, description="Weight of the entropy bonus.")
-    reduction: Literal["sample_mean", "token_mean", "constant"] = Field("token_mean", description="How token losses add up.")
+    reduction: Literal["sample_mean", "token_mean", "constant"] = Field(
+        "token_mean", description="How token losses add up."
+    )
     constant_denominator: PositiveFloat | None = Field(None, description="Denominator of the reduction `constant`.")
     old_log_probs: Literal["rollout", "recompute"] = Field(
         "rollout", description="Whose log-probs the ratio is taken to: the engine's, or a fresh pass of the trainer."
@@ -53,7 +65,9 @@ class GrpoOptions(StrictModel):
         if self.reduction == "constant" and self.constant_denominator is None:
             raise ValueError("reduction=constant needs constant_denominator.")
         if self.importance_cap is not None and self.old_log_probs != "recompute":
-            raise ValueError("importance_cap needs old_log_probs=recompute: without a fresh pass there is no gap to correct.")
+            raise ValueError(
+                "importance_cap needs old_log_probs=recompute: without a fresh pass there is no gap to correct."
+            )
         if self.credit == "episode" and self.baseline == "board":
             raise ValueError("baseline=board needs credit=turn: an episode as a whole has no board.")
         return self
@@ -69,7 +83,8 @@ class OptimizerOptions(StrictModel):
     clip: PositiveFloat = Field(1.0, description="Largest gradient norm.")
     warmup_iterations: int = Field(6, ge=0, description="Iterations of linear warm-up.")
     schedule_iterations: PositiveInt = Field(
-        200, description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended."
+        200,
+        description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended.",
     )
     decay_fraction: float = Field(0.3, ge=0, le=1, description="Last share of the schedule over which the rate falls.")
     decay_to: float = Field(0.1, ge=0, le=1, description="Share of the highest rate at the end and after it.")
@@ -83,8 +98,8 @@ class PromptOptions(StrictModel):
 
     order: Literal["shuffle", "solve_rate", "prompt_solve_rate"] = Field(
         "solve_rate",
-        description="Epochs of a shuffled list; or weighted by p(1 − p) + floor, p the moving solve rate of the prompt's "
-        "difficulty, or of the prompt itself.",
+        description="Epochs of a shuffled list; or weighted by p(1 − p) + floor, p the moving solve rate of the "
+        "prompt's difficulty, or of the prompt itself.",
     )
     floor: float = Field(0.03, gt=0, description="Weight that every difficulty keeps.")
     smoothing: float = Field(0.1, gt=0, le=1, description="Share of a new observation in the moving solve rate.")
@@ -137,7 +152,8 @@ class SourceOptions(StrictModel):
     run: str = Field("train_sokoban", description="Namespace of the run.")
     run_id: str = Field("default", description="Run id of the run.")
     checkpoint: str | int = Field(
-        "latest", description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id."
+        "latest",
+        description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id.",
     )
     iteration: int | None = Field(None, ge=0, description="Iteration whose trajectories are used. None: the newest.")
 

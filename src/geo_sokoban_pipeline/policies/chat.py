@@ -7,7 +7,7 @@ between two renderings of dummy messages, so a template that rewrites earlier tu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class ChatCodec:
         self.template: str = tokenizer.chat_template
         self.image_pad_id = self._token_id("<|image_pad|>")
         self.end_id = self._token_id("<|im_end|>")
-        self._encoded: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._encoded: OrderedDict[Hashable, np.ndarray] = OrderedDict()
+        self._decoded: OrderedDict[tuple[int, ...], str] = OrderedDict()
         self.separator_ids = self._encode(self._separator())
 
     def encode_prompt(
@@ -44,11 +45,16 @@ class ChatCodec:
         Raises:
             ValueError: the number of pictures in the text differs from that of the grids.
         """
-        key = repr(([(m["role"], join_placeholders(m["content"], "<|image_pad|>")) for m in messages], tools))
-        return self.expand(self._remember(key, lambda: self._encode(self.render(messages, tools=tools))), grids)
+        key = (*map(_message_key, messages), tuple(grids), repr(tools))
+        return self._remember(key, lambda: self.expand(self._encode(self.render(messages, tools=tools)), grids))
 
     def encode_observation(
-        self, message: Message, grids: Sequence[tuple[int, int, int]], *, separator: bool, tools: list[Any] | None = None
+        self,
+        message: Message,
+        grids: Sequence[tuple[int, int, int]],
+        *,
+        separator: bool,
+        tools: list[Any] | None = None,
     ) -> np.ndarray:
         """(L,) int32 ids that an observation adds: its turn and the header of the next reply.
 
@@ -56,8 +62,8 @@ class ChatCodec:
             separator: begin with what the template writes between a reply's end token and the next turn (a newline in
                 ChatML); the original system left it out.
         """
-        key = repr((message["role"], join_placeholders(message["content"], "<|image_pad|>"), separator, tools))
-        return self.expand(self._remember(key, lambda: self._encode_delta(message, separator, tools)), grids)
+        key = (_message_key(message), separator, tuple(grids), repr(tools))
+        return self._remember(key, lambda: self.expand(self._encode_delta(message, separator, tools), grids))
 
     def render(
         self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: list[Any] | None = None
@@ -71,7 +77,7 @@ class ChatCodec:
 
     def encode_text(self, text: str) -> np.ndarray:
         """(L,) int32 ids of a text, special tokens recognised, nothing added."""
-        return self._remember("text:" + text, lambda: self._encode(text)).copy()
+        return self._remember((text,), lambda: self._encode(text))
 
     def decode(self, token_ids: np.ndarray | list[int], *, keep_special: bool = True) -> str:
         """Text of ids."""
@@ -83,10 +89,13 @@ class ChatCodec:
 
     def decode_reply(self, token_ids: np.ndarray | list[int]) -> str:
         """Text of a sampled span without its end token."""
-        ids = list(map(int, token_ids))
-        if ids and ids[-1] == self.end_id:
-            ids.pop()
-        return self.decode(ids)
+        ids = tuple(map(int, token_ids))
+        known = self._decoded.get(ids)
+        if known is None:
+            known = self._decoded[ids] = self.decode(list(ids[:-1] if ids[-1:] == (self.end_id,) else ids))
+            if len(self._decoded) > _CACHED_TEXTS:
+                self._decoded.popitem(last=False)
+        return known
 
     def expand(self, token_ids: np.ndarray, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:
         """Repeat each image pad by the number of tokens its picture takes.
@@ -112,7 +121,9 @@ class ChatCodec:
 
     def _separator(self) -> str:
         end = "<|im_end|>"
-        text = self.render([{"role": "user", "content": "d"}, {"role": "assistant", "content": "d"}], generation_prompt=False)
+        text = self.render(
+            [{"role": "user", "content": "d"}, {"role": "assistant", "content": "d"}], generation_prompt=False
+        )
         return text[text.rindex(end) + len(end) :]
 
     def _encode_delta(self, message: Message, separator: bool, tools: list[Any] | None) -> np.ndarray:
@@ -123,11 +134,12 @@ class ChatCodec:
     def _encode(self, text: str) -> np.ndarray:
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
-    def _remember(self, key: str, encode: Callable[[], np.ndarray]) -> np.ndarray:
-        """Ids before image pads are expanded; rendering and encoding a text cost more than everything around them."""
+    def _remember(self, key: Hashable, encode: Callable[[], np.ndarray]) -> np.ndarray:
+        """Read-only ids of a key; rendering and encoding a text cost more than everything around them."""
         known = self._encoded.get(key)
         if known is None:
             known = self._encoded[key] = encode()
+            known.setflags(write=False)
             if len(self._encoded) > _CACHED_TEXTS:
                 self._encoded.popitem(last=False)
         return known
@@ -164,6 +176,13 @@ def join_placeholders(content: str | list[dict[str, Any]], placeholder: str = "<
     if isinstance(content, str):
         return content
     return "".join(item["text"] if item["type"] == "text" else placeholder for item in content)
+
+
+def _message_key(message: Message) -> Hashable:
+    """What a rendering depends on: of pictures only that they are there, which no text can imitate."""
+    content = message["content"]
+    parts = content if isinstance(content, str) else tuple(i["text"] if i["type"] == "text" else None for i in content)
+    return (message["role"], parts, repr({**message, "content": None}) if len(message) > 2 else None)
 
 
 def _without_pictures(message: Message) -> Message:

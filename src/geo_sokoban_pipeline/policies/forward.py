@@ -129,7 +129,9 @@ def _encode_equal(
     count, device = len(images), visual.pos_embed.weight.device
     raw = torch.from_numpy(np.stack([image.patches for image in images])).to(device)
     hidden = _embed_patches(visual, raw, processor) + _grid_embedding(visual, grid, device)
-    cos, sin = visual.rotary_pos_emb(hidden, get_vision_position_ids(_grid_tensor(grid, device), visual.spatial_merge_size))
+    cos, sin = visual.rotary_pos_emb(
+        hidden, get_vision_position_ids(_grid_tensor(grid, device), visual.spatial_merge_size)
+    )
     layers: list[Tensor] = []
     for index, block in enumerate(visual.blocks):
         hidden = hidden + _attend(block.attn, block.norm1(hidden), cos, sin)

@@ -1,7 +1,9 @@
-"""Pictures become patches once: decoded, resized and cut exactly as the stock Qwen processor does, then cached by content.
+"""Pictures become patches once: decoded, resized and cut exactly as the stock Qwen processor does, then cached by
+content.
 
 Patches stay uint8 until the vision tower needs them (a quarter of the memory, and a still image holds its frame once
-instead of `temporal_patch_size` times). `PatchReader.pixel_values` equals `Qwen2VLImageProcessorPil` to float rounding (tested).
+instead of `temporal_patch_size` times). `PatchReader.pixel_values` equals `Qwen2VLImageProcessorPil` to float
+rounding (tested).
 """
 
 from __future__ import annotations
@@ -141,7 +143,16 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {folder} is no vision-language policy with an image processor.")
     values = json.loads(path.read_text(encoding="utf-8"))
-    names = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "min_pixels", "max_pixels")
+    names = (
+        "size",
+        "patch_size",
+        "temporal_patch_size",
+        "merge_size",
+        "image_mean",
+        "image_std",
+        "min_pixels",
+        "max_pixels",
+    )
     return Qwen2VLImageProcessorPil(**{name: values[name] for name in names if values.get(name) is not None})
 
 

@@ -1,7 +1,7 @@
 """A policy is a model with the tokenizer, chat template and image processor it was trained with, saved as one folder.
 
-The folder loads with plain `AutoModelForImageTextToText`, and holds what the stock `AutoProcessor` needs where torchvision
-is installed; this project's own loading needs no torchvision.
+The folder loads with plain `AutoModelForImageTextToText`, and holds what the stock `AutoProcessor` needs where
+torchvision is installed; this project's own loading needs no torchvision.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from geo_sokoban_pipeline.folders import check_policy_files
 from geo_sokoban_pipeline.policies.chat import ChatCodec
 from geo_sokoban_pipeline.policies.images import PatchReader, load_image_processor
 from geo_sokoban_pipeline.seeding import content_hash
@@ -95,20 +96,14 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
         attention: attention implementation of transformers.
 
     Raises:
-        FileNotFoundError: no configuration, weights, tokenizer or image processor in the folder; the message says which.
+        FileNotFoundError: no configuration, weights, tokenizer or image processor in it; the message says which.
         ValueError: the model is not a Qwen3-VL model.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
 
     _quieten_library()
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} holds no config.json, so it is no policy folder.")
-    kind = AutoConfig.from_pretrained(folder).model_type
-    if kind not in ("qwen3_vl", "qwen3_vl_moe"):
-        raise ValueError(f"{folder} holds a {kind} model; only Qwen3-VL models (qwen3_vl, qwen3_vl_moe) are supported.")
-    if not list(folder.glob("*.safetensors")):
-        raise FileNotFoundError(f"{folder} holds no *.safetensors weights; pickled weights are not read.")
+    check_policy_files(folder)
     model = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
     )

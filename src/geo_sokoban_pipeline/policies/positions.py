@@ -7,6 +7,7 @@ result equals `Qwen3VLModel.get_rope_index` (tested).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -35,16 +36,18 @@ def extend_positions(
     done, taken, current = 0, 0, start
     for time, height, width in grids:
         first = int(pads[taken])
-        rows, columns = height // merge_size, width // merge_size
-        count = time * rows * columns
+        block = _block(time, height // merge_size, width // merge_size)
+        count = block.shape[1]
         positions[:, done:first] = np.arange(current, current + first - done)
         current += first - done
-        block = positions[:, first : first + count]
-        block[0] = current
-        block[1] = current + np.tile(np.repeat(np.arange(rows), columns), time)
-        block[2] = current + np.tile(np.arange(columns), time * rows)
-        block[0] += np.repeat(np.arange(time), rows * columns)
-        current += max(rows, columns)
+        positions[:, first : first + count] = block + current
+        current += max(height, width) // merge_size
         done, taken = first + count, taken + count
     positions[:, done:] = np.arange(current, current + len(token_ids) - done)
     return positions, current + len(token_ids) - done
+
+
+@lru_cache(maxsize=256)
+def _block(time: int, rows: int, columns: int) -> np.ndarray:
+    """(3, time · rows · columns) int64 positions of a picture relative to its first token."""
+    return np.indices((time, rows, columns)).reshape(3, -1)

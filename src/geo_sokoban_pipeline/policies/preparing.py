@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.folders import link_or_copy
-from geo_sokoban_pipeline.options.policy import PolicyOptions
+from geo_sokoban_pipeline.folders import TRAINER_FILES, link_or_copy
 from geo_sokoban_pipeline.hub import fetch_policy
+from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.storage import MANIFEST
@@ -30,7 +30,9 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
     if options.source == "tiny":
         return policy_writer(build_tiny_policy(options.tiny, seed), entries)
     assert options.path is not None  # the options check it
-    source = Path(options.path).expanduser() if options.source == "folder" else fetch_policy(options.path, options.revision)
+    source = (
+        Path(options.path).expanduser() if options.source == "folder" else fetch_policy(options.path, options.revision)
+    )
     if not source.is_dir():
         raise FileNotFoundError(
             f"policy.path={options.path}: no such folder. Give the folder of a downloaded Qwen3-VL policy, its hub id "
@@ -38,6 +40,7 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
         )
     # Loaded once to be refused now rather than after the warm start.
     load_policy(source, options.dtype, options.attention)
+
     def link(folder: Path) -> dict[str, Any]:
         _link_files(source, folder)
         return entries
@@ -58,5 +61,5 @@ def policy_writer(policy: Policy, entries: dict[str, Any]) -> Writer:
 def _link_files(source: Path, folder: Path) -> None:
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
-        if path.is_file() and path.name != MANIFEST and path.suffix in (".json", ".safetensors", ".jinja", ".txt"):
+        if path.is_file() and path.name not in (MANIFEST, *TRAINER_FILES) and path.suffix in (".json", ".safetensors", ".jinja", ".txt"):
             link_or_copy(path.resolve(), folder / name)

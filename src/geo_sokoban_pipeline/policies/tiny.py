@@ -1,6 +1,8 @@
-"""A tiny Qwen3-VL, built here from its class and a seed: the same architecture as the real one, half a million weights.
+"""A tiny Qwen3-VL, built here from its class and a seed: the same architecture as the real one, half a million
+weights.
 
-It exists so that every line of the pipeline runs for real on a laptop. Weights are a function of the options and the seed.
+It exists so that every line of the pipeline runs for real on a laptop. Weights are a function of the options and the
+seed.
 """
 
 from __future__ import annotations

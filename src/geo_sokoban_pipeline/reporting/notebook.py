@@ -6,6 +6,7 @@ outputs also show where notebooks are only rendered.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -111,9 +112,8 @@ def show_boards(episode: Trajectory) -> Any:
 
 def show_film(episode: Trajectory, board_px: int = 240) -> Any:
     """The episode as an animated picture."""
-    from IPython.display import Image
-
-    return Image(data=episode_gif(episode, board_px=board_px), format="gif")
+    film = base64.b64encode(episode_gif(episode, board_px=board_px)).decode("ascii")
+    return _html(Markup('<img alt="{}" src="data:image/gif;base64,{}">').format(describe_end(episode), film))
 
 
 def show_tokens(episode: Trajectory, image_pad_id: int, texts: TokenTexts | None = None) -> Any:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,7 @@ def read_asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
+@cache
 def make_environment() -> Environment:
     """Templates of this package, everything escaped, with the formats as filters."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined

@@ -1,7 +1,7 @@
 """One episode in play: environment, token ledger and turns move together, one reply at a time.
 
-The state changes in one place (`advance`), in the order of the seed's algorithm: append the reply, check how it finished,
-check the budget, step the environment, append the observation, check the budget and the turn limit.
+The state changes in one place (`advance`), in the order of the seed's algorithm: append the reply, check how it
+finished, check the budget, step the environment, append the observation, check the budget and the turn limit.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class Conversation:
         metrics = self._env.final_metrics() if hasattr(self._env, "final_metrics") else {}
         return self._trajectory("", {}, {name: float(value) for name, value in metrics.items()}, {})
 
-    def finish(self, reward: Callable[..., dict[str, float]], engine: RolloutEngine, engine_seconds: float) -> Trajectory:
+    def finish(
+        self, reward: Callable[..., dict[str, float]], engine: RolloutEngine, engine_seconds: float
+    ) -> Trajectory:
         """Close the environment, compute the reward, and give the episode as a trajectory."""
         response = self._policy.codec.decode(self._ledger.token_ids[self._ledger.prompt_length :])
         parts, metrics = self._score(reward, response)

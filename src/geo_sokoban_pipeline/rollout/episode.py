@@ -1,8 +1,8 @@
 """Episode loop: plays prompts with an engine and environments, and returns one trajectory per episode.
 
-It is driven by replies: whichever engine answers, an episode advances when its reply is there. Rules of turns, budgets and
-statuses are those of the seed's multi-turn rollout (reference algorithm, with its deviations behind `RolloutRules`). An
-episode that raises ends as `failed` with its error kept; the others go on.
+It is driven by replies: whichever engine answers, an episode advances when its reply is there. Rules of turns,
+budgets and statuses are those of the seed's multi-turn rollout (reference algorithm, with its deviations behind
+`RolloutRules`). An episode that raises ends as `failed` with its error kept; the others go on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from PIL import Image
 

@@ -1,7 +1,7 @@
 """Token ledger: the one place where an episode's tokens, masks and log-probs grow.
 
-Every append adds to all three lists at once, so `len(token_ids) == len(loss_mask) == len(log_probs)` holds by
-construction, and nothing is ever re-tokenised: what the policy saw is what the trainer sees.
+Masks and log-probs are derived from where sampled tokens were appended, so `len(token_ids) == len(loss_mask) ==
+len(log_probs)` holds by construction, and nothing is ever re-tokenised: what the policy saw is what the trainer sees.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ class TokenLedger:
         self.length = 0
         self.sampled = 0
         self._ids: list[np.ndarray] = []
-        self._mask: list[np.ndarray] = []
-        self._log_probs: list[np.ndarray] = []
+        self._sampled: list[tuple[int, np.ndarray]] = []
         self.append(prompt_ids, trainable=False)
 
     def append(self, token_ids: np.ndarray, log_probs: np.ndarray | None = None, *, trainable: bool) -> None:
@@ -40,10 +39,10 @@ class TokenLedger:
             raise ValueError(f"{len(token_ids)} token ids came with {len(log_probs)} log_probs.")
         count = len(token_ids)
         self._ids.append(np.asarray(token_ids, np.int32))
-        self._mask.append(np.full(count, int(trainable), np.int8))
-        self._log_probs.append(np.zeros(count, np.float32) if log_probs is None else np.asarray(log_probs, np.float32))
+        if log_probs is not None:
+            self._sampled.append((self.length, np.asarray(log_probs, np.float32)))
+            self.sampled += count
         self.length += count
-        self.sampled += count if trainable else 0
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -55,9 +54,15 @@ class TokenLedger:
     @property
     def loss_mask(self) -> np.ndarray:
         """(L,) int8, 1 exactly on sampled tokens."""
-        return np.concatenate(self._mask)
+        mask = np.zeros(self.length, np.int8)
+        for start, log_probs in self._sampled:
+            mask[start : start + len(log_probs)] = 1
+        return mask
 
     @property
     def log_probs(self) -> np.ndarray:
         """(L,) float32, 0.0 where the mask is 0."""
-        return np.concatenate(self._log_probs)
+        values = np.zeros(self.length, np.float32)
+        for start, log_probs in self._sampled:
+            values[start : start + len(log_probs)] = log_probs
+        return values

@@ -1,4 +1,6 @@
-"""Checkpoint folders: a Hugging Face policy with optimizer moments, data cursor and fingerprint beside it, nothing pickled."""
+"""Checkpoint folders: a Hugging Face policy with optimizer moments, data cursor and fingerprint beside it, nothing
+pickled.
+"""
 
 from __future__ import annotations
 

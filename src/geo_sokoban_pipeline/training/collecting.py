@@ -1,4 +1,6 @@
-"""Collecting: an iteration's prompts become played and scored trajectories, refilled while the filter finds too little."""
+"""Collecting: an iteration's prompts become played and scored trajectories, refilled while the filter finds too
+little.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class Collector:
                 break
         if not _kept(trajectories):
             logger.warning(
-                "iteration %d: %d groups played, but no group to train on; it commits without an update", iteration, len(chosen)
+                "iteration %d: %d groups played, but no group to train on; it commits without an update",
+                iteration,
+                len(chosen),
             )
         self._follow(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
@@ -87,7 +91,9 @@ class Collector:
             for group, index in enumerate(drawn, start=first_group)
             for sample in range(options.grpo.group_size)
         ]
-        settings = PlaySettings(options.env, options.reward, options.rollout, options.rollout.sampling, iteration, options.task)
+        settings = PlaySettings(
+            options.env, options.reward, options.rollout, options.rollout.sampling, iteration, options.task
+        )
         play: Play = load_object(options.rollout.function, default_name="play_episodes")
         return play(self.engine, self.policy, tasks, settings)
 
@@ -105,7 +111,10 @@ def build_sampler(prompts: Rows, options: PromptOptions, seed: int, state: dict[
     """Prompt sampler of a run, new or continued."""
     kind = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}[options.order]
     settings = SamplerOptions(
-        seed=derive_seed(seed, "prompts"), kind=kind, floor=options.floor, smoothing=options.smoothing  # type: ignore[arg-type]
+        seed=derive_seed(seed, "prompts"),
+        kind=kind,
+        floor=options.floor,
+        smoothing=options.smoothing,  # type: ignore[arg-type]
     )
     buckets = [row.get("solution_length") for row in prompts]
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)

@@ -1,7 +1,8 @@
 """The GRPO loop: collect, score, update, evaluate, save; one yield per iteration, the checkpoint last.
 
-Iteration k plays with policy version k and leaves version k + 1. Whatever an iteration computes depends on the checkpoint
-before it, the parameters and the seed alone, so a loop that is killed anywhere and started again gives the same files.
+Iteration k plays with policy version k and leaves version k + 1. Whatever an iteration computes depends on the
+checkpoint before it, the parameters and the seed alone, so a loop that is killed anywhere and started again gives the
+same files.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
 from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy
+from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
-from geo_sokoban_pipeline.training.backends.forward import TrainForward
 from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.updating import Scorer, update_policy
@@ -126,7 +126,9 @@ class _Loop:
         if resume["dir"] is not None:
             self.backend.load_state(resume["dir"])
         self.engine = build_engine(self.policy, options.rollout)
-        self.sampler: PromptSampler = build_sampler(inputs.prompts, options.prompts, inputs.seed, manifest.get("sampler"))
+        self.sampler: PromptSampler = build_sampler(
+            inputs.prompts, options.prompts, inputs.seed, manifest.get("sampler")
+        )
         self.collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, self.policy, self.engine)
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         self.saved = [resume["iteration"]] if resume["dir"] is not None else []

@@ -1,5 +1,6 @@
-"""Objectives: from log-probs of trained tokens to a loss. Each divides by the numbers of the whole optimizer step, so the
-sum over its micro-batches is the loss of the step, however it was cut."""
+"""Objectives: from log-probs of trained tokens to a loss. Each divides by the numbers of the whole optimizer step, so
+the sum over its micro-batches is the loss of the step, however it was cut.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Objective(Protocol):
         """Learn the denominators of the step whose samples these are."""
 
     def __call__(self, samples: Sequence[TrainSample], log_probs: Tensor, entropy: Tensor, mask: Tensor) -> Loss:
-        """Loss of a micro-batch: (B, T) log-probs and entropies of trained tokens, packed to the left, and their mask."""
+        """Loss of a micro-batch: (B, T) log-probs, entropies and mask of trained tokens, packed to the left."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,11 @@ class GrpoObjective:
         bonus = reduce_tokens(entropy, mask, options.reduction, self._denominator)
         loss = policy.loss - options.entropy_coefficient * bonus
         gap = reduce_tokens((log_probs.detach() - rollout).abs(), mask, options.reduction, self._denominator)
-        metrics = {**policy.metrics, "entropy_loss": float(bonus.detach()), "train_rollout_logprob_abs_diff": float(gap)}
+        metrics = {
+            **policy.metrics,
+            "entropy_loss": float(bonus.detach()),
+            "train_rollout_logprob_abs_diff": float(gap),
+        }
         references = [sample.ref_log_probs for sample in samples if sample.ref_log_probs is not None]
         if options.kl_coefficient > 0:
             kl = kl_estimate(log_probs, pad(references, log_probs), options.kl_kind, loss_mask=mask)

@@ -80,7 +80,7 @@ def build_sample(trajectory: Trajectory, policy: Policy) -> TrainSample:
 
 
 def token_advantages(trajectory: Trajectory) -> np.ndarray:
-    """(L,) float32: each turn's advantage on its tokens where turns have one, else the episode's on all sampled tokens."""
+    """(L,) float32: each turn's advantage on its tokens where turns have one, else the episode's on all sampled."""
     values = np.zeros(len(trajectory.token_ids), np.float32)
     replies = [turn for turn in trajectory.turns if turn.role == "assistant"]
     if any(turn.advantage is not None for turn in replies):

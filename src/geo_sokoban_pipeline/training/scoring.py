@@ -1,7 +1,7 @@
 """Scoring: rewards of an iteration become advantages, and the dynamic filter decides which groups are trained.
 
-Everything is written into the trajectories (`advantage`, turn advantages, `trained`, `drop_reason`), so the update needs
-nothing else, and a stored iteration can be trained again exactly.
+Everything is written into the trajectories (`advantage`, turn advantages, `trained`, `drop_reason`), so the update
+needs nothing else, and a stored iteration can be trained again exactly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def score_trajectories(
         reward_args: the reward's arguments; `aggregate` and `distance_weight` hold for credit per turn.
 
     Returns:
-        Metrics of the filter: `rollout/dynamic_filter/drop_<reason>`, `rollout/zero_std/count_<reward>`, `rollout/groups`.
+        Metrics: `rollout/dynamic_filter/drop_<reason>`, `rollout/zero_std/count_<reward>`, `rollout/groups`.
     """
     graded = [episode for episode in trajectories if episode.reward is not None]
     groups = sorted({episode.group_index for episode in trajectories})
@@ -101,7 +101,10 @@ def _turn_values(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndar
     turns = replies(episode)
     rewards = [turn.reward for turn in turns if turn.reward is not None]
     parts = episode.reward_parts
-    distances = [parts.get("dist0"), *(turn.info.get("box_target_distance") for turn in turns if turn.reward is not None)]
+    distances = [
+        parts.get("dist0"),
+        *(turn.info.get("box_target_distance") for turn in turns if turn.reward is not None),
+    ]
     cells = [float(distance) for distance in distances if distance is not None]
     values = turn_values(
         rewards,
@@ -110,7 +113,9 @@ def _turn_values(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndar
         reward_args.get("aggregate", "mean"),
         float(reward_args.get("distance_weight", 1.0)),
     )
-    if abs(float(values.sum()) - float(episode.reward or 0.0)) > _TOLERANCE * max(1.0, abs(float(episode.reward or 0.0))):
+    if abs(float(values.sum()) - float(episode.reward or 0.0)) > _TOLERANCE * max(
+        1.0, abs(float(episode.reward or 0.0))
+    ):
         raise ValueError(
             f"episode {episode.trajectory_id} has reward {episode.reward}, but its turns add up to {values.sum()}: "
             "grpo.credit=turn needs a reward made of turn rewards, distance and final bonus; use credit=episode."
@@ -133,7 +138,9 @@ def _signal(graded: Sequence[Trajectory], group: int, per_turn: Sequence[np.ndar
     return GroupSignal(
         rewards=[float(graded[index].reward or 0.0) for index in members],
         successes=None if any(value is None for value in solved) else [bool(value) for value in solved],
-        turn_advantages=None if per_turn is None else np.concatenate([np.empty(0), *(per_turn[i] for i in members)]).tolist(),
+        turn_advantages=None
+        if per_turn is None
+        else np.concatenate([np.empty(0), *(per_turn[i] for i in members)]).tolist(),
     )
 
 

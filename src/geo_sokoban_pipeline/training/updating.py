@@ -100,7 +100,9 @@ def _recompute(
             episode.old_log_probs = row
     if grpo.kl_coefficient > 0:
         if reference is None:
-            raise ValueError(f"grpo.kl_coefficient={grpo.kl_coefficient} needs the reference policy, but none is there.")
+            raise ValueError(
+                f"grpo.kl_coefficient={grpo.kl_coefficient} needs the reference policy, but none is there."
+            )
         samples = [build_sample(episode, policy) for episode in chosen]
         for episode, row in zip(chosen, spread(reference(samples), samples, lengths), strict=True):
             episode.ref_log_probs = row

@@ -1,7 +1,7 @@
 """Warm start: supervised imitation of a teacher, until GRPO has something to work with.
 
-Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts and
-the policy it starts from.
+Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
+and the policy it starts from.
 """
 
 from __future__ import annotations

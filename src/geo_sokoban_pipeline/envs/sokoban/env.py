@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.envs.base import Info, Observation, checked_arguments, user_message
@@ -227,13 +228,17 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) 
     config = sample["extra_info"]["env_config"]
     options = {key: config[key] for key in ("max_steps", "render_mode") if config.get(key) is not None}
     options["optimal_steps"] = sample.get("solution_length")
-    known = set(inspect.signature(SokobanEnv).parameters) - {"board"}
-    options |= checked_arguments("env.args", args or {}, known)
+    options |= checked_arguments("env.args", args or {}, _arguments())
     if isinstance(options.get("rewards"), Mapping):
         options["rewards"] = MoveRewards(
             **checked_arguments("env.args.rewards", options["rewards"], {field.name for field in fields(MoveRewards)})
         )
     return SokobanEnv(Board.from_env_config(config), **options)
+
+
+@cache
+def _arguments() -> frozenset[str]:
+    return frozenset(inspect.signature(SokobanEnv).parameters) - {"board"}
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ One mark is our own: a box on a target has a red outline, where the original sho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +18,8 @@ from geo_sokoban_pipeline.envs.sokoban import text
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 
 MIN_CELL_PX = 8
+# Decoded pictures kept of one size of board, about 3,600 of 6×6 cells of 16 px.
+_PICTURE_BYTES = 128 << 20
 
 _WALL, _FLOOR, _GRID = (176, 80, 50), (8, 8, 8), (255, 255, 255)
 _TARGET_LINE, _TARGET_FILL = (220, 40, 40), (200, 30, 30)
@@ -44,7 +47,19 @@ def render_png(board: Board, cell_px: int = 64) -> bytes:
 
 
 def render_observation(board: Board, cell_px: int = 64) -> Image.Image:
-    """`render` with what spares a reader work: the file in `info["png"]`, a key of the content in `info["content_key"]`."""
+    """`render` with what spares a reader work: the file in `info["png"]`, a content key in `info["content_key"]`.
+
+    Equal boards share one picture while it is cached: do not draw on it.
+    """
+    return _picture_cache(4 * board.height * board.width * cell_px**2)(board, cell_px)
+
+
+@lru_cache(maxsize=8)
+def _picture_cache(picture_bytes: int) -> Callable[[Board, int], Image.Image]:
+    return lru_cache(maxsize=max(64, _PICTURE_BYTES // picture_bytes))(_draw_observation)
+
+
+def _draw_observation(board: Board, cell_px: int) -> Image.Image:
     picture = render(board, cell_px)
     picture.info["png"] = render_png(board, cell_px)
     picture.info["content_key"] = f"sokoban:{cell_px}:{board.width}:{board.codes().hex()}"

@@ -61,7 +61,6 @@ def update_on_stored(
 
     The result is checkpoint k of that run, bit for bit, where its settings are the same.
     """
-    from geo_sokoban_pipeline.grpo.sampler import PromptSampler
     from geo_sokoban_pipeline.options.training import SourceOptions
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.schemas import PRUNE
@@ -85,7 +84,9 @@ def update_on_stored(
     trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
     reference = None
     if settings.grpo.kl_coefficient > 0:
-        reference = build_scorer(runs.policy(SourceOptions(**{**options.source.model_dump(), "checkpoint": "start"})), settings)
+        reference = build_scorer(
+            runs.policy(SourceOptions(**{**options.source.model_dump(), "checkpoint": "start"})), settings
+        )
     metrics = update_policy(trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, reference)
     entries = {
         "iteration": iteration,

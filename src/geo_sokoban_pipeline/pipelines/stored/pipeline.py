@@ -1,4 +1,5 @@
-"""rollout_<task>, update_<task>, evaluate_<task>: either half of the loop, and the evaluation, on what a run has stored.
+"""rollout_<task>, update_<task>, evaluate_<task>: either half of the loop, and the evaluation, on what a run has
+stored.
 
 They take their settings from `train_<task>` and write into namespaces of their own.
 """

@@ -13,7 +13,7 @@ from geo_sokoban_pipeline.fingerprint import (
     policy_parameters,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState, link_or_copy
+from geo_sokoban_pipeline.folders import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
 from geo_sokoban_pipeline.options.base import StrictModel, validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TRAINER_FILES = ("optimizer.safetensors", "trainer_state.json")
 Parts = dict[str, Callable[[], "pa.Table"]]
 
 
@@ -65,12 +64,17 @@ def warm_start(
         return _link_policy(base, {"fingerprint": wanted, "history": []})
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.policies.preparing import policy_writer
+    from geo_sokoban_pipeline.training.backends.fsdp import DivergedError
     from geo_sokoban_pipeline.training.loop import set_threads
     from geo_sokoban_pipeline.training.warm_start import imitate_teacher
 
     threads = set_threads(options.threads)
     policy = load_policy(base.path, options.policy.dtype, options.policy.attention)
-    history = imitate_teacher(policy, rows, held_out, options, seed)
+    try:
+        history = imitate_teacher(policy, rows, held_out, options, seed)
+    except DivergedError as error:
+        section = f"train_{options.task}.warm_start"
+        raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
     entries = {"fingerprint": wanted, "history": history, "threads": threads}
     return policy_writer(policy, entries)
 
@@ -202,7 +206,7 @@ def _link_policy(source: PolicyFolder, entries: dict[str, Any]) -> FolderWriter:
 
     def write(folder: Any) -> dict[str, Any]:
         for name in source.manifest["files"]:
-            if name not in _TRAINER_FILES:
+            if name not in TRAINER_FILES:
                 link_or_copy(source.path / name, folder / name)
         return entries
 

@@ -1,4 +1,6 @@
-"""The protocol of rollout engines: requests carry token ids and pictures, never text; replies carry ids and log-probs."""
+"""The protocol of rollout engines: requests carry token ids and pictures, never text; replies carry ids and
+log-probs.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Result:
     Attributes:
         id: of the request.
         token_ids: (T,) int32 sampled ids, the end token included where it was sampled.
-        log_probs: (T,) float32 under the sampling policy, after temperature, before top-p and top-k (greedy: untempered).
+        log_probs: (T,) float32 under the sampling policy, after temperature, before top-p and top-k; greedy: untempered.
         finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted.
         weight_version: version of the weights that sampled it.
     """

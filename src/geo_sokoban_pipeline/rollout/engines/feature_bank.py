@@ -1,4 +1,6 @@
-"""Vision features of every picture seen under the current weights; a picture is looked up by content, never encoded twice."""
+"""Vision features of every picture seen under the current weights; a picture is looked up by content, never encoded
+twice.
+"""
 
 from __future__ import annotations
 

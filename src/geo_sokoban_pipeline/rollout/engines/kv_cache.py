@@ -1,8 +1,8 @@
 """Keys and values of all conversations in one buffer per layer; a turn's batch is always the first rows of it.
 
-Rows have their own lengths, so nothing is padded between turns. Before a pass the rows that take part are swapped to the
-front, and the pass works on views: no conversation's past is copied to be attended to. What the buffers hold is always
-finite, because a masked position still multiplies its value by zero.
+Rows have their own lengths, so nothing is padded between turns. Before a pass the rows that take part are swapped to
+the front, and the pass works on views: no conversation's past is copied to be attended to. What the buffers hold is
+always finite, because a masked position still multiplies its value by zero.
 """
 
 from __future__ import annotations

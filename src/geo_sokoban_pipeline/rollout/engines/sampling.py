@@ -1,7 +1,7 @@
 """Sampling: every draw is a function of the episode's seed and the number of the token, never of the batch around it.
 
-Token number n of an episode takes the n-th number of the episode's own stream and inverts the cumulative distribution at
-it. Rows of a batch do not see each other; only float rounding of the logits can differ between batches.
+Token number n of an episode takes the n-th number of the episode's own stream and inverts the cumulative distribution
+at it. Rows of a batch do not see each other; only float rounding of the logits can differ between batches.
 """
 
 from __future__ import annotations

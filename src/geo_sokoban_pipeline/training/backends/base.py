@@ -16,10 +16,10 @@ class TrainBackend(Protocol):
     """What the loop needs of a trainer."""
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """(M,) float32 log-probs of the trained tokens of each sample, under temperature and banned ids, no gradient."""
+        """(M,) float32 log-probs of each sample's trained tokens, under temperature and banned ids, no gradient."""
 
     def step(self, samples: Sequence[TrainSample], objective: Objective, learning_rate: float) -> dict[str, float]:
-        """One optimizer step; metrics of the objective and `grad_norm`. A step without a finite norm changes nothing."""
+        """One optimizer step; metrics of the objective and `grad_norm`. Without a finite norm nothing changes."""
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
         """Weights by Hugging Face name, one tensor at a time."""

@@ -53,7 +53,7 @@ class TrainForward:
     def log_probs(
         self, samples: Sequence[TrainSample], features: ImageFeatures | None, *, entropy: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T) log-probs, entropies (zeros where not asked for) and bool mask of trained tokens, packed to the left."""
+        """(B, T) log-probs, entropies (zeros if not asked for) and bool mask of trained tokens, packed to the left."""
         hidden = self._hidden(samples, features)
         width = hidden.shape[1]
         counts = [len(sample.targets) for sample in samples]

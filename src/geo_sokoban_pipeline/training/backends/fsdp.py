@@ -1,7 +1,8 @@
 """Backend `fsdp` at world size 1: AdamW on the policy's own model, in this process, without torch.distributed.
 
-One optimizer step encodes each distinct picture once: the micro-batches leave their gradients in the picture features, and
-one vision pass at the end carries them on. A step whose gradient norm is not finite changes neither weights nor moments.
+One optimizer step encodes each distinct picture once: the micro-batches leave their gradients in the picture
+features, and one vision pass at the end carries them on. A step whose gradient norm is not finite changes neither
+weights nor moments.
 """
 
 from __future__ import annotations

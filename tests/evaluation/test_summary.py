@@ -1,0 +1,79 @@
+"""The evaluation summary: policies, blank pictures and baselines on the same levels under the same limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.evaluation.baselines import play_baseline
+from geo_sokoban_pipeline.evaluation.playing import blank_image
+from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+from geo_sokoban_pipeline.folders import write_policy
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.preparing import policy_writer
+from geo_sokoban_pipeline.schemas import validate_trajectories
+from geo_sokoban_pipeline.trajectories import table_to_trajectories
+
+
+@pytest.fixture(scope="module")
+def rows(sokoban_rows: Any) -> list[dict[str, Any]]:
+    return sokoban_rows(64)
+
+
+@pytest.fixture(scope="module")
+def evaluated(
+    tiny_policy: Policy, rows: Any, train_options: TrainOptions, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = write_policy(tmp_path_factory.mktemp("policy") / "policy", policy_writer(tiny_policy, {}))
+    evaluation = train_options.evaluation.model_copy(update={"samples": 2, "prompts": 12})
+    options = train_options.model_copy(update={"evaluation": evaluation})
+    return evaluate_policies("train_sokoban", 0, {"warm_start": folder, "final": folder}, rows, options)
+
+
+def test_every_row_plays_the_same_prompts(evaluated: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    summary, _ = evaluated
+    names = {(row["policy"], row["mode"]) for row in summary["rows"]}
+    assert names == {
+        *((policy, mode) for policy in ("warm_start", "final", "final_blank") for mode in ("sampled", "greedy")),
+        *((policy, "-") for policy in ("random", "random_legal", "solver", "teacher (direct)")),
+    }
+    assert summary["prompts"] == 12
+    for row in summary["rows"]:
+        per_prompt = 2 if row["mode"] == "sampled" and row["policy"] != "final_blank" else 1
+        assert row["episodes"] == 12 * per_prompt
+        assert row["low"] <= row["solve_rate"] <= row["high"]
+        assert sum(part["episodes"] for part in row["by_length"]) == row["episodes"]
+        assert (row["pass_at_k"] is not None) == (per_prompt == 2)
+
+
+def test_the_same_policy_plays_the_same_episodes(evaluated: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    summary, parts = evaluated
+    rows = {(row["policy"], row["mode"]): {**row, "policy": ""} for row in summary["rows"]}
+    for mode in ("sampled", "greedy"):
+        assert rows["warm_start", mode] == rows["final", mode]
+    assert sorted(parts) == ["iter=00000/part-000", "iter=00001/part-000"]
+    for table in parts.values():
+        validate_trajectories(table)
+        assert all(episode.advantage is None for episode in table_to_trajectories(table))
+
+
+def test_solver_is_optimal_and_the_others_are_in_order(rows: Any, train_options: TrainOptions) -> None:
+    solved = {
+        name: play_baseline(name, rows, train_options, seed=0, patience=1)
+        for name in ("random", "random_legal", "direct", "solver")
+    }
+    rates = {name: sum(record.success for record in records) / len(records) for name, records in solved.items()}
+    assert rates["solver"] == 1.0
+    assert all(record.steps == record.optimal_steps for record in solved["solver"])
+    assert rates["random"] < rates["direct"] < rates["solver"]
+    assert all(record.turns <= train_options.rollout.max_turns for records in solved.values() for record in records)
+
+
+def test_blank_pictures_keep_their_size() -> None:
+    from PIL import Image
+
+    picture = blank_image(Image.new("RGB", (96, 64), "white"))
+    assert picture.size == (96, 64)
+    assert picture.getextrema() == ((0, 0),) * 3

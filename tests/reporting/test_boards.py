@@ -1,0 +1,97 @@
+"""Boards read back from pictures, and episodes as frames and films."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from builders import make_png, make_trajectories
+from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.envs.sokoban.render import render_png
+from geo_sokoban_pipeline.reporting.animations import episode_gif, episodes_gif
+from geo_sokoban_pipeline.reporting.boards import play_moves, read_board
+from geo_sokoban_pipeline.reporting.episodes import describe_end, episode_frames
+from reporting.material import make_levels, play
+
+
+@given(level=st.integers(0, 23), cell_px=st.sampled_from([8, 16, 33]), moves=st.lists(st.sampled_from("udlr")))
+@settings(max_examples=40, deadline=None)
+def test_picture_names_its_board(level, cell_px, moves):
+    board = make_levels(48)[level].board
+    for move in moves:
+        board = board.move({"u": "up", "d": "down", "l": "left", "r": "right"}[move]).board
+    assert read_board(render_png(board, cell_px)) == (board, cell_px)
+
+
+def test_all_seven_kinds_of_cells_are_read():
+    for text in ("#######\n#@ $.*#\n#######", "######\n#+ $ #\n######"):
+        board = Board.from_text(text)
+        assert read_board(render_png(board, 16)) == (board, 16)
+
+
+@pytest.mark.parametrize("picture", [make_png(96, 3), make_png(32, 1)])
+def test_other_pictures_are_not_read(picture):
+    assert read_board(picture) is None
+    assert play_moves(picture, ["up"]) is None
+
+
+def test_moves_end_where_the_board_is_solved():
+    board = Board.from_text("######\n#@$. #\n######")
+    after = play_moves(render_png(board, 16), ["right", "left", "left"])
+    assert after == render_png(board.move("right").board, 16)
+
+
+def test_unknown_action_gives_no_picture():
+    assert play_moves(render_png(make_levels(48)[0].board, 16), ["fly"]) is None
+
+
+def test_frames_of_a_solved_episode_end_on_the_solved_board():
+    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
+    frames = episode_frames(episode)
+    assert [frame.reply for frame in frames[:-1]] == [turn.text for turn in episode.turns if turn.role == "assistant"]
+    assert [frame.picture for frame in frames[:-1]] == episode.images
+    assert frames[-1].is_end
+    board, _ = read_board(frames[-1].picture)
+    assert board.is_solved
+    assert describe_end(episode) == "Solved with 5 replies."
+
+
+def test_frames_of_an_unsolved_episode_end_on_its_last_picture():
+    episode = play(make_levels(48)[7], 0.0, "x/sampled", 0)
+    frames = episode_frames(episode)
+    assert frames[-1].picture == episode.images[-1]
+    assert len(frames) == len(episode.images)
+    assert describe_end(episode) == "Not solved after 10 replies."
+
+
+def test_frames_without_pictures_or_turns():
+    episode = make_trajectories(1)[0]
+    for turn in episode.turns:
+        turn.image_indices = []
+    assert {frame.picture for frame in episode_frames(episode)} == {None}
+    episode.turns = []
+    assert [frame.is_end for frame in episode_frames(episode)] == [True]
+
+
+def test_film_has_a_frame_per_reply_and_the_end():
+    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
+    with Image.open(io.BytesIO(episode_gif(episode, board_px=96))) as film:
+        assert film.n_frames == 6
+        assert film.info["loop"] == 0
+    assert episode_gif(episode, board_px=96) == episode_gif(episode, board_px=96)
+
+
+def test_films_side_by_side_are_as_long_as_the_longest():
+    episodes = [play(make_levels(48)[at], 1.0, "x/sampled", 0) for at in (0, 2, 4)]
+    with Image.open(io.BytesIO(episodes_gif(episodes, columns=2, board_px=64))) as film:
+        assert film.n_frames == 6
+        assert film.width < film.height * 1.2
+
+
+def test_film_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="0 episodes"):
+        episodes_gif([])

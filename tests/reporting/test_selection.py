@@ -1,0 +1,77 @@
+"""Which episodes are shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from builders import PAD, make_trajectories
+from geo_sokoban_pipeline.reporting.episodes import is_greedy, is_solved
+from geo_sokoban_pipeline.reporting.selection import choose_extremes, choose_gallery
+from reporting.material import lazily, make_played, make_trained
+
+
+def test_gallery_covers_lengths_and_both_ends():
+    pairs = choose_gallery(make_played(), 2)
+    assert [pair.length for pair in pairs] == sorted(pair.length for pair in pairs)
+    assert {pair.length for pair in pairs} == set(range(1, 9))
+    assert {is_solved(pair.after) for pair in pairs} == {True, False}
+    assert len(pairs) <= 12
+    for pair in pairs:
+        assert not is_greedy(pair.after)
+        assert pair.after.group_index == pair.before.group_index
+        assert "final" in pair.after.trajectory_id and "warm_start" in pair.before.trajectory_id
+
+
+@pytest.mark.parametrize("limit", [1, 3, 8])
+def test_gallery_keeps_its_limit(limit):
+    pairs = choose_gallery(make_played(24), 2, limit)
+    assert len(pairs) == limit
+    assert len({pair.length for pair in pairs}) == limit
+
+
+def test_one_policy_has_no_other_beside_it():
+    played = make_played(8)
+    pairs = choose_gallery({"iter=00000/part-000": played["iter=00000/part-000"]}, 1)
+    assert pairs and all(pair.before is None for pair in pairs)
+
+
+def test_task_without_lengths_shows_the_first_ones():
+    episodes = make_trajectories(20, group_size=1, evaluation=True)
+    pairs = choose_gallery({"iter=00000/part-000": lazily(episodes)}, 1, 5)
+    assert [pair.after.group_index for pair in pairs] == [0, 1, 2, 3, 4]
+    assert {pair.length for pair in pairs} == {None}
+
+
+def test_nothing_played():
+    assert choose_gallery({}, 2) == []
+    assert choose_gallery({"iter=00001/part-000": lazily([])}, 2) == []
+
+
+def test_extremes_come_from_the_newest_part_alone():
+    extremes = choose_extremes(make_trained())  # the older part refuses to be read
+    rewards = [episode.reward for episode in (*extremes.best, *reversed(extremes.worst))]
+    assert rewards == sorted(rewards, reverse=True)
+    assert (extremes.iteration, extremes.image_pad_id) == (199, PAD)
+    for episodes in (extremes.best, extremes.worst):
+        assert len({episode.group_index for episode in episodes}) == len(episodes) == 3
+
+
+def test_part_without_graded_episodes_is_passed_over():
+    failed, graded = make_trajectories(2, iteration=1), make_trajectories(4, iteration=0)
+    for episode in failed:
+        episode.reward = episode.advantage = None
+    extremes = choose_extremes({"iter=00000/part-000": lazily(graded), "iter=00001/part-000": lazily(failed)})
+    assert extremes.iteration == 0
+
+
+def test_trained_episodes_are_preferred():
+    episodes = make_trajectories(8)
+    best = max(episodes, key=lambda episode: episode.reward)
+    best.trained = False
+    extremes = choose_extremes({"iter=00000/part-000": lazily(episodes)})
+    assert best.trajectory_id not in [episode.trajectory_id for episode in extremes.best]
+
+
+def test_no_training_episodes():
+    assert choose_extremes({}) is None
+    assert choose_extremes({"iter=00000/part-000": lazily([])}) is None

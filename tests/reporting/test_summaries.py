@@ -1,0 +1,146 @@
+"""Headline, tables and curves from the numbers of a run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from geo_sokoban_pipeline.reporting import curves
+from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_rows, length_chart, length_table
+from geo_sokoban_pipeline.reporting.headline import write_headline
+from geo_sokoban_pipeline.reporting.tables import data_table, parameter_tables, timings
+from reporting.run_numbers import make_data_report, make_metrics, make_summary
+
+
+def _row(policy, low, rate, high, mode="sampled"):
+    return {"policy": policy, "mode": mode, "solve_rate": rate, "low": low, "high": high, "episodes": 9, "solved": 3}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "verb", "verdict"),
+    [
+        ((0.3, 0.4, 0.45), (0.6, 0.7, 0.8), "raised", "do not overlap: chance"),
+        ((0.3, 0.4, 0.5), (0.4, 0.45, 0.6), "raised", "overlap, so"),
+        ((0.6, 0.7, 0.8), (0.3, 0.4, 0.45), "lowered", "the policy got worse"),
+        ((0.1, 0.2, 0.3), (0.1, 0.2, 0.3), "did not change", "overlap, so"),
+    ],
+)
+def test_headline_says_what_the_intervals_say(first, last, verb, verdict):
+    summary = {"policies": ["a", "b"], "prompts": 640, "rows": [_row("a", *first), _row("b", *last)]}
+    headline = write_headline(summary)
+    assert f"GRPO {verb} the solve rate from" in headline.main
+    assert verdict in headline.further[0]
+    assert [tile.name for tile in headline.tiles] == ["a, sampled", "b, sampled"]
+
+
+def test_headline_of_a_whole_run():
+    headline = write_headline(make_summary())
+    text = " ".join([headline.main, *headline.further]).replace("\u202f", " ")
+    assert "On 640 held-out levels (57 wall layouts) GRPO raised the solve rate from 41.2 % [37.5–45.1 %]" in text
+    assert "With blank pictures the same policy solves 12.2 %: it plays by sight." in text
+    assert len(headline.tiles) == 4
+
+
+@pytest.mark.parametrize("summary", [{}, {"rows": []}, {"policies": ["final"], "rows": []}, {"policies": None}])
+def test_headline_without_an_evaluation(summary):
+    assert write_headline(summary).main == "No evaluation is stored for this run."
+    assert evaluation_rows(summary) == ([], [])
+    assert length_table(summary) is None and length_chart(summary) is None
+
+
+def test_headline_of_one_policy():
+    summary = {"policies": ["seed2@best"], "prompts": 5, "rows": [_row("seed2@best", 0.1, 0.2, 0.3)]}
+    assert write_headline(summary).main.startswith("On 5 held-out levels seed2@best solves 20.0")
+
+
+def test_evaluation_table():
+    rows, ks = evaluation_rows(make_summary())
+    assert ks == ["1", "2"]
+    labels = {row.label: row for row in rows}
+    assert labels["after GRPO, sampled"].is_policy and not labels["solver (optimal)"].is_policy
+    assert labels["warm start, sampled"].pass_at_k == ["–", "–"]
+    low, rate, high = labels["after GRPO, sampled"].bar
+    assert low < rate < high
+
+
+def test_evaluation_row_with_nothing_but_a_name():
+    (row,), _ = evaluation_rows({"rows": [{"policy": "final"}]})
+    assert (row.rate, row.interval, row.bar, row.mean_return) == ("–", "–", None, "–")
+
+
+def test_lengths_that_one_policy_lacks_are_dashes():
+    summary = make_summary()
+    del summary["rows"][0]["by_length"][2]
+    table = length_table(summary)
+    assert table.names == ["warm start", "after GRPO", "random legal moves"]
+    assert table.lines[2][1][0][0] == "–"
+
+
+def test_timings_add_up():
+    rows = timings(make_metrics(50))
+    assert [row.name for row in rows][-2:] == ["Other", "Iteration"]
+    assert sum(row.bar for row in rows if not row.is_part) == pytest.approx(200, abs=0.5)
+    assert "Validation (3 of 50 iterations)" in [row.name for row in rows]
+
+
+@pytest.mark.parametrize("rows", [[], [{"iteration": 0}], [{"perf/step_time": None}], [{"perf/step_time": math.nan}]])
+def test_run_that_was_not_timed(rows):
+    assert timings(rows) == []
+
+
+def test_data_table():
+    table = data_table(make_data_report())
+    assert table.columns[:4] == ["levels", "distinct", "layouts", "1"]
+    assert [name for name, _ in table.lines] == ["train", "validation", "eval"]
+    assert any("0 layouts and 0 levels occur in more than one split" in note for note in table.notes)
+
+
+def test_data_table_names_rejected_rows():
+    report = make_data_report() | {"rows_rejected": 3, "rejected_reasons": {"no player": 2, "ragged": 1}}
+    assert "3 of 7 040 rows were rejected: no player (2) and ragged (1)." in [
+        note.replace("\u202f", " ") for note in data_table(report).notes
+    ]
+
+
+@pytest.mark.parametrize("report", [None, {}, {"splits": {}}])
+def test_no_account_of_the_data(report):
+    assert data_table(report) is None
+
+
+def test_parameters_are_flattened():
+    tables = parameter_tables({"seed": 1, "train": {"grpo": {"size": 8, "clip": None}, "empty": {}}})
+    assert tables == [("run", [("seed", "1")]), ("train", [("grpo.size", "8"), ("grpo.clip", "null"), ("empty", "{}")])]
+
+
+def test_curves_of_a_run():
+    rows = make_metrics()
+    assert [name for name, _, _ in curves.success_chart(rows).legend] == [
+        "training",
+        "training (mean of 9)",
+        "validation, greedy",
+        "validation, sampled",
+    ]
+    assert curves.validation_series(rows, "sampled", "", "").points[0][0] == 0
+    assert [x for x, _ in curves.validation_series(rows, "sampled", "", "").points][1:3] == [25, 50]
+    titles = [chart.title for chart in curves.health_charts(rows)]
+    assert "Entropy" in titles and "Truncated episodes" not in titles  # always 0
+
+
+def test_validation_after_every_iteration_counts_from_one():
+    rows = [{"iteration": at, "eval/validation/sampled_solve_rate": 0.1} for at in range(3)]
+    assert [x for x, _ in curves.validation_series(rows, "sampled", "", "").points] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, "high", True])
+def test_unusable_metrics_are_left_out(value):
+    rows = [{"iteration": 0, "rollout/success_rate": value}, {"iteration": 1}]
+    assert curves.success_chart(rows) is None
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-9, -5.0, 1e12])
+def test_single_and_constant_points_are_drawn(value):
+    for count in (1, 3, 60):
+        rows = [{"iteration": at, "rollout/raw_reward": value} for at in range(count)]
+        svg = curves.reward_chart(rows).svg
+        assert "nan" not in svg and "inf" not in svg
