@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -107,10 +108,9 @@ class Conversation:
     def advance(self, result: Result) -> bool:
         """Take a reply; returns whether another one is wanted."""
         self._append_reply(result)
-        if result.finish_reason == "abort":
-            self.status = "aborted"
-        elif not self._rules.step_before_finish_check and (result.finish_reason == "length" or self._spent()):
-            self.status = "truncated"
+        ended = self._ended_by(result)
+        if ended is not None and not self._rules.step_before_finish_check:
+            self.status = ended
         else:
             began = time.perf_counter()
             try:
@@ -212,10 +212,9 @@ class Conversation:
         turn.action = ",".join(info.get("parsed_actions") or []) or None
         turn.reward = info.get("turn_reward")
         turn.info = info
-        if done:
-            self.status = "completed"
-        elif result.finish_reason == "length" or self._spent():
-            self.status = "truncated"
+        ended = "completed" if done else self._ended_by(result)
+        if ended is not None:
+            self.status = ended
         else:
             self._append_observation(observation)
 
@@ -259,6 +258,12 @@ class Conversation:
             limits.append(rollout.max_response_tokens - counted)
         return min(limits) if limits else None
 
+    def _ended_by(self, result: Result) -> str | None:
+        """Status of an episode that ends with this reply whatever the environment says; None: it may go on."""
+        if result.finish_reason == "abort":
+            return "aborted"
+        return "truncated" if result.finish_reason == "length" or self._spent() else None
+
     def _spent(self) -> bool:
         budget = self._budget()
         return budget is not None and budget <= 0
@@ -271,12 +276,15 @@ class Conversation:
             return {}, metrics
         try:
             if hasattr(self._env, "final_metrics"):
-                metrics |= {name: float(value) for name, value in self._env.final_metrics().items()}
+                metrics |= _finite("final_metrics of the environment", self._env.final_metrics())
             if self.status == "aborted":
                 return {}, metrics
             env = self._env.metadata() if hasattr(self._env, "metadata") else {}
             outcome = Outcome(self.task.prompt, self.status, self._replies, response, self._infos, env)
-            return {k: float(v) for k, v in reward(outcome, self._settings.reward.args).items()}, metrics
+            parts = _finite("reward.function", reward(outcome, self._settings.reward.args))
+            if "reward" not in parts:
+                raise ValueError(f"reward.function gave {sorted(parts)}, but no `reward`.")
+            return parts, metrics
         except Exception as error:  # an own reward may raise anything; the episode keeps it as a row
             self._fail(error)
             return {}, metrics
@@ -314,6 +322,19 @@ class Conversation:
             else:
                 spans.append((version, start, end))
         return spans
+
+
+def _finite(source: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Named numbers as floats.
+
+    Raises:
+        ValueError: one is not finite; the message names it.
+    """
+    numbers = {name: float(value) for name, value in values.items()}
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise ValueError(f"{source} gave {name}={number}; numbers must be finite.")
+    return numbers
 
 
 @lru_cache(maxsize=4096)

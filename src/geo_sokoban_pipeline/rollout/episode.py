@@ -68,6 +68,8 @@ def play_episodes(
     talks = [Conversation(index, task, policy, settings) for index, task in enumerate(tasks)]
     waiting = [talk for talk in talks if talk.start(build_env)]
     shares = dict.fromkeys(range(len(talks)), 0.0)
+    if progress is not None and len(waiting) < len(talks):
+        progress(len(talks) - len(waiting))
     while waiting:
         began = time.perf_counter()
         engine.submit([talk.request() for talk in waiting])

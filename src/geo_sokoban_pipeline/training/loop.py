@@ -84,7 +84,9 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
             loop = _Loop(inputs, resume, fingerprint)
             for iteration in range(start, options.loop.iterations):
                 chunk = loop.iterate(iteration)
+                began = time.perf_counter()
                 yield chunk
+                loop.save_seconds = time.perf_counter() - began
                 reached("after save")
                 progress.advance(note=_note(chunk[2]))
             loop.close()
@@ -132,6 +134,7 @@ class _Loop:
         self.collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, self.policy, self.engine)
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         self.saved = [resume["iteration"]] if resume["dir"] is not None else []
+        self.save_seconds = 0.0
 
     def iterate(self, iteration: int) -> Chunk:
         """One iteration; nothing is written here."""
@@ -154,6 +157,8 @@ class _Loop:
             reached("evaluation")
             row |= self._validate(iteration + 1, eval_trajectories)
         row["perf/step_time"] = time.perf_counter() - began
+        # What Kedro took to write the iteration before: this one's row is written before it is known.
+        row["perf/save_time"] = self.save_seconds
         name = partition(iteration)
         checkpoint: dict[str, Any] = {}
         if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):
@@ -181,9 +186,9 @@ class _Loop:
         if not self.saved:
             return f"No checkpoint is stored yet: lower {run}.optimizer.learning_rate, and start anew with fresh=true."
         return (
-            f"The last good checkpoint is {partition(self.saved[-1])} of {run}.checkpoints. Go on from its weights in a "
-            f"run of its own, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,{run}.policy.source=folder,"
-            f"{run}.policy.path=<folder of the checkpoint>,{run}.warm_start.steps=0"
+            f"The last good checkpoint is {partition(self.saved[-1])} of {run}.checkpoints. Go on from its weights in "
+            f"a run of its own, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,"
+            f"{run}.policy.source=folder,{run}.policy.path=<folder of the checkpoint>,{run}.warm_start.steps=0"
         )
 
     def _validate(self, version: int, collected: dict[str, Any]) -> dict[str, float]:
@@ -196,7 +201,8 @@ class _Loop:
         )
         collected |= name_parts(version, played, self.policy.table_context)
         rate = metrics["eval/validation/sampled_solve_rate"]
-        if version > 0 and (self.best is None or rate > self.best["solve_rate"]):
+        saved = version > 0 and is_save_due(version - 1, loop.save_interval, num_iterations=loop.iterations)
+        if saved and (self.best is None or rate > self.best["solve_rate"]):
             self.best = {"iteration": version - 1, "solve_rate": rate}
         return {**metrics, "perf/eval_time": time.perf_counter() - began}
 

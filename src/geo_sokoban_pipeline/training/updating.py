@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.training.objectives import GrpoObjective
 from geo_sokoban_pipeline.training.samples import TrainSample, build_sample, spread
 from geo_sokoban_pipeline.trajectories import Trajectory
 
+_GAP = "train_rollout_logprob_abs_diff"
 Scorer = Callable[[Sequence[TrainSample]], list[np.ndarray]]
 
 
@@ -41,7 +42,7 @@ def update_policy(
         iteration: number of the iteration, which is the step of the learning-rate schedule.
 
     Returns:
-        Metrics `train/…`: means over the optimizer steps; `train/skipped` is their number without a finite gradient.
+        Metrics `train/…`: means over the optimizer steps, of `train_rollout_logprob_abs_diff` the first one's; `train/skipped` is their number without a finite gradient.
         `train/steps` 0.0 and the learning rate alone where nothing is trained.
 
     Raises:
@@ -66,6 +67,8 @@ def update_policy(
             members = [sample for group in step for sample in group]
             rows.append(backend.step(members, objective, rate))
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    # Later steps have moved the weights: only the first one compares trainer and engine.
+    means[f"train/{_GAP}"] = rows[0][_GAP]
     skipped = sum(row["skipped"] for row in rows)
     return {**means, "train/skipped": skipped, "train/steps": float(len(rows)), "train/lr-pg_0": rate}
 

@@ -148,6 +148,7 @@ def write_report(
 ) -> str:
     """The HTML page of a run."""
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
+    from geo_sokoban_pipeline.reporting.tokens import read_token_texts
 
     options = read_options(parameters)
     run = f"train_{options.task}"
@@ -163,6 +164,7 @@ def write_report(
         data_report=data_report,
         parameters={"seed": seed, options.task: data, run: options.model_dump(mode="json")},
         versions=read_versions(),
+        token_texts=read_token_texts(policy.path),
     )
     return build_report(inputs)
 

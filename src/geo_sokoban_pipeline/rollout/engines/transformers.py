@@ -64,19 +64,37 @@ class TransformersEngine:
         self._prefill_tokens = prefill_tokens
         self._reuse = reuse_cache
         self._rows = max_conversations
+        self._longest = int(policy.model.config.text_config.max_position_embeddings)
         self._queue: list[Request] = []
+        self._aborted: list[Result] = []
         self._held: dict[int, _Conversation] = {}
         self._row_owner: list[int | None] = [None] * max_conversations
         self._cache = ConversationCache(len(self._core.language_model.layers), max_conversations)
         self._bank = FeatureBank()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; see `RolloutEngine`."""
-        self._queue.extend(requests)
+        """Queue requests; see `RolloutEngine`.
+
+        Raises:
+            ValueError: a conversation already has a request in the queue.
+        """
+        waiting = {request.id for request in self._queue}
+        for request in requests:
+            if request.id in waiting:
+                raise ValueError(f"conversation {request.id} already waits for a reply; poll or abort it first.")
+            waiting.add(request.id)
+            self._queue.append(request)
 
     @torch.inference_mode()
     def poll(self) -> list[Result]:
-        """Answer as many queued requests as there are rows for: the turn's batch."""
+        """Answer as many queued requests as there are rows for: the turn's batch.
+
+        Raises:
+            RuntimeError: every row is held by a conversation that asks for nothing.
+        """
+        if self._aborted:
+            aborted, self._aborted = self._aborted, []
+            return aborted
         batch = self._admit()
         if not batch:
             return []
@@ -95,8 +113,10 @@ class TransformersEngine:
         return results
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Drop queued requests; nothing is in flight between two polls."""
+        """Answer queued requests with `abort`; nothing else is in flight between two polls."""
         dropped = set(ids)
+        nothing = np.empty(0, np.int32), np.empty(0, np.float32)
+        self._aborted += [Result(r.id, *nothing, "abort", self.version) for r in self._queue if r.id in dropped]
         self._queue = [request for request in self._queue if request.id not in dropped]
         self.release(dropped)
 
@@ -120,7 +140,8 @@ class TransformersEngine:
         self.release(list(self._held))
 
     def close(self) -> None:
-        """Free cache and features."""
+        """Free cache and features, forget requests."""
+        self._queue, self._aborted = [], []
         self.release(list(self._held))
         self._bank = FeatureBank()
         self._cache = ConversationCache(len(self._core.language_model.layers), self._rows)
@@ -131,6 +152,9 @@ class TransformersEngine:
         waiting: list[Request] = []
         for request in self._queue:
             talk = self._held.get(request.id)
+            if talk is not None and not _continues(request, talk):
+                self.release([request.id])
+                free, talk = free + 1, None
             if talk is None and free == 0:
                 waiting.append(request)
                 continue
@@ -140,6 +164,11 @@ class TransformersEngine:
             talk.request, talk.reply, talk.log_probs, talk.finish = request, [], [], None
             batch.append(talk)
         self._queue = waiting
+        if waiting and not batch:
+            raise RuntimeError(
+                f"{len(waiting)} requests wait, but all rows (rollout.max_conversations={self._rows}) are held by "
+                "conversations that ask for nothing; release those that have ended."
+            )
         self._place(batch)
         return batch
 
@@ -299,6 +328,8 @@ class TransformersEngine:
                 talk.finish = "stop"
             elif limit is not None and len(talk.reply) >= limit:
                 talk.finish = "length"
+            elif len(talk.request.token_ids) + len(talk.reply) >= self._longest:
+                talk.finish = "length"
 
     def _finish(self, talk: _Conversation) -> Result:
         assert talk.finish is not None
@@ -309,6 +340,13 @@ class TransformersEngine:
             finish_reason=talk.finish,
             weight_version=self.version,
         )
+
+
+def _continues(request: Request, talk: _Conversation) -> bool:
+    """Whether a request goes on from what is cached: another one under a known id starts anew."""
+    held, length = talk.request.token_ids, len(talk.request.token_ids)
+    replied = request.token_ids[length : length + len(talk.reply)].tolist()
+    return len(talk.reply) > 0 and replied == talk.reply and np.array_equal(request.token_ids[:length], held)
 
 
 def _chunk(items: list[Any], lengths: Sequence[int], budget: int) -> list[list[Any]]:

@@ -1,0 +1,313 @@
+"""Bad input of policies, checkpoints and runs: named, never half-loaded, and what was committed before goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+
+import pandas as pd
+import pytest
+import torch
+from kedro.io import DatasetError
+from runs import assert_same_run, read_run
+
+from geo_sokoban_pipeline import signposts, storage
+from geo_sokoban_pipeline.rollout.episode import TooManyFailuresError
+from geo_sokoban_pipeline.storage import CorruptFolderError
+from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
+
+pytestmark = pytest.mark.slow
+
+MODELS = "06_models/train_sokoban/default"
+
+
+def policy_parameters(**policy):
+    return {"train_sokoban": {"policy": policy}}
+
+
+def write_safely(path, content):
+    """Replace a file whose bytes may be shared with the finished run."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+# Policies
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+def spoil(folder, how):
+    """Make a policy folder unusable."""
+    if how == "no configuration":
+        (folder / "config.json").unlink()
+    elif how == "no weights":
+        (folder / "model.safetensors").unlink()
+    elif how == "pickled weights":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    elif how == "another model":
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("no folder", FileNotFoundError, "no such folder. Give the folder of a downloaded Qwen3-VL policy"),
+        ("no configuration", FileNotFoundError, "holds no config.json"),
+        ("no weights", FileNotFoundError, r"no model\*.safetensors weights; pickled weights .* are never read"),
+        ("pickled weights", FileNotFoundError, r"no model\*.safetensors weights; pickled weights .* are never read"),
+        ("another model", ValueError, r"holds a llama model; only Qwen3-VL models \(qwen3_vl, qwen3_vl_moe\)"),
+    ],
+)
+def test_unusable_policy_folder_stops_before_any_work(finished_run, project, tmp_path, how, error, message):
+    folder = tmp_path / "policy"
+    if how != "no folder":
+        shutil.copytree(finished_run.root / MODELS / "final_policy", folder)
+        spoil(folder, how)
+    with pytest.raises(error, match=message) as caught:
+        project.run(params=policy_parameters(source="folder", path=str(folder)))
+    assert str(folder) in str(caught.value)
+    assert not list(project.root.rglob("*.parquet"))
+
+
+def test_unknown_hub_policy_offline_stops_before_any_work(project, offline):
+    words = "train_sokoban.policy.source=hub,train_sokoban.policy.path=Qwen/Qwen3-VL-0B-Nowhere"
+    result = project.command("--pipelines=train_sokoban", f"--params={words}")
+    assert result.exit_code == 1
+    for part in ("Error: policy.path=Qwen/Qwen3-VL-0B-Nowhere", "HF_TOKEN", "policy.source=folder", "policy.source=tiny"):
+        assert part in result.output
+    assert not list(project.root.rglob("*.parquet"))
+
+
+def test_a_run_that_has_its_policy_needs_no_hub(clone, offline, monkeypatch):
+    """Where the policy came from the hub, the run's own copy is used from then on."""
+    manifest = clone.root / MODELS / "base_policy" / "manifest.json"
+    stored = json.loads(manifest.read_text())
+    tiny = {name for name in stored["fingerprint"] if name.startswith("policy.tiny.")}
+    kept = {name: value for name, value in stored["fingerprint"].items() if name not in {*tiny, "seed"}}
+    hub = {"policy.source": "hub", "policy.path": "Qwen/Qwen3-VL-0B-Nowhere"}
+    manifest.write_text(json.dumps({**stored, "fingerprint": {**kept, **hub}}))
+    shutil.rmtree(clone.root / MODELS / "policy")
+    shutil.rmtree(clone.root / MODELS / "checkpoints")
+    changes = policy_parameters(source="hub", path="Qwen/Qwen3-VL-0B-Nowhere")
+    clone.run(params=changes, to_nodes=["train_sokoban.warm_start"])
+    assert clone.load("train_sokoban.policy").manifest["history"]
+
+
+# Damaged files
+
+
+@pytest.mark.parametrize("what", ["truncated weights", "missing optimizer", "unreadable manifest"])
+def test_damaged_checkpoint_is_named_and_the_way_out_works(finished_run, clone, what):
+    newest = clone.root / MODELS / "checkpoints" / "iter=00002"
+    name = {"truncated weights": "model", "missing optimizer": "optimizer"}.get(what, "manifest")
+    file = next(newest.glob(f"{name}.*"))
+    if what == "missing optimizer":
+        file.unlink()
+    else:
+        write_safely(file, file.read_bytes()[:-100])
+    with pytest.raises((DatasetError, CorruptFolderError)) as error:
+        clone.run()
+    assert str(file) in str(error.value)
+    assert f"elete {newest}" in str(error.value)
+    shutil.rmtree(newest)
+    clone.run()
+    assert_same_run(read_run(finished_run.root), read_run(clone.root))
+
+
+@pytest.mark.parametrize("stage", ["base_policy", "policy"])
+def test_damaged_policy_is_named_and_the_way_out_works(finished_run, clone, stage):
+    folder = clone.root / MODELS / stage
+    write_safely(folder / "model.safetensors", b"torn")
+    with pytest.raises(DatasetError) as error:
+        clone.run()
+    assert str(folder / "model.safetensors") in str(error.value)
+    assert f"delete {folder}" in str(error.value)
+    shutil.rmtree(folder)
+    clone.run()
+    assert_same_run(read_run(finished_run.root), read_run(clone.root))
+
+
+@pytest.mark.parametrize("what", ["torn", "foreign", "text"])
+def test_damaged_trajectories_are_named(clone, what):
+    (path,) = (clone.folder("07_model_output") / "trajectories" / "iter=00001").glob("*.parquet")
+    if what == "foreign":
+        pd.DataFrame({"reward": [1.0], "token_ids": [[1, 2]]}).to_parquet(path)
+    else:
+        path.write_bytes(path.read_bytes()[:-200] if what == "torn" else b"no parquet")
+    parameters = {"update_sokoban": {"source": {"iteration": 1}}}
+    with pytest.raises(Exception, match="iter=00001/part-000.parquet") as error:
+        clone.run("update_sokoban", params=parameters)
+    assert str(path) in str(error.value)
+    assert not (clone.folder("06_models", "update_sokoban") / "checkpoints").exists()
+
+
+# Disk full, read-only folder
+
+
+@pytest.mark.parametrize(
+    ("number", "broken", "said"),
+    [
+        (errno.ENOSPC, "checkpoints", "disk full, about"),
+        (errno.EROFS, "trajectories", "no right to write, about"),
+    ],
+)
+def test_disk_full_and_read_only(finished_run, project, monkeypatch, number, broken, said):
+    """Writing fails in iteration 1, in the middle of the run; the same command continues once there is space."""
+    original = storage.os.fsync
+    done = []
+
+    def fail(handle):
+        path = storage.os.readlink(f"/proc/self/fd/{handle}")
+        if f"/{broken}/" in path and "iter=00001" in path:
+            done.append(path)
+            raise OSError(number, storage.os.strerror(number), path)
+        original(handle)
+
+    monkeypatch.setattr(storage.os, "fsync", fail)
+    with pytest.raises(DatasetError) as error:
+        project.run()
+    assert len(done) == 1
+    for part in (str(project.root), broken, "iter=00001", said, "the same command continues from it"):
+        assert part in str(error.value)
+    # What was committed is readable, and nothing half-written is taken for more.
+    state = project.load("train_sokoban.resume_state")
+    assert (state["iteration"], state["complete"]) == (0, None)
+    assert not list(project.root.rglob(".*.tmp"))
+    monkeypatch.setattr(storage.os, "fsync", original)
+    project.run()
+    assert_same_run(read_run(finished_run.root), read_run(project.root))
+
+
+# Losses that are no numbers
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """`poison.add(k)` gives optimizer step k of the loop a gradient that is no number."""
+    steps, seen = set(), [0]
+    original = FsdpBackend._accumulate
+    looping = []
+    listening = signposts.listen(lambda name: looping.append(name) if name == "update" else None)
+
+    def accumulate(self, samples, objective):
+        metrics = original(self, samples, objective)
+        if looping:
+            if seen[0] in steps:
+                next(p for p in self._parameters.values() if p.grad is not None).grad.fill_(float("nan"))
+            seen[0] += 1
+        return metrics
+
+    monkeypatch.setattr(FsdpBackend, "_accumulate", accumulate)
+    with listening:
+        yield steps
+
+
+def short(**optimizer):
+    """Four optimizer steps in each of two iterations."""
+    grpo = {"groups_per_step": 1, "filter": "none", "groups": 4, "group_size": 2}
+    loop = {"iterations": 2, "eval_interval": 0}
+    return {
+        "warm_start": {"steps": 1, "validation_episodes": 2},
+        "grpo": grpo,
+        "loop": loop,
+        "optimizer": optimizer,
+        "evaluation": {"prompts": 2, "blank_images": False},
+    }
+
+
+def test_a_step_without_a_finite_gradient_is_skipped_and_counted(project, poison):
+    poison.update({1, 4, 5})
+    project.run(params={"train_sokoban": short()})
+    rows = project.load("train_sokoban.metrics")
+    assert [(row["train/steps"], row["train/skipped"]) for row in rows] == [(4, 1), (4, 2)]
+    from safetensors.torch import load_file
+
+    weights = load_file(project.root / MODELS / "final_policy" / "model.safetensors")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
+
+
+def test_several_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(project, poison):
+    poison.update(range(5, 99))
+    with pytest.raises(DivergedError) as error:
+        project.run(params={"train_sokoban": short(max_skipped=3)})
+    for part in (
+        "iteration 1: 3 optimizer steps in a row had no finite gradient",
+        "optimizer.max_skipped=3",
+        "last good checkpoint is iter=00000 of train_sokoban.checkpoints",
+        "train_sokoban.policy.source=folder",
+    ):
+        assert part in str(error.value)
+    assert list(project.load("train_sokoban.checkpoints")) == ["iter=00000"]
+    # The way out that the message names.
+    poison.clear()
+    folder = project.root / MODELS / "checkpoints" / "iter=00000"
+    options = {**short(learning_rate=1e-4), "policy": {"source": "folder", "path": str(folder)}, "warm_start": {"steps": 0}}
+    project.run(params={"run_id": "calm", "train_sokoban": options})
+    models = project.folder("06_models", run_id="calm")
+    assert (models / "policy/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert not (models / "base_policy" / "optimizer.safetensors").exists()
+    assert (models / "final_policy" / "manifest.json").is_file()
+
+
+def test_without_a_checkpoint_the_error_says_so(project, poison):
+    poison.update(range(99))
+    with pytest.raises(DivergedError, match=r"iteration 0: 3 optimizer steps .* No checkpoint is stored yet"):
+        project.run(params={"train_sokoban": short()})
+    assert project.load("train_sokoban.checkpoints") == {}
+
+
+# Episodes that raise
+
+
+FRAGILE = '''
+from geo_sokoban_pipeline.envs.sokoban.env import build_env as build
+
+
+def build_env(sample, args):
+    """Every so many levels, an environment whose second step raises."""
+    env = build(sample, {k: v for k, v in args.items() if k != "every"})
+    if int(sample["level_hash"], 16) % args["every"] == 0:
+        env.step = fail
+    return env
+
+
+def fail(text):
+    raise ZeroDivisionError("the crate is stuck")
+'''
+
+
+def fragile(tmp_path, every, allowed):
+    file = tmp_path / "fragile.py"
+    file.write_text(FRAGILE)
+    parameters = short()
+    parameters["env"] = {"factory": str(file), "args": {"every": every}}
+    parameters["warm_start"] = {"steps": 0}
+    parameters["rollout"] = {"max_failed_share": allowed}
+    parameters["grpo"]["groups"] = 8
+    return {"train_sokoban": parameters}
+
+
+def test_an_episode_that_raises_is_kept_as_failed_and_the_rest_goes_on(project, tmp_path):
+    project.run(params=fragile(tmp_path, every=2, allowed=1.0))
+    frame = project.load("train_sokoban.trajectories@pandas")
+    failed = frame[frame["status"] == "failed"]
+    assert 0 < len(failed) < len(frame)
+    assert failed["error"].str.contains("ZeroDivisionError: the crate is stuck").all()
+    assert failed["reward"].isna().all() and not failed["trained"].any()
+    assert frame[frame["status"] != "failed"]["reward"].notna().all()
+    rows = project.load("train_sokoban.metrics")
+    assert sum(row["rollout/failed_ratio"] for row in rows) / 2 == pytest.approx(len(failed) / len(frame))
+
+
+def test_too_many_failures_stop_the_run(project, tmp_path):
+    with pytest.raises(TooManyFailuresError) as error:
+        project.run(params=fragile(tmp_path, every=1, allowed=0.1))
+    for part in ("16 of 16 episodes failed", "rollout.max_failed_share=0.1", "ZeroDivisionError: the crate is stuck"):
+        assert part in str(error.value)
