@@ -22,11 +22,14 @@ class FingerprintError(RuntimeError):
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Fingerprint:
-    """Nested mappings as one flat one with dotted names; lists and scalars are leaves, as JSON values."""
+    """Nested mappings as one flat one with dotted names; lists and scalars are leaves, as JSON values.
+
+    An empty mapping leaves nothing, so that a difference is always in the names that one side has.
+    """
     flat: Fingerprint = {}
     for name, value in values.items():
         path = f"{prefix}.{name}" if prefix else str(name)
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             flat |= flatten(value, path)
         else:
             flat[path] = json.loads(json.dumps(value))

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.folders import PolicyFolder, open_policy
+from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
 from geo_sokoban_pipeline.options.training import SourceOptions
-from geo_sokoban_pipeline.storage import MANIFEST, read_manifest
+from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_manifest
 
 
 class SourceError(ValueError):
@@ -40,7 +41,13 @@ class RunStore:
         if isinstance(wanted, int) or wanted in ("latest", "best") or str(wanted).isdigit():
             checkpoint = self.checkpoint(source)
             return PolicyFolder(checkpoint["dir"], checkpoint["manifest"])
-        return _foreign_policy(str(wanted))
+        try:
+            return _foreign_policy(str(wanted))
+        except PolicyUnavailableError as error:
+            raise SourceError(
+                f"{self._describe(source)}: no folder, and not to be had from the hub ({error.__cause__}). Give "
+                "latest, best, final, start, the number of an iteration, a policy's folder, or its hub id."
+            ) from error
 
     def checkpoint(self, source: SourceOptions) -> dict[str, Any]:
         """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
@@ -104,12 +111,8 @@ class RunStore:
 
 def _foreign_policy(name: str) -> PolicyFolder:
     """A folder that this project did not write, or a hub id (its files are then fetched)."""
-    from geo_sokoban_pipeline.storage import describe_files
-
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        from geo_sokoban_pipeline.hub import fetch_policy
-
         folder = fetch_policy(name, None)
     manifest = read_manifest(folder) or {"files": describe_files(folder)}
     return PolicyFolder(folder, manifest)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from kedro.framework.cli.utils import find_run_command
+from kedro.framework.project import configure_project
+from kedro.framework.session import KedroSession
+
 from runs import ROOT, finish, kedro_command
 
 TRAIN = "train_sokoban"
@@ -37,8 +43,6 @@ class Project:
 
     def command(self, *words: str) -> Result:
         """`kedro run words`, with its exit code and what it says."""
-        from kedro.framework.cli.utils import find_run_command
-
         with self._environment():
             return CliRunner().invoke(find_run_command("geo_sokoban_pipeline"), ["--env=test", *words])
 
@@ -47,32 +51,18 @@ class Project:
         found = sorted(self.root.glob(f"06_models/{TRAIN}/**/*.*"))
         return {str(path.relative_to(self.root)): path.stat().st_mtime_ns for path in found if path.suffix != ".lock"}
 
-    def _session(self, params: dict[str, Any]) -> Any:
-        from contextlib import contextmanager
+    @contextmanager
+    def _session(self, params: dict[str, Any]) -> Iterator[KedroSession]:
+        with self._environment(), KedroSession.create(ROOT, env="test", runtime_params=params) as session:
+            yield session
 
-        from kedro.framework.session import KedroSession
-
-        @contextmanager
-        def open_session() -> Any:
-            with self._environment(), KedroSession.create(ROOT, env="test", runtime_params=params) as session:
-                yield session
-
-        return open_session()
-
-    def _environment(self) -> Any:
-        from contextlib import contextmanager
-
-        from kedro.framework.project import configure_project
-
-        @contextmanager
-        def environment() -> Any:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("GEO_SOKOBAN_DATA_ROOT", str(self.root))
-                patch.chdir(ROOT)
-                configure_project("geo_sokoban_pipeline", preserve_logging=True)
-                yield
-
-        return environment()
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GEO_SOKOBAN_DATA_ROOT", str(self.root))
+            patch.chdir(ROOT)
+            configure_project("geo_sokoban_pipeline", preserve_logging=True)
+            yield
 
 
 @dataclass(frozen=True)
@@ -95,7 +85,7 @@ class FinishedRun(Project):
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """`kedro run --pipeline=train_sokoban --env=test` with tracking: three iterations, all kept, in a process of its own."""
+    """`kedro run --pipeline=train_sokoban --env=test` with tracking, all checkpoints kept, in a process of its own."""
     root = tmp_path_factory.mktemp("finished")
     words = ("--pipeline=train_sokoban", "--params=tracking.enabled=true,train_sokoban.loop.keep_last=3")
     return FinishedRun(root, finish(kedro_command(*words, data_root=root, PYTHONHASHSEED="1")))
@@ -120,8 +110,6 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Any]]:
     def count(name: str) -> list[Any]:
         calls: list[Any] = []
         module, _, function = name.rpartition(".")
-        import importlib
-
         original = getattr(importlib.import_module(module), function)
 
         def counted(*args: Any, **kwargs: Any) -> Any:

@@ -9,10 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from runs import ROOT, finish, kedro_command
 
 from geo_sokoban_pipeline.hooks.run_lock import RunLock
 from geo_sokoban_pipeline.options.base import ParameterError
+from runs import ROOT, finish, kedro_command
 
 PIPELINES = ("data_sokoban", "evaluate_sokoban", "rollout_sokoban", "train_sokoban", "update_sokoban")
 
@@ -69,6 +69,13 @@ def test_both_spellings_of_pipeline(spelling, tmp_path):
     }
 
 
+@pytest.mark.slow
+def test_without_a_name_the_default_pipeline_trains(project):
+    result = project.command("--to-nodes=train_sokoban.prepare_policy")
+    assert result.exit_code == 0, result.output
+    assert (project.folder("06_models") / "base_policy" / "manifest.json").is_file()
+
+
 # Wrong parameters
 
 
@@ -83,9 +90,15 @@ def test_both_spellings_of_pipeline(spelling, tmp_path):
         ("sede=5", "sede=5: unknown name. Did you mean seed?"),
         ("train_sokoban.loop.iterations=0", "train_sokoban.loop.iterations=0: input should be greater than 0."),
         ("train_sokoban.grpo.groups=many", 'train_sokoban.grpo.groups="many": input should be a valid integer'),
-        ("train_sokoban.grpo.credit=turns", "train_sokoban.grpo.credit=\"turns\": input should be 'episode' or 'turn'."),
+        (
+            "train_sokoban.grpo.credit=turns",
+            "train_sokoban.grpo.credit=\"turns\": input should be 'episode' or 'turn'.",
+        ),
         ("run_id=../up", 'run_id="../up": a run id is the name of a folder'),
-        ("sokoban.source=fil", "sokoban.source=\"fil\": input should be 'generate', 'hub' or 'file'. Did you mean file?"),
+        (
+            "sokoban.source=fil",
+            "sokoban.source=\"fil\": input should be 'generate', 'hub' or 'file'. Did you mean file?",
+        ),
     ],
 )
 def test_wrong_parameters_end_in_one_line_before_any_work(project, words, message):

@@ -6,13 +6,13 @@ import json
 import shutil
 
 import pytest
-from runs import assert_same_run, read_run
 
 from geo_sokoban_pipeline.audit_files import audit_files
 from geo_sokoban_pipeline.fingerprint import FingerprintError
 from geo_sokoban_pipeline.hooks.mlflow_run import NOTE
 from geo_sokoban_pipeline.schemas import validate_trajectories
 from geo_sokoban_pipeline.storage import read_json
+from runs import assert_same_run, read_run
 
 pytestmark = pytest.mark.slow
 
@@ -121,8 +121,15 @@ def test_more_iterations_extend_a_run_and_its_mlflow_run(finished_run, clone, co
     run = client.get_run(note["mlflow_run_id"])
     assert (run.info.status, run.data.params["train_sokoban.loop.iterations"]) == ("FINISHED", "3")
     assert run.data.tags["continued_with.train_sokoban.loop.iterations"] == "4"
-    files = {file.path for place in ("report", "trajectories") for file in client.list_artifacts(run.info.run_id, place)}
-    assert files == {"report/report.html", "report/eval_summary.json", "trajectories/iter=00002", "trajectories/iter=00003"}
+    files = {
+        file.path for place in ("report", "trajectories") for file in client.list_artifacts(run.info.run_id, place)
+    }
+    assert files == {
+        "report/report.html",
+        "report/eval_summary.json",
+        "trajectories/iter=00002",
+        "trajectories/iter=00003",
+    }
 
 
 def test_only_missing_outputs(clone, count_calls):
@@ -173,7 +180,9 @@ def test_other_settings_stop_before_any_work(finished_run, changes, lines):
 
 def test_settings_that_change_no_result_are_no_other_settings(finished_run, clone):
     loop = {"save_interval": 2, "keep_last": None, "eval_interval": 2}
-    clone.run(params={"train_sokoban": {"loop": loop, "evaluation": {"prompts": 4}}}, to_nodes=["train_sokoban.train_grpo"])
+    clone.run(
+        params={"train_sokoban": {"loop": loop, "evaluation": {"prompts": 4}}}, to_nodes=["train_sokoban.train_grpo"]
+    )
     assert read_run(clone.root)["weights"] == read_run(finished_run.root)["weights"]
 
 

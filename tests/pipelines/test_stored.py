@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from runs import read_run
 
 from geo_sokoban_pipeline.audit_files import audit_files
 from geo_sokoban_pipeline.run_store import SourceError
+from runs import read_run
 
 pytestmark = pytest.mark.slow
 
@@ -69,14 +69,14 @@ def test_rollout_of_several_iterations(clone):
 
 def test_evaluate_any_policy(clone):
     checkpoints, newest = clone.root / MODELS / "checkpoints", 2
-    few = {"evaluation": {"prompts": 4, "blank_images": False}}
+    few = {"evaluation": {"prompts": 3, "blank_images": False, "greedy": False}}
     summaries = {}
     for checkpoint in ("latest", "best", "start", "final", newest, str(checkpoints / f"iter={newest:05d}")):
         parameters = {"evaluate_sokoban": source(checkpoint=checkpoint), "train_sokoban": few}
         clone.run("evaluate_sokoban", params=parameters)
         summary = clone.load("evaluate_sokoban.eval_summary")
         assert summary["source"]["checkpoint"] == checkpoint
-        assert (summary["prompts"], len(summary["rows"])) == (4, 6)
+        assert (summary["prompts"], len(summary["rows"])) == (3, 5)
         summaries[checkpoint] = [{**row, "policy": ""} for row in summary["rows"]]
     # The same weights under four names; the report of the last one is there.
     same = [summaries[name] for name in ("latest", "final", newest, str(checkpoints / f"iter={newest:05d}"))]
@@ -87,14 +87,28 @@ def test_evaluate_any_policy(clone):
 @pytest.mark.parametrize(
     ("pipeline", "changes", "message"),
     [
-        ("evaluate", {"checkpoint": 77}, "source.checkpoint=77 of train_sokoban/default: no such checkpoint; stored are"),
+        (
+            "evaluate",
+            {"checkpoint": 77},
+            "source.checkpoint=77 of train_sokoban/default: no such checkpoint; stored are",
+        ),
         ("evaluate", {"run_id": "never"}, "train_sokoban/never has no checkpoint; train it first"),
         ("rollout", {"run_id": "never", "checkpoint": "final"}, "never/final_policy does not exist; run the pipeline"),
-        ("update", {"iteration": 9}, "source.iteration=9: train_sokoban/default holds iterations 0 to 2"),
+        (
+            "evaluate",
+            {"checkpoint": "lastest"},
+            "source.checkpoint=lastest of train_sokoban/default: no folder, and not",
+        ),
+        ("evaluate", {"checkpoint": "lastest"}, "Give latest, best, final, start"),
+        ("update", {"iteration": 9}, "source.iteration=9: train_sokoban/default holds 0 to 2"),
         ("update", {"run_id": "never"}, "train_sokoban/never has no trajectories below"),
     ],
 )
-def test_what_is_not_stored_is_named(finished_run, pipeline, changes, message):
+def test_what_is_not_stored_is_named(finished_run, monkeypatch, tmp_path, pipeline, changes, message):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(SourceError) as error:
         finished_run.run(f"{pipeline}_sokoban", params={f"{pipeline}_sokoban": source(**changes)})
     assert message in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,15 @@ from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.seeding import python_generator
 
+logger = logging.getLogger(__name__)
+
 
 def play_baseline(
     name: str, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int, patience: int | None = None
 ) -> list[EpisodeRecord]:
     """Play every prompt once with a player of `envs.sokoban.players`, one move a turn.
+
+    An episode that raises counts as not solved and without a return, as a policy's does; the first error is logged.
 
     Args:
         name: `random`, `random_legal`, `solver` or `direct`.
@@ -25,7 +30,19 @@ def play_baseline(
     """
     build_env = load_object(options.env.factory, default_name="build_env")
     reward = load_object(options.reward.function, default_name="reward")
-    return [_play(name, row, build_env, reward, options, seed, patience) for row in prompts]
+    records: list[EpisodeRecord] = []
+    errors: list[str] = []
+    for row in prompts:
+        try:
+            records.append(_play(name, row, build_env, reward, options, seed, patience))
+        except Exception as error:  # an own environment or reward may raise anything; the other episodes count
+            errors.append(f"{type(error).__name__}: {error}")
+            records.append(EpisodeRecord(str(row["id"]), False, None, None, row.get("solution_length"), 0, 0))
+    if errors:
+        logger.warning(
+            "%d of %d episodes of the player %s failed; first: %s", len(errors), len(prompts), name, errors[0]
+        )
+    return records
 
 
 def describe_teacher(teacher: TeacherOptions) -> str:

@@ -56,5 +56,7 @@ def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[
         (models / "base_policy", policy_parameters(options.policy, parameters.seed)),
         (models / "policy", warm_start_parameters(options, parameters.seed, data)),
     ]
-    checkpoints = sorted((models / "checkpoints").glob(f"iter=*/{MANIFEST}"), key=lambda path: int(path.parent.name[5:]))
+    checkpoints = sorted(
+        (models / "checkpoints").glob(f"iter=*/{MANIFEST}"), key=lambda path: int(path.parent.name[5:])
+    )
     return [*found, *((path.parent, loop_parameters(options, parameters.seed, data)) for path in checkpoints[-1:])]

@@ -61,5 +61,9 @@ def policy_writer(policy: Policy, entries: dict[str, Any]) -> Writer:
 def _link_files(source: Path, folder: Path) -> None:
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
-        if path.is_file() and path.name not in (MANIFEST, *TRAINER_FILES) and path.suffix in (".json", ".safetensors", ".jinja", ".txt"):
+        if (
+            path.is_file()
+            and path.name not in (MANIFEST, *TRAINER_FILES)
+            and path.suffix in (".json", ".safetensors", ".jinja", ".txt")
+        ):
             link_or_copy(path.resolve(), folder / name)

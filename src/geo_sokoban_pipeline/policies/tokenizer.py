@@ -16,6 +16,7 @@ QWEN_SPECIAL_TOKENS = (
 )  # fmt: skip
 MARKUP_TOKENS = ("<answer>", "</answer>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 
+_MOVES = ("Up", "Down", "Left", "Right", "up", "down", "left", "right")
 _CORPUS = """
 Up Down Left Right,Up,Down,Left,Right up down left right
 system user assistant You are playing Sokoban. Push the yellow box onto the red target. The board is shown in the image.
@@ -71,9 +72,9 @@ def build_tokenizer(vocabulary: int = 384) -> Qwen2Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # The move names come often enough for each to become one token, with and without a capital.
-    moves = ["Up", "Down", "Left", "Right", "up", "down", "left", "right"] * 40
-    trainable.train_from_iterator([*moves, _CORPUS], trainer)
+    # What stands in every turn comes often enough for each word to become one token.
+    frequent = [*_MOVES, "user", "assistant", "system", "Next"] * 40
+    trainable.train_from_iterator([*frequent, _CORPUS], trainer)
     return _wrap(trainable)
 
 

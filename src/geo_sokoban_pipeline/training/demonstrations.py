@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import PlaySettings
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.training.samples import TrainSample, build_sample
+
+logger = logging.getLogger(__name__)
 
 _MOST_TRIES = 100
 
@@ -47,12 +50,13 @@ class Demonstrator:
         for row in prompts:
             self._buckets.setdefault(str(row.get("solution_length")), []).append(row)
         self._labels = sorted(self._buckets)
+        self._failure = ""
 
     def demonstrate(self, number: int) -> TrainSample:
         """Demonstration number n, as a training sample.
 
         Raises:
-            RuntimeError: `solved_only` is on and the teacher solved none of 100 levels in a row.
+            RuntimeError: of 100 levels in a row none was solved (with `solved_only`), or the environment failed in all.
         """
         generator = python_generator(self._seed, "demonstration", self._purpose, number)
         for _ in range(_MOST_TRIES):
@@ -61,7 +65,7 @@ class Demonstrator:
                 return sample
         raise RuntimeError(
             f"warm_start.teacher.name={self._teacher.name} gave no usable demonstration in {_MOST_TRIES} levels; "
-            "turn solved_only off, raise its patience or max_turns, or choose another teacher."
+            "turn solved_only off, raise its patience or max_turns, or choose another teacher." + self._failure
         )
 
     def _play(self, generator: random.Random) -> TrainSample | None:
@@ -74,7 +78,10 @@ class Demonstrator:
             ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
             wanted = talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
         if talk.error is not None:
-            raise RuntimeError(f"the environment failed in a demonstration: {talk.error}")
+            # As in the rollout, an episode that raises costs only itself; that all do ends in `demonstrate`.
+            self._failure = f" The last error of the environment: {talk.error}."
+            logger.warning("a demonstration failed and is left out: %s", talk.error)
+            return None
         episode = talk.snapshot()
         if not episode.loss_mask.any() or (self._teacher.solved_only and not episode.metrics.get("success")):
             return None

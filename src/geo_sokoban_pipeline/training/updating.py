@@ -42,8 +42,9 @@ def update_policy(
         iteration: number of the iteration, which is the step of the learning-rate schedule.
 
     Returns:
-        Metrics `train/…`: means over the optimizer steps, of `train_rollout_logprob_abs_diff` the first one's; `train/skipped` is their number without a finite gradient.
-        `train/steps` 0.0 and the learning rate alone where nothing is trained.
+        Metrics `train/…`: means over the optimizer steps, of `train_rollout_logprob_abs_diff` the first one's;
+        `train/skipped` is the number of steps without a finite gradient. `train/steps` 0.0 and the learning rate alone
+        where nothing is trained.
 
     Raises:
         LogProbGapError: see there.

@@ -177,7 +177,7 @@ def read_options(parameters: dict[str, Any]) -> TrainOptions:
 def read_data_options(task: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Options of a task's data with all defaults, as JSON values: what a fingerprint holds, however they were given."""
     model = ProjectParameters.model_fields[task].annotation
-    assert model is not None and issubclass(model, StrictModel)  # each task's section is one
+    assert isinstance(model, type) and issubclass(model, StrictModel)  # each task's section is one
     return validate_parameters(parameters, model, prefix=task).model_dump(mode="json")
 
 

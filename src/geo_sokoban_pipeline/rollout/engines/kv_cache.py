@@ -19,8 +19,8 @@ _GROWTH = 1.5
 class ConversationCache:
     """Buffers of (rows, key-value heads, capacity, head dimension), one pair per layer.
 
-    They grow with the rows and the tokens in use. A head's tokens lie side by side in memory: attention of one new token
-    reads them in half the time that it takes when they alternate between heads.
+    They grow with the rows and the tokens in use. A head's tokens lie side by side in memory: attention of one new
+    token reads them in half the time that it takes when they alternate between heads.
 
     Args:
         layers: number of language layers.
@@ -110,7 +110,7 @@ class ConversationCache:
 
     def _store_fresh(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         assert self._fresh is not None
-        source, rows = self._fresh
+        source, rows = (index.to(keys.device) for index in self._fresh)
         length = keys.shape[2]
         while len(self._keys) <= layer:
             shape = (self.allocated_rows, keys.shape[1], self.capacity, keys.shape[3])

@@ -323,12 +323,12 @@ class TransformersEngine:
         for talk, token, log_prob in zip(running, chosen.tolist(), log_probs.tolist(), strict=True):
             talk.reply.append(token)
             talk.log_probs.append(log_prob)
-            limit = talk.request.max_new_tokens
+            limit = self._longest - len(talk.request.token_ids)
+            if talk.request.max_new_tokens is not None:
+                limit = min(limit, talk.request.max_new_tokens)
             if token == end:
                 talk.finish = "stop"
-            elif limit is not None and len(talk.reply) >= limit:
-                talk.finish = "length"
-            elif len(talk.request.token_ids) + len(talk.reply) >= self._longest:
+            elif len(talk.reply) >= limit:
                 talk.finish = "length"
 
     def _finish(self, talk: _Conversation) -> Result:

@@ -1,0 +1,129 @@
+"""Stored parameters against those of the command: what differs is listed, what changes no result is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from geo_sokoban_pipeline.fingerprint import FingerprintError
+from geo_sokoban_pipeline.hooks.fingerprints import check_stored_run, stages
+from geo_sokoban_pipeline.hooks.policies import check_starting_policy
+from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.storage import CorruptFolderError
+
+RUN = "train_sokoban"
+INPUTS = {"input.prompts": "abc", "input.policy": "def"}
+
+
+def parameters(**changes):
+    return ProjectParameters.model_validate(changes)
+
+
+def store(models, given, checkpoints=(0, 9, 10)):
+    """Manifests as a run with these parameters leaves them; only the newest checkpoint is of these parameters."""
+    for k in checkpoints:
+        write(models / f"checkpoints/iter={k:05d}", {"from": "another time"})
+    found = stages(RUN, models, given)
+    assert [folder.name for folder, _ in found] == ["base_policy", "policy", "iter=00010"][: 2 + bool(checkpoints)]
+    for folder, fingerprint in found:
+        write(folder, {**fingerprint, **INPUTS})
+
+
+def write(folder, fingerprint):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps({"fingerprint": fingerprint, "files": {}}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"run_id": "other"},
+        {"tracking": {"enabled": False}},
+        {RUN: {"loop": {"iterations": 999, "save_interval": 5, "keep_last": None, "eval_interval": 0}}},
+        {RUN: {"evaluation": {"samples": 4}, "threads": 1}},
+        {"evaluate_sokoban": {"source": {"checkpoint": "best"}}},
+        {"sokoban": {"cell_px": 16}},  # given, but as it is by default
+    ],
+)
+def test_what_changes_no_result(tmp_path, changes):
+    store(tmp_path, parameters())
+    check_stored_run(RUN, tmp_path, parameters(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"seed": 7}, ["seed: stored 0, now 7"]),
+        ({RUN: {"optimizer": {"learning_rate": 0.1}}}, ["optimizer.learning_rate: stored 0.0007, now 0.1"]),
+        ({RUN: {"rollout": {"max_turns": 3}}}, ["rollout.max_turns: stored 10, now 3"]),
+        ({RUN: {"warm_start": {"steps": 3}}}, ["warm_start.steps: stored 1370, now 3"]),
+        ({RUN: {"env": {"args": {"cell_px": 8}}}}, ["env.args.cell_px: stored (absent), now 8"]),
+        ({RUN: {"policy": {"tiny": {"hidden": 32}}}}, ["policy.tiny.hidden: stored 64, now 32"]),
+        ({"sokoban": {"boxes": 2, "seed": 1}}, ["data.boxes: stored 1, now 2", "data.seed: stored 0, now 1"]),
+    ],
+)
+def test_differences_are_listed_once_with_the_ways_out(tmp_path, changes, lines):
+    # The defaults of the options, not those of conf/base.
+    given = parameters()
+    store(tmp_path, given)
+    changed = parameters(**changes)
+    with pytest.raises(FingerprintError) as error:
+        check_stored_run(RUN, tmp_path, changed)
+    head, *shown, ways_out = str(error.value).splitlines()
+    assert head.startswith("train_sokoban: what is stored of this run id")
+    expected = [line.replace("1370", str(given.train_sokoban.warm_start.steps)) for line in lines]
+    assert [line.strip() for line in shown] == expected
+    assert "run_id=<new>" in ways_out and "fresh=true" in ways_out
+
+
+def test_each_stage_is_compared_with_what_it_depends_on(tmp_path):
+    """A run that was killed before its first checkpoint may still get other settings of the loop, but no others."""
+    store(tmp_path, parameters(), checkpoints=())
+    check_stored_run(RUN, tmp_path, parameters(train_sokoban={"grpo": {"gamma": 0.5}}))
+    with pytest.raises(FingerprintError, match=r"warm_start\.steps"):
+        check_stored_run(RUN, tmp_path, parameters(train_sokoban={"warm_start": {"steps": 1}}))
+
+
+def test_only_training_runs_continue_and_a_new_one_has_nothing_to_compare(tmp_path):
+    check_stored_run(RUN, tmp_path / "new", parameters(seed=3))
+    store(tmp_path, parameters())
+    check_stored_run("update_sokoban", tmp_path, parameters(seed=3))
+
+
+def test_unreadable_manifest_is_named(tmp_path):
+    store(tmp_path, parameters())
+    (tmp_path / "policy" / "manifest.json").write_text("{")
+    with pytest.raises(CorruptFolderError, match=r"policy/manifest\.json"):
+        check_stored_run(RUN, tmp_path, parameters())
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [
+        ({"source": "folder", "path": "nowhere/at/all"}, FileNotFoundError, "train_sokoban.policy.path=nowhere/at/all"),
+        ({"source": "folder", "path": "."}, FileNotFoundError, "no config.json"),
+    ],
+)
+def test_starting_policy(tmp_path, monkeypatch, policy, error, message):
+    monkeypatch.chdir(tmp_path)
+    given = parameters(train_sokoban={"policy": policy})
+    with pytest.raises(error, match=message):
+        check_starting_policy(RUN, tmp_path, given)
+    check_starting_policy("evaluate_sokoban", tmp_path, given)
+    # A run that has its copy does not look for the original again.
+    write(tmp_path / "base_policy", {})
+    check_starting_policy(RUN, tmp_path, given)
+
+
+def test_the_checks_import_nothing_heavy():
+    script = (
+        "import sys\nimport geo_sokoban_pipeline.settings\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'huggingface_hub', 'mlflow', 'pandas', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,41 @@
+"""The library's own forward pass, against which our shortcuts are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geo_sokoban_pipeline.grpo.log_probs import token_log_probs
+from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+
+def library_inputs(policy: Policy, token_ids: np.ndarray, images: Sequence[EncodedImage]) -> dict[str, Tensor]:
+    """Arguments of the model for one conversation, pixels in full."""
+    ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None]
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == policy.codec.image_pad_id).int()}
+    if len(images):
+        pixels = np.concatenate([policy.reader.pixel_values(image) for image in images])
+        inputs["pixel_values"] = torch.from_numpy(pixels)
+        inputs["image_grid_thw"] = torch.tensor([image.grid for image in images])
+    return inputs
+
+
+@torch.no_grad()
+def library_logits(policy: Policy, token_ids: np.ndarray, images: Sequence[EncodedImage]) -> Tensor:
+    """(L, V) logits of one conversation in one plain forward pass."""
+    policy.model.model.rope_deltas = None
+    return policy.model(**library_inputs(policy, token_ids, images)).logits[0]
+
+
+def library_log_probs(policy: Policy, episode: Trajectory, temperature: float = 1.0) -> np.ndarray:
+    """(L,) log-probs of an episode's tokens, 0 where the mask is 0."""
+    images = [policy.reader.read_png(png) for png in episode.images]
+    logits = library_logits(policy, episode.token_ids, images)[:-1]
+    labels = torch.from_numpy(episode.token_ids[1:].astype(np.int64))
+    values = token_log_probs(logits, labels, temperature=temperature, banned_ids=policy.banned_ids.tolist()).numpy()
+    return np.where(episode.loss_mask == 1, np.concatenate([np.zeros(1, np.float32), values]), 0.0)

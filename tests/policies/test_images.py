@@ -1,0 +1,109 @@
+"""Pictures: the stock processor's patches, one decoding per content, memory bounded."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.envs.sokoban.render import render, render_observation
+from geo_sokoban_pipeline.policies.images import PatchReader, build_image_processor, load_image_processor
+
+
+def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng([seed, width, height]).integers(0, 256, (height, width, 4), np.uint8)
+    return Image.fromarray(pixels, "RGBA").convert(mode)
+
+
+def compare(processor, image: Image.Image) -> None:
+    reader = PatchReader(processor)
+    encoded = reader.read(image)
+    expected = processor(images=[image.convert("RGB")], return_tensors="np")
+    assert encoded.grid == tuple(expected["image_grid_thw"][0])
+    np.testing.assert_allclose(reader.pixel_values(encoded), expected["pixel_values"], atol=1e-6)
+    assert encoded.token_count(2) * 4 == len(encoded.patches)
+
+
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(96, 96), (64, 32), (16, 16), (1, 1), (33, 31), (100, 250), (40, 700), (500, 500)],
+    ids=str,
+)
+def test_equals_the_stock_processor(width, height):
+    # 96×96 passes unchanged, the small ones are enlarged, the large ones reduced.
+    compare(build_image_processor(min_pixels=64 * 64, max_pixels=256 * 256), noise(width, height))
+
+
+@given(width=st.integers(8, 160), height=st.integers(8, 160), least=st.sampled_from([1024, 16_384]))
+@settings(max_examples=25, deadline=None)
+def test_equals_the_stock_processor_at_any_size(width, height, least):
+    compare(build_image_processor(least, 100 * 100), noise(width, height))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "LA", "1"])
+def test_other_modes_become_rgb(mode):
+    compare(build_image_processor(1024, 1 << 20), noise(64, 64, mode))
+
+
+def test_values_of_the_processor_are_those_of_qwen3_vl(shared_data):
+    processor = load_image_processor(shared_data / "qwen3_vl_processor")
+    assert (processor.patch_size, processor.merge_size, processor.temporal_patch_size) == (16, 2, 2)
+    assert processor.size["shortest_edge"] == 65_536
+    compare(processor, noise(96, 96))
+
+
+def test_equal_pictures_are_read_once(monkeypatch):
+    reader = PatchReader(build_image_processor(1024, 1 << 20))
+    cuts = []
+    monkeypatch.setattr(reader, "_cut", lambda image: cuts.append(image) or PatchReader._cut(reader, image))
+    first = reader.read(noise(64, 64))
+    assert reader.read(noise(64, 64)) is first
+    assert reader.read_png(first.png) is first
+    assert len(cuts) == 1
+    assert reader.read(noise(64, 64, seed=1)) is not first
+
+
+def test_live_and_stored_pictures_are_one():
+    board = Board.from_text("#####\n#@$.#\n#####")
+    processor = build_image_processor(1024, 1 << 20)
+    live, plain = PatchReader(processor), PatchReader(processor)
+    shown = live.read(render_observation(board, 16))
+    drawn = plain.read(render(board, 16))
+    stored = PatchReader(processor).read_png(shown.png)
+    for other in (drawn, stored):
+        assert (other.key, other.grid) == (shown.key, shown.grid)
+        np.testing.assert_array_equal(other.patches, shown.patches)
+    assert Image.open(io.BytesIO(shown.png)).size == (80, 48)
+    assert live.read(render(board, 16)) is shown, "found by its pixels too"
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+@settings(max_examples=20, deadline=None)
+def test_the_cache_is_bounded_and_keeps_what_was_used_last(order):
+    processor = build_image_processor(1024, 1 << 20)
+    one = PatchReader(processor).read(noise(32, 32))
+    bound = 3 * (one.patches.nbytes + len(one.png)) + 64
+    reader = PatchReader(processor, cache_bytes=bound)
+    for seed in order:
+        image = noise(32, 32, seed=seed)
+        expected = PatchReader(processor).read(image)
+        found = reader.read(image)
+        assert found.key == expected.key
+        assert reader._held <= bound
+        assert reader.read(image) is found
+    assert reader._held == sum(i.patches.nbytes + len(i.png) for i in reader._cache.values())
+
+
+def test_one_picture_larger_than_the_cache_is_still_read():
+    reader = PatchReader(build_image_processor(1024, 1 << 20), cache_bytes=10)
+    assert reader.read(noise(64, 64)).grid == (1, 4, 4)
+
+
+def test_a_folder_without_a_processor_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"preprocessor_config\.json is missing"):
+        load_image_processor(tmp_path)

@@ -1,0 +1,76 @@
+"""A folder laid out as Qwen3-VL is published: its tokenizer, template and processor with thin random weights."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from policies.library import library_log_probs
+
+VOCABULARY = 151_936
+
+
+@pytest.fixture(scope="module")
+def real_policy(shared_data, tmp_path_factory):
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("qwen3_vl")
+    text = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+        },
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32,
+        "num_position_embeddings": 2304, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    config = Qwen3VLConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=True, image_token_id=151_655,
+        video_token_id=151_656, vision_start_token_id=151_652, vision_end_token_id=151_653,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
+    for path in (shared_data / "qwen3_vl_processor").iterdir():
+        shutil.copyfile(path, folder / path.name)
+    return load_policy(folder)
+
+
+def test_banned_ids_are_marks_and_padding_rows(real_policy):
+    banned = real_policy.banned_ids.tolist()
+    assert banned == [*range(151_652, 151_657), *range(len(real_policy.tokenizer), VOCABULARY)]
+
+
+def test_template_and_processor_are_the_published_ones(real_policy, shared_data):
+    assert real_policy.codec.template == (shared_data / "qwen3_vl_processor/chat_template.jinja").read_text()
+    assert real_policy.codec.decode(real_policy.codec.separator_ids) == "\n"
+    # Its minimum of 65,536 pixels enlarges a small board: 256 × 256 pixels, 8 × 8 tokens.
+    image = real_policy.reader.read(Image.new("RGB", (96, 96)))
+    assert image.grid == (1, 16, 16)
+    assert image.token_count(2) == 64
+
+
+@pytest.mark.slow
+def test_it_plays_and_its_log_probs_are_those_of_a_plain_pass(real_policy, sokoban_rows):
+    rows = sokoban_rows(2)[:2]
+    env = EnvOptions(args={"cell_px": 16, "max_actions_per_turn": 3})
+    # A random policy never ends its reply by itself: truncated replies are played on, as the original rules do.
+    rollout = RolloutOptions(max_turns=2, max_tokens_per_turn=5, max_failed_share=0.0)
+    settings = PlaySettings(env, RewardOptions(), rollout, SamplingOptions(), 0, "sokoban")
+    tasks = [EpisodeTask(f"e{number}", row, 0, number, number) for number, row in enumerate(rows)]
+    for episode in play_episodes(TransformersEngine(real_policy), real_policy, tasks, settings):
+        assert episode.status == "truncated"
+        assert not np.isin(episode.token_ids[episode.loss_mask == 1], real_policy.banned_ids).any()
+        expected = library_log_probs(real_policy, episode)
+        np.testing.assert_allclose(episode.rollout_log_probs, expected, atol=1e-4)

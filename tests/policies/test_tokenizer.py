@@ -1,0 +1,71 @@
+"""The tiny policy's tokenizer: four tokens a move, one vocabulary on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.policies.tokenizer import MARKUP_TOKENS, QWEN_SPECIAL_TOKENS, build_tokenizer
+
+TOKENIZER = build_tokenizer()
+MOVES = ["Up", "Down", "Left", "Right", "up", "down", "left", "right"]
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_move_reply_is_four_tokens(move):
+    ids = encode(f"<answer>{move}</answer><|im_end|>")
+    assert TOKENIZER.convert_ids_to_tokens(ids) == ["<answer>", move, "</answer>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("token", [*QWEN_SPECIAL_TOKENS, *MARKUP_TOKENS])
+def test_special_and_markup_tokens_are_whole(token):
+    assert encode(f"a{token}b")[1:-1] == [TOKENIZER.convert_tokens_to_ids(token)]
+
+
+def test_only_qwen_specials_are_special():
+    ids = encode("<|im_start|><answer>Up</answer><|vision_start|><|image_pad|><|vision_end|><|im_end|>")
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<answer>Up</answer>"
+    assert TOKENIZER.eos_token == "<|im_end|>"
+    assert TOKENIZER.pad_token == "<|endoftext|>"
+
+
+def test_size_and_bytes():
+    # 384 BPE entries, 14 special tokens, 6 of markup; all bytes are among them, so no text is unknown.
+    assert len(TOKENIZER) == 384 + len(QWEN_SPECIAL_TOKENS) + len(MARKUP_TOKENS)
+    assert len(build_tokenizer(300)) == 300 + len(QWEN_SPECIAL_TOKENS) + len(MARKUP_TOKENS)
+    assert TOKENIZER.unk_token_id not in encode("日本 🙂 \x00 ñ")
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_text_survives_the_round_trip(text):
+    ids = encode(text)
+    # The tokenizer normalises to NFC, as Qwen's does; what it gives back is a fixed point.
+    once = TOKENIZER.decode(ids, clean_up_tokenization_spaces=False)
+    assert encode(once) == ids
+    if text.isascii():
+        assert once == text
+
+
+SCRIPT = """
+import hashlib
+from geo_sokoban_pipeline.policies.tokenizer import build_tokenizer
+print(hashlib.sha256(build_tokenizer().backend_tokenizer.to_str().encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("seed", ["0", "123"])
+def test_same_vocabulary_under_any_hash_seed(seed):
+    env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, check=True)
+    here = hashlib.sha256(build_tokenizer().backend_tokenizer.to_str().encode()).hexdigest()
+    assert done.stdout.strip() == here

@@ -1,0 +1,158 @@
+"""Stand-ins for the worked examples of the episode loop: a character-level codec and an engine that reads a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.options.rollout import (
+    EnvOptions,
+    RewardOptions,
+    RolloutOptions,
+    RolloutRules,
+    SamplingOptions,
+)
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+PROMPT = "nine char"
+Reply = tuple[str, str]
+
+
+class CharacterCodec:
+    """One token a character; an observation costs its length and 8 more, as in the worked examples."""
+
+    def encode_prompt(self, messages: Sequence[dict[str, Any]], grids: Sequence[Any], tools: Any = None) -> np.ndarray:
+        return self.encode_text(messages[0]["content"][0]["text"])
+
+    def encode_observation(
+        self, message: dict[str, Any], grids: Sequence[Any], *, separator: bool, tools: Any = None
+    ) -> np.ndarray:
+        return self.encode_text(("\n" if separator else "") + "<user>" + message["content"][-1]["text"] + "<>")
+
+    def encode_text(self, text: str) -> np.ndarray:
+        return np.array([ord(character) for character in text], np.int32)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        return "".join(chr(token) for token in token_ids)
+
+    decode_reply = decode
+
+
+class CharacterPolicy:
+    """What the episode loop needs of a policy, without a model."""
+
+    codec = CharacterCodec()
+    reader = None
+
+
+class ScriptedEngine:
+    """Gives each conversation its replies in order, one conversation a poll, and keeps what it was asked."""
+
+    name, seeded = "scripted", True
+
+    def __init__(self, replies: dict[int, list[Reply]] | list[Reply]) -> None:
+        self.replies = {0: list(replies)} if isinstance(replies, list) else {k: list(v) for k, v in replies.items()}
+        self.requests: list[Request] = []
+        self.released: list[int] = []
+        self.versions: Callable[[int], int] = lambda answered: 3
+        self._queue: list[Request] = []
+        self._answered = 0
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.requests += requests
+        self._queue += requests
+
+    def poll(self) -> list[Result]:
+        if not self._queue:
+            return []
+        # Last in, first out: the loop must not depend on the order of the answers.
+        request = self._queue.pop()
+        text, reason = self.replies[request.id].pop(0)
+        ids = np.array([ord(character) for character in text], np.int32)
+        version, self._answered = self.versions(self._answered), self._answered + 1
+        return [Result(request.id, ids, np.full(len(ids), -0.5, np.float32), reason, version)]
+
+    def release(self, ids: Iterable[int]) -> None:
+        self.released += ids
+
+    @property
+    def asked(self) -> list[tuple[int, int | None]]:
+        """(tokens, max_new_tokens) of each request."""
+        return [(len(request.token_ids), request.max_new_tokens) for request in self.requests]
+
+
+class TalkEnv:
+    """Answers every reply with the same two characters; ends after so many of them, or never."""
+
+    def __init__(self, ends_after: int | None = None, raises: str = "", observation: str = "ok") -> None:
+        self.ends_after, self.raises, self.observation = ends_after, raises, observation
+        self.heard: list[str] = []
+        self.closed = 0
+
+    def _maybe_raise(self, place: str) -> None:
+        if self.raises == place:
+            raise RuntimeError(f"broken {place}")
+
+    def reset(self):
+        self._maybe_raise("reset")
+        return None, {}
+
+    def step(self, text):
+        self._maybe_raise("step")
+        self.heard.append(text)
+        return {"obs_str": self.observation}, len(self.heard) == self.ends_after, {"turn_reward": 0.25}
+
+    def format_observation(self, observation):
+        self._maybe_raise("format_observation")
+        return {"role": "user", "content": [{"type": "text", "text": observation["obs_str"]}]}
+
+    def close(self):
+        self.closed += 1
+        self._maybe_raise("close")
+
+
+# The episode loop takes environments and rewards by dotted path; tests put theirs here.
+made: list[TalkEnv] = []
+
+
+def build_env(sample: dict[str, Any], args: dict[str, Any]) -> TalkEnv:
+    """Environment of a row: its `env` entry, or the arguments."""
+    made.append(TalkEnv(**(sample.get("env") or args)))
+    made[-1]._maybe_raise("build")
+    return made[-1]
+
+
+def one_per_reply(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
+    """Reward: number of replies, times a factor."""
+    return {"reward": float(len(outcome.replies)) * args.get("factor", 1.0), "length": float(len(outcome.response))}
+
+
+def make_settings(env: dict[str, Any] | None = None, reward: str = "one_per_reply", **rollout: Any) -> PlaySettings:
+    """Settings over the stand-ins; the separator is off, so that an observation costs 8 tokens more than its text."""
+    rules = RolloutRules(turn_separator=False, **rollout.pop("rules", {}))
+    options = RolloutOptions(**{"max_tokens_per_turn": None, "max_failed_share": 1.0, "rules": rules} | rollout)
+    function = reward if "." in reward else f"{__name__}.{reward}"
+    return PlaySettings(
+        EnvOptions(factory=f"{__name__}.build_env", args=env or {}),
+        RewardOptions(function=function),
+        options,
+        SamplingOptions(),
+        iteration=0,
+        task="talk",
+    )
+
+
+def play_scripted(
+    replies: dict[int, list[Reply]] | list[Reply], settings: PlaySettings, rows: list[dict[str, Any]] | None = None
+) -> tuple[list[Trajectory], ScriptedEngine]:
+    """Play one episode per row (one row by default) with scripted replies."""
+    made.clear()
+    engine = ScriptedEngine(replies)
+    rows = rows or [{}]
+    tasks = [EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
+    return play_episodes(engine, CharacterPolicy(), tasks, settings), engine

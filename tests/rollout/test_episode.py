@@ -1,0 +1,202 @@
+"""The episode loop: failures stay where they happen, and own environments, rewards and rollouts plug in by name."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, TooManyFailuresError, play_episodes
+from geo_sokoban_pipeline.schemas import TableContext, validate_trajectories
+from geo_sokoban_pipeline.trajectories import trajectories_to_table
+from rollout.scripted import CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
+
+STOP = ("abcd", "stop")
+CONTEXT = TableContext(image_pad_id=-1, merge_size=2, tokenizer_hash="t", template_hash="c", processor_hash="p")
+
+
+def rewards_missing(outcome, args):
+    return {"score": 1.0}
+
+
+def rewards_nan(outcome, args):
+    return {"reward": math.nan}
+
+
+def rewards_raise(outcome, args):
+    raise KeyError("grid")
+
+
+def check(episodes):
+    validate_trajectories(trajectories_to_table(episodes, CONTEXT))
+
+
+@pytest.mark.parametrize("place", ["build", "reset", "step", "format_observation"])
+def test_a_failing_environment_costs_its_own_episode_alone(place):
+    rows = [{"env": {"ends_after": 2}}, {"env": {"raises": place}}, {"env": {"ends_after": 2}}]
+    episodes, engine = play_scripted({n: [STOP, STOP] for n in range(3)}, make_settings(), rows)
+    assert [episode.status for episode in episodes] == ["completed", "failed", "completed"]
+    failed = episodes[1]
+    assert failed.error == f"RuntimeError: broken {place}"
+    assert (failed.reward, failed.drop_reason) == (None, "failed")
+    assert [episode.reward for episode in episodes[::2]] == [2.0, 2.0]
+    assert not failed.trained
+    check(episodes)
+    if place in ("step", "format_observation"):
+        assert failed.loss_mask.sum() == 4, "what was sampled is kept"
+        assert 1 in engine.released
+
+
+def test_an_environment_that_fails_to_close_costs_nothing():
+    (episode,), _ = play_scripted([STOP], make_settings({"ends_after": 1, "raises": "close"}))
+    assert (episode.status, episode.reward, episode.error) == ("completed", 1.0, None)
+
+
+def test_every_environment_is_closed_once():
+    rows = [{"env": {"ends_after": 1}}, {"env": {"raises": "step"}}, {"env": {"raises": "reset"}}]
+    play_scripted({n: [STOP] for n in range(3)}, make_settings(), rows)
+    assert [env.closed for env in made] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rewards_raise", "KeyError: 'grid'"),
+        ("rewards_nan", "ValueError: reward.function gave reward=nan"),
+        ("rewards_missing", r"ValueError: reward.function gave \['score'\], but no `reward`"),
+    ],
+)
+def test_a_failing_reward_fails_the_episode(name, message):
+    episodes, _ = play_scripted([STOP], make_settings({"ends_after": 1}, reward=f"{__file__}:{name}"))
+    assert episodes[0].status == "failed"
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(episodes[0].error)
+    check(episodes)
+
+
+@pytest.mark.parametrize(("allowed", "stops"), [(0.0, True), (0.3, True), (0.34, False), (1.0, False)])
+def test_too_many_failures_stop_the_run(allowed, stops):
+    rows = [{"env": {"raises": "step"}}, {"env": {"ends_after": 1}}, {"env": {"ends_after": 1}}]
+    settings_ = make_settings(max_failed_share=allowed)
+    replies = {n: [STOP] for n in range(3)}
+    if not stops:
+        assert len(play_scripted(replies, settings_, rows)[0]) == 3
+        return
+    with pytest.raises(TooManyFailuresError, match=r"1 of 3 episodes failed.*max_failed_share.*t0: RuntimeError"):
+        play_scripted(replies, settings_, rows)
+
+
+def test_progress_counts_every_episode():
+    rows = [{"env": {"ends_after": 2}}, {"env": {"raises": "reset"}}, {"env": {"ends_after": 1}}]
+    tasks = [EpisodeTask(f"t{n}", {"id": "r", "prompt": "p", **row}, 0, n, n) for n, row in enumerate(rows)]
+    ended = []
+    engine = ScriptedEngine({0: [STOP, STOP], 2: [STOP]})
+    play_episodes(engine, CharacterPolicy(), tasks, make_settings(), ended.append)
+    assert sum(ended) == 3
+    assert sorted(engine.released) == [0, 2]
+
+
+def test_aborted_episodes_keep_metrics_without_reward():
+    (episode,), _ = play_scripted([STOP, ("", "abort")], make_settings())
+    assert (episode.status, episode.reward, episode.drop_reason) == ("aborted", None, "aborted")
+    assert episode.metrics["turns"] == 2
+    check([episode])
+
+
+reply = st.tuples(st.text("ab", min_size=1, max_size=5), st.sampled_from(["stop", "stop", "stop", "length", "abort"]))
+places = st.sampled_from(["", "", "step", "reset", "format_observation"])
+world = st.fixed_dictionaries(
+    {"ends_after": st.one_of(st.none(), st.integers(1, 4))},
+    optional={"raises": places, "observation": st.text("x", max_size=4)},
+)
+
+
+@given(
+    worlds=st.lists(st.tuples(world, st.lists(reply, min_size=6, max_size=6)), min_size=1, max_size=4),
+    preset=st.sampled_from(["default", "slime_exact"]),
+    max_turns=st.integers(1, 4),
+    context=st.one_of(st.none(), st.integers(5, 60)),
+    per_turn=st.one_of(st.none(), st.integers(5, 8)),
+)
+@settings(max_examples=80, deadline=None)
+def test_every_episode_keeps_the_contract(worlds, preset, max_turns, context, per_turn):
+    limits = {"max_turns": max_turns, "max_context_tokens": context, "max_tokens_per_turn": per_turn, "preset": preset}
+    rows = [{"env": env} for env, _ in worlds]
+    replies = {number: talk for number, (_, talk) in enumerate(worlds)}
+    episodes, engine = play_scripted(replies, make_settings(**limits), rows)
+    check(episodes)
+    for number, episode in enumerate(episodes):
+        assert episode.sample_index == number
+        asked = [request for request in engine.requests if request.id == number]
+        assert len(asked) <= max_turns
+        for request in asked:
+            assert request.max_new_tokens is None or request.max_new_tokens > 0
+            assert request.token_ids.tolist() == episode.token_ids[: len(request.token_ids)].tolist()
+            assert request.sampled == int(episode.loss_mask[: len(request.token_ids)].sum())
+
+
+SOURCE = """
+from rollout.scripted import TalkEnv
+from geo_sokoban_pipeline.rollout.episode import play_episodes as play
+
+def build_env(sample, args):
+    return TalkEnv(ends_after=args["turns"])
+
+def reward(outcome, args):
+    return {"reward": args["worth"] * len(outcome.replies), "status_known": float(outcome.status == "completed")}
+
+def play_episodes(engine, policy, tasks, settings, progress=None):
+    return play(engine, policy, tasks[:1], settings, progress)
+"""
+
+
+def own_task(tmp_path, separator):
+    (tmp_path / "my_task.py").write_text(SOURCE)
+    return (lambda name: f"{tmp_path}/my_task.py:{name}") if separator else (lambda name: f"{tmp_path}/my_task.py")
+
+
+def own_settings(factory, reward):
+    base = make_settings()
+    env, worth = EnvOptions(factory=factory, args={"turns": 2}), RewardOptions(function=reward, args={"worth": 3})
+    return PlaySettings(env, worth, base.rollout, base.sampling, 0, "own")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_own_code_from_a_file(tmp_path, named):
+    spec = own_task(tmp_path, named)
+    own = own_settings(spec("build_env"), spec("reward"))
+    play = load_object(spec("play_episodes"), default_name="play_episodes")
+    tasks = [EpisodeTask(f"t{n}", {"id": "r", "prompt": "p"}, 0, n, n) for n in range(3)]
+    episodes = play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), tasks, own)
+    assert [(e.reward, e.reward_parts, e.task) for e in episodes] == [(6.0, {"status_known": 1.0}, "own")]
+
+
+def test_own_code_by_dotted_path(tmp_path, monkeypatch):
+    own_task(tmp_path, True)
+    (tmp_path / "my_task.py").rename(tmp_path / "my_dotted_task.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = own_settings("my_dotted_task.build_env", "my_dotted_task.reward")
+    play = load_object("my_dotted_task.play_episodes")
+    task = EpisodeTask("t", {"id": "r", "prompt": "p"}, 0, 0, 0)
+    assert play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), [task], own)[0].reward == 6
+
+
+def test_a_wrong_name_stops_before_any_episode():
+    own = own_settings("rollout.scripted.build_envs", "rollout.scripted.one_per_reply")
+    with pytest.raises(PluginError, match="build_envs"):
+        play_episodes(ScriptedEngine([]), CharacterPolicy(), [], own)
+
+
+def test_null_images_leave_a_placeholder_as_text():
+    """Worked example 13.5: the original split the text into one item per character."""
+    row = {"prompt": "an <image>", "images": None, "env": {"ends_after": 1}}
+    (episode,), _ = play_scripted([STOP], make_settings(), [row])
+    assert episode.turns[0].text == "an <image>"
+    assert np.array_equal(episode.token_ids[:10], [ord(c) for c in "an <image>"])
+    assert episode.images == []
