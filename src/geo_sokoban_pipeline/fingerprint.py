@@ -15,6 +15,8 @@ from geo_sokoban_pipeline.seeding import content_hash
 
 Fingerprint = dict[str, Any]
 _SHOWN = 12
+# What of the rollout's options shapes a demonstration.
+_DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_response_tokens"}
 
 
 class FingerprintError(RuntimeError):
@@ -80,14 +82,16 @@ def policy_parameters(options: PolicyOptions, seed: int) -> Fingerprint:
 
 def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
     """Parameters that the warm-start policy depends on."""
-    rollout = options.rollout.model_dump(mode="json", include={"max_turns", "preset", "rules", "max_context_tokens"})
+    rollout = options.rollout.model_dump(mode="json", include=_DEMONSTRATED)
     values = options.model_dump(mode="json", include={"task", "policy", "warm_start", "env"})
     return flatten({**values, "rollout": rollout, "seed": seed, "data": dict(data)})
 
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
-    """Parameters that the training loop depends on; lengths, saving, evaluation and threads are not among them."""
+    """Parameters that the loop and its validations depend on; its length, saving and threads are not among them."""
     values = options.model_dump(mode="json", exclude={"loop", "evaluation", "threads", "placement"})
+    values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
+    values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}
     return flatten({**values, "seed": seed, "data": dict(data)})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from notebook_runner import execute_notebook
 from runs import ROOT
 

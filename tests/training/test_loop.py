@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.training.scoring import is_solved
 from geo_sokoban_pipeline.training.warm_start import imitate_teacher
 from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 
-NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None}
+NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
 SMALL = {
     "warm_start": {"steps": 12, "episodes_per_step": 8, "validation_episodes": 4, "learning_rate": 0.003},
     "rollout": {"max_turns": 3},

@@ -43,6 +43,7 @@ class ResumeState(TypedDict):
     dir: Path | None
     manifest: dict[str, Any] | None
     complete: dict[str, Any] | None
+    stored: list[int]
 
 
 class CheckpointsDataset(IterationPartitions):
@@ -162,13 +163,14 @@ class ResumeStateDataset(AbstractDataset[None, ResumeState]):
         complete = self._checkpoints.read_complete()
         names = self._checkpoints.partitions()
         if not names:
-            return {"iteration": -1, "dir": None, "manifest": None, "complete": complete}
+            return {"iteration": -1, "dir": None, "manifest": None, "complete": complete, "stored": []}
         newest = self._path / names[-1]
         try:
             manifest = read_manifest(newest)
         except CorruptFolderError as error:
             raise CorruptFolderError(f"{error} {self._way_out(names)}") from error
-        return {"iteration": read_iteration(names[-1]), "dir": newest, "manifest": manifest, "complete": complete}
+        stored = [read_iteration(name) for name in names]
+        return {"iteration": stored[-1], "dir": newest, "manifest": manifest, "complete": complete, "stored": stored}
 
     def _way_out(self, names: list[str]) -> str:
         damaged = [self._path / names[-1]]

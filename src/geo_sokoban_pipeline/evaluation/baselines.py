@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
 from geo_sokoban_pipeline.envs.sokoban.teacher import build_teacher
 from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
 from geo_sokoban_pipeline.options.policy import TeacherOptions
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 def play_baseline(
     name: str, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int, patience: int | None = None
 ) -> list[EpisodeRecord]:
-    """Play every prompt once with a player of `envs.sokoban.players`, one move a turn.
+    """Play every prompt once with a player of `envs.sokoban.players`, with as many moves as a policy may make.
 
     An episode that raises counts as not solved and without a return, as a policy's does; the first error is logged.
 
@@ -45,6 +47,17 @@ def play_baseline(
     return records
 
 
+def moves_per_turn(options: TrainOptions) -> int:
+    """Moves of a reply that the environment carries out."""
+    default = inspect.signature(SokobanEnv).parameters["max_actions_per_turn"].default
+    return int(options.env.args.get("max_actions_per_turn", default))
+
+
+def move_limit(options: TrainOptions) -> int:
+    """Moves of an episode at most, for policies and players alike."""
+    return options.rollout.max_turns * moves_per_turn(options)
+
+
 def describe_teacher(teacher: TeacherOptions) -> str:
     """Name of the teacher's row in the summary."""
     return f"teacher ({teacher.name})"
@@ -60,7 +73,11 @@ def _play(
     infos: list[dict[str, Any]] = []
     replies: list[str] = []
     done = env.board.is_solved
-    while not done and len(infos) < options.rollout.max_turns and (text := player.reply(env, generator)) is not None:
+    moves = moves_per_turn(options)
+    while not done and len(infos) < options.rollout.max_turns:
+        text = player.reply(env, generator, moves)
+        if text is None:
+            break
         replies.append(text)
         _, done, info = env.step(text)
         infos.append(info)

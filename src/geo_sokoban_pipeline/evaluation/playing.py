@@ -32,7 +32,7 @@ def play_prompts(
     *,
     sampling: SamplingOptions,
     samples: int = 1,
-    version: int = 0,
+    iteration: int = 0,
     blank: bool = False,
 ) -> list[Trajectory]:
     """Play prompts under the run's own limits.
@@ -40,7 +40,7 @@ def play_prompts(
     Args:
         label: first part of the trajectory ids, unique within a file.
         samples: episodes of a prompt; they are its `sample_index`.
-        version: policy version, recorded as the iteration.
+        iteration: recorded as the iteration; the engine knows the version of its weights.
         blank: replace every picture by a black one of its size.
 
     Returns:
@@ -58,7 +58,14 @@ def play_prompts(
         for sample in range(samples)
     ]
     settings = PlaySettings(
-        options.env, options.reward, options.rollout, sampling, version, options.task, blank_image if blank else None
+        options.env,
+        options.reward,
+        options.rollout,
+        sampling,
+        iteration,
+        options.task,
+        engine.version,
+        blank_image if blank else None,
     )
     play = load_object(options.rollout.function, default_name="play_episodes")
     with track(f"evaluating {label}", len(tasks)) as progress:

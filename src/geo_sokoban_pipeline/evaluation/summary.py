@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, play_baseline
+from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, move_limit, play_baseline
 from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
 from geo_sokoban_pipeline.evaluation.playing import play_prompts, record_episode
 from geo_sokoban_pipeline.folders import PolicyFolder
@@ -46,7 +46,7 @@ def evaluate_policies(
         "run": run,
         "prompts": len(rows_to_play),
         "layouts": len({row["layout_hash"] for row in rows_to_play if row.get("layout_hash")}),
-        "move_limit": options.rollout.max_turns,
+        "move_limit": move_limit(options),
         "policies": list(policies),
         "rows": summary_rows,
     }
@@ -67,7 +67,7 @@ def _evaluate_policy(
     policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
     engine = build_engine(policy, options.rollout)
     evaluation = options.evaluation
-    sampled, greedy = evaluation.sampling, SamplingOptions(greedy=True)
+    sampled, greedy = options.evaluation_sampling, SamplingOptions(greedy=True)
     wanted = [(name, "sampled", sampled, evaluation.samples, False)]
     if evaluation.greedy:
         wanted.append((name, "greedy", greedy, 1, False))
@@ -77,7 +77,7 @@ def _evaluate_policy(
             wanted.append((f"{name}_blank", "greedy", greedy, 1, True))
     rows, trajectories = [], []
     for row_name, mode, sampling, samples, hidden in wanted:
-        engine.update_weights(None, number)
+        engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
         episodes = play_prompts(
             f"{run}/{row_name}/{mode}",
             seed,
@@ -87,7 +87,7 @@ def _evaluate_policy(
             engine,
             sampling=sampling,
             samples=samples,
-            version=number,
+            iteration=number,
             blank=hidden,
         )
         records = [record_episode(episode, prompts[episode.group_index]) for episode in episodes]

@@ -33,9 +33,9 @@ def validate_policy(
     trajectories: list[Trajectory] = []
     metrics: dict[str, float] = {}
     for mode in ("sampled", "greedy"):
-        sampling = SamplingOptions(greedy=True) if mode == "greedy" else options.evaluation.sampling
+        sampling = SamplingOptions(greedy=True) if mode == "greedy" else options.evaluation_sampling
         played = play_prompts(
-            f"{run}/e{version:05d}/{mode}", seed, options, prompts, policy, engine, sampling=sampling, version=version
+            f"{run}/e{version:05d}/{mode}", seed, options, prompts, policy, engine, sampling=sampling, iteration=version
         )
         records = [record_episode(episode, prompts[episode.group_index]) for episode in played]
         row = summarise_episodes(records, mode=mode)

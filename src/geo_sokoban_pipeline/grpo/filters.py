@@ -56,7 +56,8 @@ def keep_groups(groups: Sequence[GroupSignal], kind: FilterKind = "none", min_gr
         groups: one signal per group.
         kind: "none" keeps all; "zero_variance" drops groups whose advantages are all 0 (`zero_std`); "mixed_success"
             drops groups in which all or none solved (`all_solved`, `none_solved`).
-        min_groups: where fewer than this many would remain, all are kept; 0: the filter always holds.
+        min_groups: where fewer than this many would remain, all that have any signal are kept; 0: the filter always
+            holds.
 
     Returns:
         One reason or None per group. A group without graded episodes is `empty` under every kind.
@@ -70,7 +71,7 @@ def keep_groups(groups: Sequence[GroupSignal], kind: FilterKind = "none", min_gr
         raise ValueError(f"min_groups={min_groups}: it must be 0 or more.")
     reasons = [_drop_reason(index, group, kind) for index, group in enumerate(groups)]
     if sum(reason is None for reason in reasons) < min_groups:
-        return [reason if reason == EMPTY else None for reason in reasons]
+        return [None if group.has_signal else reason for group, reason in zip(groups, reasons, strict=True)]
     return reasons
 
 

@@ -11,9 +11,9 @@ import json
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -29,6 +29,27 @@ class StrictModel(BaseModel):
     """Base of all options: unknown names are errors, values are finite, instances never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def _as_run_id(value: Any) -> str:
+    """A run id as text: `--params run_id=2` arrives as a number.
+
+    Raises:
+        ValueError: it could not be the name of a folder.
+    """
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _RUN_ID.fullmatch(text):
+        raise ValueError(
+            "a run id is the name of a folder: up to 100 letters, digits, dots, dashes and underscores, "
+            "a letter or digit first"
+        )
+    return text
+
+
+RunId = Annotated[str, BeforeValidator(_as_run_id)]
 
 
 def validate_parameters(params: Mapping[str, Any], model: type[Model], *, prefix: str = "") -> Model:

@@ -5,12 +5,9 @@ What is not a field here is an error, so a misspelt section never falls silently
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any
+from pydantic import Field
 
-from pydantic import BeforeValidator, Field
-
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import RunId, StrictModel
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.options.training import (
     EvaluatePipelineOptions,
@@ -18,26 +15,6 @@ from geo_sokoban_pipeline.options.training import (
     TrainOptions,
     UpdatePipelineOptions,
 )
-
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-def _as_run_id(value: Any) -> str:
-    """A run id as text: `--params run_id=2` arrives as a number.
-
-    Raises:
-        ValueError: it could not be the name of a folder.
-    """
-    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not _RUN_ID.fullmatch(text):
-        raise ValueError(
-            "a run id is the name of a folder: up to 100 letters, digits, dots, dashes and underscores, "
-            "a letter or digit first"
-        )
-    return text
-
-
-RunId = Annotated[str, BeforeValidator(_as_run_id)]
 
 
 class TrackingOptions(StrictModel):

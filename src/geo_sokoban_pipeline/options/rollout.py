@@ -47,6 +47,9 @@ class RolloutRules(StrictModel):
     budget_counts_prompt: bool = Field(
         False, description="Without a context limit, subtract the prompt from max_response_tokens too."
     )
+    budget_counts: Literal["response", "sampled"] = Field(
+        "response", description="What max_response_tokens counts: all tokens after the prompt, or sampled ones."
+    )
     step_before_finish_check: bool = Field(False, description="Let the environment act on truncated replies as well.")
     truncate_at_max_turns: bool = Field(
         False, description="An episode that reaches max_turns is truncated, not completed."
@@ -61,6 +64,7 @@ class RolloutRules(StrictModel):
         return cls(
             turn_separator=False,
             budget_counts_prompt=True,
+            budget_counts="sampled",
             step_before_finish_check=True,
             truncate_at_max_turns=True,
             drop_overflowing_observation=True,

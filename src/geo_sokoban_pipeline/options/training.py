@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import RunId, StrictModel
 from geo_sokoban_pipeline.options.policy import PolicyOptions, WarmStartOptions
 from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 
@@ -68,6 +68,10 @@ class GrpoOptions(StrictModel):
             raise ValueError(
                 "importance_cap needs old_log_probs=recompute: without a fresh pass there is no gap to correct."
             )
+        if self.max_log_prob_difference is not None and self.old_log_probs != "recompute":
+            raise ValueError(
+                "max_log_prob_difference needs old_log_probs=recompute: without a fresh pass there is no gap."
+            )
         if self.credit == "episode" and self.baseline == "board":
             raise ValueError("baseline=board needs credit=turn: an episode as a whole has no board.")
         return self
@@ -121,7 +125,9 @@ class EvaluationOptions(StrictModel):
 
     prompts: PositiveInt | None = Field(None, description="Evaluation prompts played. None: all.")
     samples: PositiveInt = Field(1, description="Sampled episodes of a prompt; pass@k needs several.")
-    sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How sampled episodes are sampled.")
+    sampling: SamplingOptions | None = Field(
+        None, description="How sampled episodes are sampled. None: as in the rollout."
+    )
     greedy: bool = Field(True, description="Play every prompt greedily as well.")
     blank_images: bool = Field(True, description="Play every prompt with blank pictures as well.")
     checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
@@ -145,12 +151,25 @@ class TrainOptions(StrictModel):
     placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
     threads: PositiveInt | None = Field(None, description="Threads of torch. None: all cores.")
 
+    @property
+    def evaluation_sampling(self) -> SamplingOptions:
+        """How sampled evaluation episodes are sampled: as given, else as in the rollout."""
+        return self.evaluation.sampling or self.rollout.sampling
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainOptions:
+        if self.rollout.sampling.greedy:
+            raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
+        if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
+            raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
+        return self
+
 
 class SourceOptions(StrictModel):
     """Whose stored data a pipeline rollout_*, update_* or evaluate_* works on."""
 
     run: str = Field("train_sokoban", description="Namespace of the run.")
-    run_id: str = Field("default", description="Run id of the run.")
+    run_id: RunId = Field("default", description="Run id of the run.")
     checkpoint: str | int = Field(
         "latest",
         description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id.",

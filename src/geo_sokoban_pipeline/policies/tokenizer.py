@@ -23,10 +23,10 @@ system user assistant You are playing Sokoban. Push the yellow box onto the red 
 You are the green player. Walls are brick. Floor is black. You push boxes, you never pull them. Avoid walls and corners.
 Reply with up to three moves, for example: Up, Left. Decide the next action: Current Observation: see the image.
 Actions executed: None. Next move? Choose your next moves from Up, Down, Left and Right.
-Find the angle, the length x, the area, the perimeter. The answer is boxed. Answer: \\boxed{12}
+Find the angle, the length x, the area, the perimeter. The answer is boxed. Answer: \\boxed{12} calc_score
 \\frac{1}{2} \\sqrt{3} \\pi 0 1 2 3 4 5 6 7 8 9 10 20 30 45 60 90 100 180 360 degrees
 triangle circle parallel lines square rectangle find the value
-calc_score name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} correct wrong try again last chance
+name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} correct wrong try again last chance
 """
 
 CHAT_TEMPLATE = """\

@@ -157,7 +157,7 @@ class Conversation:
             iteration=self._settings.iteration,
             group_index=self.task.group_index,
             sample_index=self.task.sample_index,
-            policy_version=self._versions[0][0] if self._versions else 0,
+            policy_version=self._versions[0][0] if self._versions else self._settings.version,
             seed=self.task.seed,
             sampling="{}",
             status=self.status,
@@ -225,7 +225,7 @@ class Conversation:
             message, [image.grid for image in encoded], separator=self._rules.turn_separator
         )
         budget, rollout = self._budget(), self._settings.rollout
-        if self._rules.drop_overflowing_observation and budget is not None and len(ids) >= budget:
+        if self._rules.drop_overflowing_observation and budget is not None and len(ids) > budget:
             self.status = "truncated"
             return
         start, first = self._ledger.length, len(self._images)
@@ -254,7 +254,9 @@ class Conversation:
         if rollout.max_context_tokens is not None:
             limits.append(rollout.max_context_tokens - ledger.length)
         if rollout.max_response_tokens is not None:
-            counted = ledger.length if self._rules.budget_counts_prompt else ledger.length - ledger.prompt_length
+            counted = ledger.sampled if self._rules.budget_counts == "sampled" else ledger.length - ledger.prompt_length
+            if self._rules.budget_counts_prompt and rollout.max_context_tokens is None:
+                counted += ledger.prompt_length
             limits.append(rollout.max_response_tokens - counted)
         return min(limits) if limits else None
 
@@ -304,6 +306,7 @@ class Conversation:
         sampling, rollout = self._settings.sampling, self._settings.rollout
         values = {
             "engine": engine.name,
+            "engine_version": engine.software_version,
             "seeded": engine.seeded,
             **sampling.model_dump(),
             "max_turns": rollout.max_turns,

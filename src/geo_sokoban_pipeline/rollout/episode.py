@@ -30,7 +30,7 @@ class TooManyFailuresError(RuntimeError):
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """What one call of the episode loop is played with."""
+    """What one call of the episode loop is played with; `version` is that of the engine's weights."""
 
     env: EnvOptions
     reward: RewardOptions
@@ -38,6 +38,7 @@ class PlaySettings:
     sampling: SamplingOptions
     iteration: int
     task: str
+    version: int = 0
     image_filter: ImageFilter | None = None
 
 

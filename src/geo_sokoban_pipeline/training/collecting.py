@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerOptions
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.options.training import PromptOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.training.scoring import is_solved, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 logger = logging.getLogger(__name__)
+_SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}
 Rows = Sequence[dict[str, Any]]
 Play = Callable[..., list[Trajectory]]
 
@@ -57,7 +58,6 @@ class Collector:
         limit = max(grpo.groups, math.ceil(grpo.groups * grpo.max_refill))
         chosen: list[int] = []
         trajectories: list[Trajectory] = []
-        filter_metrics: dict[str, float] = {}
         attempt = 0
         while len(chosen) < limit:
             wanted = grpo.groups if not chosen else min(grpo.groups - _kept(trajectories), limit - len(chosen))
@@ -65,9 +65,11 @@ class Collector:
             trajectories += self._play(iteration, drawn, first_group=len(chosen))
             chosen += drawn
             attempt += 1
-            filter_metrics = score_trajectories(trajectories, grpo, self.options.reward.args)
+            # The fallback of `min_groups` is for the end: it would hide that signal is scarce from the refill.
+            score_trajectories(trajectories, grpo, self.options.reward.args, min_groups=0)
             if _kept(trajectories) >= grpo.groups:
                 break
+        filter_metrics = score_trajectories(trajectories, grpo, self.options.reward.args)
         if not _kept(trajectories):
             logger.warning(
                 "iteration %d: %d groups played, but no group to train on; it commits without an update",
@@ -92,7 +94,13 @@ class Collector:
             for sample in range(options.grpo.group_size)
         ]
         settings = PlaySettings(
-            options.env, options.reward, options.rollout, options.rollout.sampling, iteration, options.task
+            options.env,
+            options.reward,
+            options.rollout,
+            options.rollout.sampling,
+            iteration,
+            options.task,
+            self.engine.version,
         )
         play: Play = load_object(options.rollout.function, default_name="play_episodes")
         return play(self.engine, self.policy, tasks, settings)
@@ -109,12 +117,11 @@ class Collector:
 
 def build_sampler(prompts: Rows, options: PromptOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
     """Prompt sampler of a run, new or continued."""
-    kind = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}[options.order]
     settings = SamplerOptions(
         seed=derive_seed(seed, "prompts"),
-        kind=kind,
+        kind=_SAMPLER_KINDS[options.order],
         floor=options.floor,
-        smoothing=options.smoothing,  # type: ignore[arg-type]
+        smoothing=options.smoothing,
     )
     buckets = [row.get("solution_length") for row in prompts]
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)

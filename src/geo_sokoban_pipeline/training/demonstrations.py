@@ -46,6 +46,11 @@ class Demonstrator:
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
         self._settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
         self._seed, self._purpose = seed, purpose
+        if not prompts:
+            raise ValueError(
+                f"there are no levels for {purpose} demonstrations; raise the counts or shares of the data "
+                "(sokoban.counts, sokoban.shares), or set warm_start.steps=0."
+            )
         self._buckets: dict[str, list[dict[str, Any]]] = {}
         for row in prompts:
             self._buckets.setdefault(str(row.get("solution_length")), []).append(row)

@@ -63,7 +63,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
     """Run the loop from where it stands to `loop.iterations`.
 
     Args:
-        resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`.
+        resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`, `stored`.
 
     Yields:
         (trajectories, eval trajectories, metrics, checkpoint) by partition, `{}` where nothing is due. The first chunk
@@ -133,7 +133,7 @@ class _Loop:
         )
         self.collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, self.policy, self.engine)
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
-        self.saved = [resume["iteration"]] if resume["dir"] is not None else []
+        self.saved: list[int] = list(resume["stored"])
         self.save_seconds = 0.0
 
     def iterate(self, iteration: int) -> Chunk:
@@ -196,6 +196,8 @@ class _Loop:
         inputs, loop = self.inputs, self.options.loop
         self.engine.update_weights(None, version)
         rows = inputs.validation_prompts[: loop.eval_prompts]
+        if not rows:
+            return {}
         played, metrics = validate_policy(
             inputs.run, inputs.seed, self.options, rows, self.policy, self.engine, version
         )
@@ -213,9 +215,7 @@ class _Loop:
         chunk: dict[str, Any] = {partition(iteration): CheckpointWriter(self.backend, entries)}
         if loop.keep_last is not None:
             best = self.best["iteration"] if self.best is not None and loop.keep_best else None
-            # An older best checkpoint is on disk although this process did not save it.
-            known = sorted({*self.saved, *([best] if best is not None else [])})
-            self.saved = retained(known, loop.keep_last, best)
+            self.saved = retained(self.saved, loop.keep_last, best)
             chunk[RETAIN] = self.saved
         return chunk
 

@@ -21,7 +21,11 @@ _TOLERANCE = 1e-6
 
 
 def score_trajectories(
-    trajectories: Sequence[Trajectory], options: GrpoOptions, reward_args: Mapping[str, Any]
+    trajectories: Sequence[Trajectory],
+    options: GrpoOptions,
+    reward_args: Mapping[str, Any],
+    *,
+    min_groups: int | None = None,
 ) -> dict[str, float]:
     """Set advantages and decide what is trained, in place.
 
@@ -29,6 +33,7 @@ def score_trajectories(
         trajectories: episodes of one iteration, groups by `group_index`.
         options: credit, normalisation, filter.
         reward_args: the reward's arguments; `aggregate` and `distance_weight` hold for credit per turn.
+        min_groups: in place of `options.min_groups`.
 
     Returns:
         Metrics: `rollout/dynamic_filter/drop_<reason>`, `rollout/zero_std/count_<reward>`, `rollout/groups`.
@@ -37,8 +42,9 @@ def score_trajectories(
     groups = sorted({episode.group_index for episode in trajectories})
     per_turn = _turn_credit(graded, options, reward_args) if options.credit == "turn" else None
     _set_episode_advantages(graded, options)
+    least = options.min_groups if min_groups is None else min_groups
     signals = [_signal(graded, group, per_turn) for group in groups]
-    reasons = dict(zip(groups, keep_groups(signals, options.filter, options.min_groups), strict=True))
+    reasons = dict(zip(groups, keep_groups(signals, options.filter, least), strict=True))
     for episode in graded:
         reason = reasons[episode.group_index]
         episode.trained = reason is None and bool(episode.loss_mask.any())
@@ -128,7 +134,7 @@ def _board_keys(episode: Trajectory) -> list[Hashable]:
     keys: list[Hashable] = []
     for before, turn in zip(episode.turns, episode.turns[1:], strict=False):
         if turn.role == "assistant":
-            keys.append(tuple(episode.images[index] for index in before.image_indices) or before.text)
+            keys.append((before.text, *(episode.images[index] for index in before.image_indices)))
     return keys
 
 

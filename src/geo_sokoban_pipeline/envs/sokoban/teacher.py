@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.players import Player, make_player
 
 
@@ -21,13 +22,24 @@ class SokobanTeacher:
         self._player: Player = make_player(name, patience)
         self._noise = noise
 
-    def reply(self, env: Any, generator: random.Random) -> str | None:
-        """The next reply, one move in an answer block; None: the teacher gives up."""
-        action = self._player.choose(env.board, generator)
+    def reply(self, env: Any, generator: random.Random, moves: int = 1) -> str | None:
+        """The next reply, up to `moves` moves in an answer block; None: the teacher gives up at once."""
+        board: Board = env.board
+        chosen: list[str] = []
+        while len(chosen) < moves and not board.is_solved:
+            action = self._choose(board, generator)
+            if action is None:
+                break
+            chosen.append(action.capitalize())
+            board = board.move(action).board
+        return f"<answer>{', '.join(chosen)}</answer>" if chosen else None
+
+    def _choose(self, board: Board, generator: random.Random) -> str | None:
+        action = self._player.choose(board, generator)
         if self._noise and generator.random() < self._noise:
-            legal = env.board.legal_actions()
+            legal = board.legal_actions()
             action = generator.choice(legal) if legal else action
-        return None if action is None else f"<answer>{action.capitalize()}</answer>"
+        return action
 
 
 def build_teacher(name: str, patience: int | None = None, noise: float = 0.0) -> SokobanTeacher:

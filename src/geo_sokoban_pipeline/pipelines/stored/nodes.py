@@ -32,6 +32,7 @@ def collect_trajectories(
     """
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+    from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.loop import partition, set_threads
     from geo_sokoban_pipeline.trajectory_files import name_parts
@@ -46,6 +47,7 @@ def collect_trajectories(
     first = int(source.manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings.prompts, seed, source.manifest.get("sampler"))
     collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine)
+    yield {PRUNE: -1}, {PRUNE: -1}
     for iteration in range(first, first + options.iterations):
         engine.update_weights(None, first)
         trajectories, metrics = collector.collect(iteration, sampler)

@@ -117,7 +117,8 @@ def select_policy(
         chosen = checkpoints[f"iter={best['iteration']:05d}"]
     logger.info("final policy: checkpoint of iteration %d", chosen["iteration"])
     folder = PolicyFolder(chosen["dir"], chosen["manifest"])
-    return _link_policy(folder, {"iteration": chosen["iteration"], "started_from": hash_files(start.manifest["files"])})
+    kept = {name: chosen["manifest"][name] for name in ("iteration", "policy_version", "sampler")}
+    return _link_policy(folder, {**kept, "started_from": hash_files(start.manifest["files"])})
 
 
 def evaluate_policies(

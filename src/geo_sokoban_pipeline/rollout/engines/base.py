@@ -46,7 +46,7 @@ class Result:
     Attributes:
         id: of the request.
         token_ids: (T,) int32 sampled ids, the end token included where it was sampled.
-        log_probs: (T,) float32 under the sampling policy, after temperature, before top-p and top-k; greedy: untempered.
+        log_probs: (T,) float32 under the sampling policy, after temperature, before top-p, top-k; greedy: untempered.
         finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted.
         weight_version: version of the weights that sampled it.
     """
@@ -62,7 +62,9 @@ class RolloutEngine(Protocol):
     """What the episode loop needs of an engine."""
 
     name: str
+    software_version: str
     seeded: bool
+    version: int
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 
 from geo_sokoban_pipeline.policies.forward import encode_images, place_images, run_text
@@ -50,6 +51,7 @@ class TransformersEngine:
     """
 
     name = "transformers"
+    software_version = transformers.__version__
     seeded = True
 
     def __init__(
@@ -136,8 +138,10 @@ class TransformersEngine:
                 for name, tensor in weights:
                     own[name].copy_(tensor)
         self.version = version
-        self._bank = FeatureBank()
         self.release(list(self._held))
+        self._bank = FeatureBank()
+        # New buffers too: how far the old ones have grown must not show in anything.
+        self._cache = ConversationCache(len(self._core.language_model.layers), self._rows)
 
     def close(self) -> None:
         """Free cache and features, forget requests."""
