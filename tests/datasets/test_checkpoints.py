@@ -78,7 +78,7 @@ def test_resume_state_is_the_newest(resume: ResumeStateDataset) -> None:
 def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
     path = str(tmp_path / "none")
     assert CheckpointsDataset(path).load() == {}
-    empty = {"iteration": -1, "dir": None, "manifest": None, "complete": None}
+    empty = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
     assert ResumeStateDataset(path).load() == empty
     assert not (tmp_path / "none").exists()
 

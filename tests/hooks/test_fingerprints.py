@@ -43,7 +43,7 @@ def write(folder, fingerprint):
         {},
         {"run_id": "other"},
         {"tracking": {"enabled": False}},
-        {RUN: {"loop": {"iterations": 999, "save_interval": 5, "keep_last": None, "eval_interval": 0}}},
+        {RUN: {"loop": {"iterations": 999, "save_interval": 5, "keep_last": None}}},
         {RUN: {"evaluation": {"samples": 4}, "threads": 1}},
         {"evaluate_sokoban": {"source": {"checkpoint": "best"}}},
         {"sokoban": {"cell_px": 16}},  # given, but as it is by default

@@ -6,8 +6,7 @@ conversation becomes a sequence of ids.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 Observation = Mapping[str, Any]
@@ -55,22 +54,3 @@ def user_message(observation: Observation | None) -> dict[str, Any]:
     ]
     content.append({"type": "text", "text": observation.get("obs_str", "")})
     return {"role": "user", "content": content}
-
-
-def checked_arguments(path: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The given arguments as a dict, after a check of their names.
-
-    Args:
-        path: where they stand in the parameters, such as `env.args`.
-        given: names and values.
-        known: names that exist.
-
-    Raises:
-        ValueError: a name is unknown; the message has its full path, its value and the nearest known name.
-    """
-    for key, value in given.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ValueError(f"{path}.{key}={value!r}: unknown parameter; {hint}")
-    return dict(given)

@@ -21,6 +21,7 @@ from kedro.framework.project import pipelines
 from geo_sokoban_pipeline.fingerprint import FingerprintError
 from geo_sokoban_pipeline.hooks.fingerprints import check_stored_run
 from geo_sokoban_pipeline.hooks.parameters import refuse, settings_of
+from geo_sokoban_pipeline.hooks.plugins import check_plugins
 from geo_sokoban_pipeline.hooks.policies import check_starting_policy
 from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
@@ -135,6 +136,7 @@ class RunHooks:
                     folders.clear()
                 check_stored_run(run, folders.models, self._parameters)
                 check_starting_policy(run, folders.models, self._parameters)
+                check_plugins(run, self._parameters)
         except _REFUSALS as error:
             self._release()
             refuse(error)

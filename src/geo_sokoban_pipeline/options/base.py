@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -154,3 +154,22 @@ def _nearest(word: str, known: list[str]) -> str:
     """` Did you mean …?` with the most similar known word, or nothing."""
     found = difflib.get_close_matches(word, known, n=1)
     return f" Did you mean {found[0]}?" if found else ""
+
+
+def checked_arguments(path: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The given arguments as a dict, after a check of their names.
+
+    Args:
+        path: where they stand in the parameters, such as `env.args`.
+        given: names and values.
+        known: names that exist.
+
+    Raises:
+        ValueError: a name is unknown; the message has its full path, its value and the nearest known name.
+    """
+    for key, value in given.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, sorted(known), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            raise ValueError(f"{path}.{key}={value!r}: unknown parameter; {hint}")
+    return dict(given)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from geo_sokoban_pipeline.options.base import checked_arguments
+
 
 def sokoban_reward(
     turn_rewards: Sequence[float],
@@ -63,9 +65,7 @@ def compute_reward(outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         ValueError: an argument is unknown; the message names it.
     """
-    unknown = set(args) - {"aggregate", "distance_weight"}
-    if unknown:
-        raise ValueError(f"reward.args.{sorted(unknown)[0]}: unknown; known are aggregate and distance_weight.")
+    known = checked_arguments("reward.args", args, ("aggregate", "distance_weight"))
     env = outcome.env
-    parts = sokoban_reward(env["turn_rewards"], env["final_bonus"], env["dist0"], env["dist1"], **args)
+    parts = sokoban_reward(env["turn_rewards"], env["final_bonus"], env["dist0"], env["dist1"], **known)
     return {"reward": float(parts["total_reward"] or 0.0), **{k: float(v) for k, v in parts.items() if v is not None}}

@@ -12,11 +12,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, Literal
 
-from geo_sokoban_pipeline.envs.base import Info, Observation, checked_arguments, user_message
+from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.sokoban.actions import parse_actions
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.observation import STYLES, observation_text
 from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render_observation
+from geo_sokoban_pipeline.options.base import checked_arguments
 
 
 class SokobanEnv:

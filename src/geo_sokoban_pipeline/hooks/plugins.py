@@ -1,0 +1,75 @@
+"""Environments, rewards and rollouts before any work: what the parameters name must exist and take its arguments.
+
+The project's own environment and reward are tried on a small level. Code of a user's is only looked up: what it does
+with its arguments is its own affair. The rollout function is not imported, because it may bring torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.envs.sokoban.env import build_env
+from geo_sokoban_pipeline.hooks.fingerprints import TRAINING
+from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+
+_LEVEL = Board.from_text("#####\n#@$.#\n#####")
+_OUTCOME = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
+
+
+def check_plugins(run: str, parameters: ProjectParameters) -> None:
+    """See that what a training run names can be found and accepts its arguments.
+
+    Raises:
+        ParameterError: names the full parameter path, the value, and the nearest known name.
+    """
+    if not run.startswith(TRAINING):
+        return
+    options: TrainOptions = getattr(parameters, run)
+    factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
+    reward = _find(f"{run}.reward.function", options.reward.function, "reward")
+    _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
+    _find_module(f"{run}.rollout.function", options.rollout.function)
+    if factory is build_env:
+        sample = {"extra_info": {"env_config": _LEVEL.to_env_config()}}
+        _try(run, "env.args", lambda: build_env(sample, options.env.args))
+    if reward is compute_reward:
+        _try(run, "reward.args", lambda: compute_reward(_OUTCOME, options.reward.args))
+
+
+def _find(path: str, spec: str, default_name: str) -> Any:
+    try:
+        return load_object(spec, default_name=default_name)
+    except PluginError as error:
+        raise ParameterError(f"{path}={spec}: {error}") from error
+
+
+def _find_module(path: str, spec: str) -> None:
+    file = spec.partition(":")[0]
+    if file.endswith(".py"):
+        if not Path(file).expanduser().is_file():
+            raise ParameterError(f"{path}={spec}: there is no file {file}; relative paths start at {Path.cwd()}.")
+        return
+    module = spec.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(module) if module else None
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ParameterError(f"{path}={spec}: there is no module {module or spec!r}; check the spelling.")
+
+
+def _try(run: str, section: str, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        raise ParameterError(f"{run}.{text if text.startswith(section) else f'{section}.{text}'}") from error

@@ -1,0 +1,43 @@
+"""What the parameters name is looked up, and its arguments tried, before a run does any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.hooks.plugins import check_plugins
+from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.options.project import ProjectParameters
+
+RUN = "train_sokoban"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"env": {"args": {"cell_pxx": 3}}}, r"train_sokoban\.env\.args\.cell_pxx=3: unknown .* did you mean cell_px"),
+        ({"env": {"args": {"cell_px": 3}}}, r"train_sokoban\.env\.args\.cell_px=3: must be at least 8"),
+        ({"env": {"args": {"rewards": {"mved": 1}}}}, r"train_sokoban\.env\.args\.rewards\.mved=1: .* mean moved"),
+        ({"reward": {"args": {"agregate": "sum"}}}, r"train_sokoban\.reward\.args\.agregate.* mean aggregate"),
+        ({"reward": {"args": {"aggregate": "max"}}}, r"train_sokoban\.reward\.args\.aggregate='max'"),
+        ({"env": {"factory": "no_such.build"}}, r"train_sokoban\.env\.factory=no_such\.build: .*no module"),
+        ({"reward": {"function": "missing.py"}}, r"train_sokoban\.reward\.function=missing\.py: .*no file"),
+        ({"rollout": {"function": "no_such.play"}}, r"train_sokoban\.rollout\.function=no_such\.play: .*no module"),
+    ],
+)
+def test_what_cannot_be_used_is_named(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        check_plugins(RUN, ProjectParameters.model_validate({RUN: section}))
+
+
+def test_own_code_is_only_looked_up(tmp_path: Path) -> None:
+    file = tmp_path / "world.py"
+    file.write_text("def build_env(sample, args): raise RuntimeError\n")
+    section = {"env": {"factory": str(file), "args": {"anything": 1}}}
+    check_plugins(RUN, ProjectParameters.model_validate({RUN: section}))
+
+
+def test_other_pipelines_are_not_looked_at() -> None:
+    check_plugins("evaluate_sokoban", ProjectParameters())
