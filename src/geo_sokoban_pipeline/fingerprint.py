@@ -38,11 +38,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Fingerprint:
     return flat
 
 
-def fingerprint_hash(fingerprint: Fingerprint) -> str:
-    """Hash of a fingerprint, independent of the order of its names."""
-    return content_hash(json.dumps(fingerprint, sort_keys=True))
-
-
 def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
     """One line per name that differs, sorted; empty where both are equal."""
     lines = []

@@ -27,11 +27,6 @@ def derive_seed(root: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def numpy_generator(root: int, *names: str | int) -> np.random.Generator:
-    """numpy generator (PCG64) of one use."""
-    return np.random.default_rng(derive_seed(root, *names))
-
-
 def python_generator(root: int, *names: str | int) -> random.Random:
     """Generator of the standard library of one use; its methods cost less than numpy's for single draws."""
     return random.Random(derive_seed(root, *names))

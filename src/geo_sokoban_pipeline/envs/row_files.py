@@ -66,15 +66,6 @@ def take_slice(items: Iterator[T], window: slice) -> Iterator[T]:
     return islice(items, window.start, window.stop)
 
 
-def parquet_columns(path: Path) -> list[str]:
-    """Names of the columns of a parquet file.
-
-    Raises:
-        ValueError: the file is torn or no parquet; the message names it.
-    """
-    return list(_open_parquet(path).schema_arrow.names)
-
-
 def _open_parquet(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq

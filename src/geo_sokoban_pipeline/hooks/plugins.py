@@ -41,6 +41,12 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
     if factory is build_env:
         sample = {"extra_info": {"env_config": _LEVEL.to_env_config()}}
         _try(run, "env.args", lambda: build_env(sample, options.env.args))
+        drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
+        if played is not None and drawn != played:
+            raise ParameterError(
+                f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's first "
+                "picture. Give both the same value."
+            )
     if reward is compute_reward:
         _try(run, "reward.args", lambda: compute_reward(_OUTCOME, options.reward.args))
 
