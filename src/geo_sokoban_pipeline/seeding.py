@@ -10,8 +10,6 @@ import hashlib
 import json
 import random
 
-import numpy as np
-
 
 def derive_seed(root: int, *names: str | int) -> int:
     """Seed of one use, derived from a root seed and the names that identify the use.

@@ -44,8 +44,8 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
         if played is not None and drawn != played:
             raise ParameterError(
-                f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's first "
-                "picture. Give both the same value."
+                f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
+                "first picture. Give both the same value."
             )
     if reward is compute_reward:
         _try(run, "reward.args", lambda: compute_reward(_OUTCOME, options.reward.args))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.evaluation.metrics import response_metrics
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.options.training import PromptOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -47,7 +48,7 @@ class Collector:
     policy: Policy
     engine: RolloutEngine
 
-    def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float]]:
+    def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
         """Play and score one iteration; moves the sampler on.
 
         Returns:
@@ -127,34 +128,41 @@ def build_sampler(prompts: Rows, options: PromptOptions, seed: int, state: dict[
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)
 
 
-def describe_rollout(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float]:
-    """Metrics of played episodes under the seed's names; response lengths count sampled tokens."""
+def describe_rollout(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float | None]:
+    """Metrics of played episodes under the seed's names; what no episode can tell is None.
+
+    Response lengths count sampled tokens, as do the means of log-probs; `returns` are the episodes' rewards, which GRPO
+    without a critic equates.
+    """
     rewards = [episode.reward for episode in trajectories if episode.reward is not None]
     solved = [float(value) for episode in trajectories if (value := is_solved(episode)) is not None]
-    lengths = np.array([int(episode.loss_mask.sum()) for episode in trajectories] or [0])
-    advantages = [episode.advantage for episode in trajectories if episode.advantage is not None]
-    engine = sum(episode.timings.get("engine", 0.0) for episode in trajectories)
-    env = sum(episode.timings.get("env", 0.0) for episode in trajectories)
-    count = max(len(trajectories), 1)
-    share = {status: sum(e.status == status for e in trajectories) / count for status in ("truncated", "failed")}
+    sampled = [episode.rollout_log_probs[episode.loss_mask == 1] for episode in trajectories]
+    responses = response_metrics(
+        [len(tokens) for tokens in sampled],
+        [episode.status == "truncated" for episode in trajectories],
+        [episode.response for episode in trajectories],
+    )
+    count = len(trajectories)
     return {
-        "rollout/episodes": float(len(trajectories)),
-        "rollout/raw_reward": float(np.mean(rewards or [0.0])),
-        "rollout/advantages": float(np.mean(advantages or [0.0])),
-        "rollout/success_rate": float(np.mean(solved or [0.0])),
-        "rollout/response_len/mean": float(lengths.mean()),
-        "rollout/response_len/median": float(np.median(lengths)),
-        "rollout/response_len/max": float(lengths.max()),
-        "rollout/response_len/min": float(lengths.min()),
-        "rollout/turns/mean": float(np.mean([e.metrics.get("turns", 0.0) for e in trajectories] or [0.0])),
-        "rollout/truncated_ratio": share["truncated"],
-        "rollout/failed_ratio": share["failed"],
-        "rollout/trained_ratio": sum(e.trained for e in trajectories) / count,
+        "rollout/episodes": float(count),
+        "rollout/raw_reward": _mean(rewards),
+        "rollout/returns": _mean(rewards),
+        "rollout/advantages": _mean([e.advantage for e in trajectories if e.advantage is not None]),
+        "rollout/rollout_log_probs": _mean(np.concatenate([np.empty(0), *sampled])),
+        "rollout/success_rate": _mean(solved),
+        **{f"rollout/{name}": value for name, value in responses.items()},
+        "rollout/turns/mean": _mean([e.metrics.get("turns", 0.0) for e in trajectories]),
+        "rollout/failed_ratio": _mean([float(e.status == "failed") for e in trajectories]),
+        "rollout/trained_ratio": _mean([float(e.trained) for e in trajectories]),
         "perf/rollout_time": seconds,
-        "perf/engine_time": engine,
-        "perf/env_time": env,
-        "perf/tokens_per_second": float(sum(len(e.token_ids) for e in trajectories) / max(seconds, 1e-9)),
+        "perf/engine_time": sum(e.timings.get("engine", 0.0) for e in trajectories),
+        "perf/env_time": sum(e.timings.get("env", 0.0) for e in trajectories),
+        "perf/tokens_per_second": sum(len(e.token_ids) for e in trajectories) / max(seconds, 1e-9),
     }
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float | None:
+    return float(np.mean(values)) if len(values) else None
 
 
 def _kept(trajectories: Sequence[Trajectory]) -> int:

@@ -229,4 +229,4 @@ def set_threads(threads: int | None) -> int:
 
 def _note(rows: dict[str, Any]) -> str:
     row: dict[str, float] = next(iter(rows.values()), {})
-    return f"solved {row.get('rollout/success_rate', 0.0):.0%}, reward {row.get('rollout/raw_reward', 0.0):.2f}"
+    return f"solved {row.get('rollout/success_rate') or 0.0:.0%}, reward {row.get('rollout/raw_reward') or 0.0:.2f}"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geo_sokoban_pipeline.grpo.log_probs import truncated_importance_weights
+from geo_sokoban_pipeline.grpo.log_probs import off_policy_metrics, truncated_importance_weights
 from geo_sokoban_pipeline.grpo.loss import kl_estimate, policy_loss, reduce_tokens
 from geo_sokoban_pipeline.options.training import GrpoOptions
 from geo_sokoban_pipeline.training.samples import TrainSample
@@ -63,15 +63,17 @@ class GrpoObjective:
         self.options = options
         self.needs_entropy = True
         self._denominator = 1.0
+        self._tokens = 1
 
     def begin(self, samples: Sequence[TrainSample]) -> None:
         """See `Objective`."""
         options = self.options
+        self._tokens = sum(len(sample.targets) for sample in samples)
         if options.reduction == "constant":
             assert options.constant_denominator is not None
             self._denominator = options.constant_denominator
         elif options.reduction == "token_mean":
-            self._denominator = float(sum(len(sample.targets) for sample in samples))
+            self._denominator = float(self._tokens)
         else:
             self._denominator = float(len(samples))
 
@@ -104,6 +106,10 @@ class GrpoObjective:
             "entropy_loss": float(bonus.detach()),
             "train_rollout_logprob_abs_diff": float(gap),
         }
+        if weights is not None:
+            off_policy = off_policy_metrics(old, rollout, mask, cap=options.importance_cap or 1.0)
+            share = float(mask.sum()) / max(self._tokens, 1)
+            metrics |= {name: value * share for name, value in off_policy.items() if name.startswith("tis")}
         references = [sample.ref_log_probs for sample in samples if sample.ref_log_probs is not None]
         if options.kl_coefficient > 0:
             kl = kl_estimate(log_probs, pad(references, log_probs), options.kl_kind, loss_mask=mask)

@@ -60,6 +60,7 @@ def update_policy(
         groups.setdefault(episode.group_index, []).append(samples[id(episode)])
     objective = GrpoObjective(grpo)
     rows: list[dict[str, float]] = []
+    sizes: list[int] = []
     for number in range(grpo.passes):
         order = list(groups.values())
         if number:
@@ -67,11 +68,19 @@ def update_policy(
         for step in split_steps(order, groups_per_step=grpo.groups_per_step):
             members = [sample for group in step for sample in group]
             rows.append(backend.step(members, objective, rate))
+            sizes.append(len(members))
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
     # Later steps have moved the weights: only the first one compares trainer and engine.
     means[f"train/{_GAP}"] = rows[0][_GAP]
     skipped = sum(row["skipped"] for row in rows)
-    return {**means, "train/skipped": skipped, "train/steps": float(len(rows)), "train/lr-pg_0": rate}
+    size = float(np.mean(sizes))
+    return {
+        **means,
+        "train/global_batch_size": size,
+        "train/skipped": skipped,
+        "train/steps": float(len(rows)),
+        "train/lr-pg_0": rate,
+    }
 
 
 def scheduled_rate(options: OptimizerOptions, iteration: int) -> float:
