@@ -53,7 +53,7 @@ class CharacterPolicy:
 class ScriptedEngine:
     """Gives each conversation its replies in order, one conversation a poll, and keeps what it was asked."""
 
-    name, seeded = "scripted", True
+    name, software_version, seeded, version = "scripted", "1", True, 0
 
     def __init__(self, replies: dict[int, list[Reply]] | list[Reply]) -> None:
         self.replies = {0: list(replies)} if isinstance(replies, list) else {k: list(v) for k, v in replies.items()}

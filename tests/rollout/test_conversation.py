@@ -153,9 +153,25 @@ def test_slime_exact(replies, env, limits, status, mask, heard):
     assert (episode.status, mask_of(episode), len(made[0].heard)) == (status, mask, heard)
 
 
-def test_slime_exact_subtracts_the_prompt_and_writes_no_separator():
-    (episode,), engine = play_scripted([FOUR, THREE], exact({"ends_after": 2}, max_response_tokens=1000))
+def test_the_original_fallback_subtracts_the_prompt_and_all_that_follows():
+    """Worked example 13.3: the reference algorithm without a context limit."""
+    settings = make_settings({"ends_after": 2}, max_response_tokens=1000, rules={"budget_counts_prompt": True})
+    (episode,), engine = play_scripted([FOUR, THREE], settings)
     assert engine.asked == [(9, 991), (23, 977)]
+    assert episode.status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [
+        # The original Sokoban example: sampled tokens alone count against the response's limit.
+        ({"max_response_tokens": 100, "max_context_tokens": 1000}, [(9, 100), (23, 96)]),
+        ({"max_response_tokens": 1000, "max_context_tokens": 100}, [(9, 91), (23, 77)]),
+    ],
+)
+def test_slime_exact_counts_sampled_tokens_and_writes_no_separator(limits, asked):
+    (episode,), engine = play_scripted([FOUR, THREE], exact({"ends_after": 2}, **limits))
+    assert engine.asked == asked
     assert "\n" not in episode.response
 
 
