@@ -170,7 +170,7 @@ class Board:
         """
         if kind not in ("greedy", "assignment"):
             raise ValueError(f"distance={kind!r}: must be 'greedy' or 'assignment'")
-        return (greedy_distance if kind == "greedy" else assignment_distance)(self.boxes, self.targets)
+        return _distance(self.layout, self.box_mask, self.target_mask, kind)
 
     def codes(self) -> bytes:
         """Row-major cell codes, (height · width) bytes in 0…6 (see `text`)."""
@@ -216,3 +216,9 @@ class Board:
 @lru_cache(maxsize=65536)
 def _canonical_hash(board: Board) -> str:
     return content_hash(b"level", *canonical_bytes(board.codes(), board.height, board.width))
+
+
+@lru_cache(maxsize=65536)
+def _distance(layout: Layout, boxes: int, targets: int, kind: str) -> int:
+    distance = greedy_distance if kind == "greedy" else assignment_distance
+    return distance(layout.cells(boxes), layout.cells(targets))

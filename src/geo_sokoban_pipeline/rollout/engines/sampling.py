@@ -54,20 +54,26 @@ def sample_tokens(
         of greedy rows untempered.
     """
     scores = logits.float().index_fill(1, banned_ids, -torch.inf)
-    greedy = torch.tensor([options.greedy for options in sampling], device=scores.device)
+    greedy = [options.greedy for options in sampling]
     temperature = torch.tensor([1.0 if o.greedy else o.temperature for o in sampling], device=scores.device)
     log_probs = torch.log_softmax(scores / temperature[:, None], dim=-1)
-    if bool(greedy.all()):
+    if all(greedy):
         chosen = scores.argmax(-1)
     else:
-        probs = _restrict(log_probs.double().exp(), sampling)
-        cumulative = probs.cumsum(-1)
-        points = torch.from_numpy(draws).to(cumulative)[:, None] * cumulative[:, -1:]
-        chosen = torch.searchsorted(cumulative, points, right=True).squeeze(1)
-        # A draw that rounds up to the total lands behind the last allowed token.
-        last = probs.shape[1] - 1 - (probs > 0).flip(1).long().argmax(1)
-        chosen = torch.where(greedy, scores.argmax(-1), torch.minimum(chosen, last))
+        chosen = _invert(_restrict(log_probs.double().exp(), sampling), draws)
+        if any(greedy):
+            chosen = torch.where(torch.tensor(greedy, device=scores.device), scores.argmax(-1), chosen)
     return chosen, log_probs.gather(1, chosen[:, None]).squeeze(1)
+
+
+def _invert(probs: Tensor, draws: np.ndarray) -> Tensor:
+    """(N,) first token of each row at which the cumulative distribution passes the draw."""
+    cumulative = probs.cumsum(-1)
+    total = cumulative[:, -1:]
+    points = torch.from_numpy(draws).to(cumulative)[:, None] * total
+    # A product that rounds up to the total would be passed by no token.
+    points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, points, right=True).squeeze(1)
 
 
 def _restrict(probs: Tensor, sampling: Sequence[SamplingOptions]) -> Tensor:

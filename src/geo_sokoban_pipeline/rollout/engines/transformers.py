@@ -256,13 +256,18 @@ class TransformersEngine:
         positions = np.zeros((3, len(talks), width), np.int64)
         rows: list[np.ndarray] = []
         codec = self.policy.codec
+        # Most feeds of a turn are equal; their positions differ by where they start.
+        known: dict[tuple[bytes, tuple[tuple[int, int, int], ...]], tuple[np.ndarray, int]] = {}
         for index, (talk, feed) in enumerate(zip(talks, feeds, strict=True)):
             new = talk.request.images[talk.pictures :]
+            grids = tuple(image.grid for image in new)
+            key = (feed.tobytes(), grids)
+            if key not in known:
+                known[key] = extend_positions(feed, grids, codec.image_pad_id, codec.merge_size)
+            placed, length = known[key]
             ids[index, : len(feed)] = feed
-            placed, talk.position = extend_positions(
-                feed, [image.grid for image in new], codec.image_pad_id, codec.merge_size, talk.position
-            )
-            positions[:, index, : len(feed)] = placed
+            positions[:, index, : len(feed)] = placed + talk.position
+            talk.position += length
             rows.append(self._bank.rows([image.key for image in new]))
         hidden = self._run(ids, positions, np.concatenate(rows), mask)
         ends = torch.tensor([len(feed) - 1 for feed in feeds])

@@ -1,0 +1,18 @@
+"""A policy whose replies differ in length."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def talker(tiny_policy):
+    """The tiny policy with a bias to end its replies, so that they differ in length and episodes in turns."""
+    policy = copy.deepcopy(tiny_policy)
+    bias = torch.zeros(policy.model.config.text_config.vocab_size)
+    bias[policy.codec.end_id] = 4.0
+    policy.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return policy

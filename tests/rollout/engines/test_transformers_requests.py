@@ -1,0 +1,209 @@
+"""The engine request by request: who shares a pass, what is computed once, what is forgotten, what is refused."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
+from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from rollout.engines.talks import Plan, Talk, play_alone, say
+
+# float32 sums in another order; measured differences are below 1e-5.
+TOLERANCE = 1e-4
+
+plans = st.builds(Plan, st.integers(0, 3), st.integers(0, 1), st.sampled_from([(1,), (4, 2), (2, 1, 5), (6, 6, 3)]))
+
+
+@given(
+    plans=st.lists(plans, min_size=2, max_size=5),
+    rows=st.integers(2, 6),
+    choices=st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=12, max_size=12),
+)
+@settings(max_examples=12, deadline=None)
+def test_random_company_changes_nothing(talker, plans, rows, choices):
+    """Conversations enter, pause, and are released at random; each ends as it does on its own."""
+    engine = TransformersEngine(talker, max_conversations=rows)
+    talks = [Talk(number, plan, talker) for number, plan in enumerate(plans)]
+    asked: set[int] = set()
+    for chosen in [*choices, *[[True] * 5] * 20]:
+        held = {talk.id for talk in talks if talk.turn > 0 and not talk.over}
+        for talk, speaks in zip(talks, chosen, strict=False):
+            # A conversation that pauses keeps its row, so not more may be open than there are rows.
+            opens = talk.turn > 0 or len(held | asked) < rows
+            if speaks and opens and not talk.over and talk.id not in asked:
+                engine.submit([talk.request()])
+                asked.add(talk.id)
+        for result in engine.poll():
+            asked.discard(result.id)
+            talks[result.id].hear(result)
+        engine.release([talk.id for talk in talks if talk.over])
+    assert all(talk.over for talk in talks)
+    for talk in talks:
+        assert talk.results == play_alone(talker, talk.plan)
+
+
+def test_finished_rows_leave_the_batch(talker, monkeypatch):
+    engine, sizes = TransformersEngine(talker), []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+    # Longer limits in lower rows and higher ones alike, so that rows must move.
+    talks = [Talk(number, Plan(3, number, (limit,)), talker) for number, limit in enumerate([1, 4, 2, 6, 1])]
+    engine.submit([talk.request() for talk in talks])
+    lengths = {result.id: len(result.token_ids) for result in engine.poll()}
+    decoding = [rows for rows, width in sizes if width == 1]
+    assert decoding == [sum(length > step for length in lengths.values()) for step in range(1, max(lengths.values()))]
+
+
+def test_a_shared_prompt_is_prefilled_once(talker, monkeypatch):
+    engine, passes = TransformersEngine(talker), []
+    run = engine._pass
+    monkeypatch.setattr(engine, "_pass", lambda talks, mask: passes.append(len(talks)) or run(talks, mask))
+    talks = [Talk(number, Plan(number, number // 4, (5, 3)), talker) for number in range(8)]
+    for _ in range(2):
+        engine.submit([talk.request() for talk in talks])
+        for result in engine.poll():
+            talks[result.id].hear(result)
+    assert passes == [2, 8], "two prompts for eight conversations, then each its own observation"
+    for talk in talks:
+        assert talk.results == play_alone(talker, talk.plan)
+
+
+def test_only_new_tokens_are_prefilled(talker, monkeypatch):
+    engine, widths = TransformersEngine(talker), []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda ids, *rest: widths.append(ids.shape[1]) or run(ids, *rest))
+    talk = Talk(0, Plan(1, 0, (3, 3, 3)), talker)
+    while not talk.over:
+        engine.submit([talk.request()])
+        talk.hear(engine.poll()[0])
+    prompt, delta = len(say(talker, "Go", 0)[0]), len(say(talker, "Next?", 1)[0])
+    # The last sampled token was never fed: it comes with the observation.
+    assert [width for width in widths if width > 1] == [prompt, delta + 1, delta + 1]
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_picture_is_encoded_once_per_weight_version(talker, monkeypatch, reuse):
+    seen: list[str] = []
+    encode = engine_module.encode_images
+    monkeypatch.setattr(
+        engine_module, "encode_images", lambda v, images, p: seen.extend(i.key for i in images) or encode(v, images, p)
+    )
+    engine = TransformersEngine(talker, reuse_cache=reuse)
+    talks = [Talk(number, Plan(number, number % 3, (4, 4, 4)), talker) for number in range(6)]
+
+    def finish():
+        for talk in talks:
+            talk.__init__(talk.id, talk.plan, talker)
+        for _ in range(3):
+            engine.submit([talk.request() for talk in talks])
+            for result in engine.poll():
+                talks[result.id].hear(result)
+        engine.release(range(6))
+
+    finish()
+    distinct = {image.key for talk in talks for image in talk.images[:-1]}
+    assert sorted(seen) == sorted(distinct)
+    finish()
+    assert len(seen) == len(distinct)
+    engine.update_weights(None, 1)
+    finish()
+    assert sorted(seen) == sorted([*distinct, *distinct])
+
+
+@pytest.mark.parametrize("given_tensors", [True, False])
+def test_new_weights_forget_everything_old(tiny_policy, given_tensors):
+    policy = copy.deepcopy(tiny_policy)
+    engine = TransformersEngine(policy)
+    talk = Talk(0, Plan(5, 0, (4, 4)), policy)
+    engine.submit([talk.request()])
+    (first,) = engine.poll()
+    talk.hear(first)
+    changed = {name: tensor.detach() * 1.3 for name, tensor in policy.model.named_parameters()}
+    if given_tensors:
+        engine.update_weights(changed.items(), version=7)
+    else:
+        with torch.no_grad():
+            for name, tensor in policy.model.named_parameters():
+                tensor.copy_(changed[name])
+        engine.update_weights(None, version=7)
+    request = talk.request()
+    engine.submit([request])
+    (second,) = engine.poll()
+    fresh = TransformersEngine(policy)
+    fresh.submit([request])
+    (expected,) = fresh.poll()
+    assert (first.weight_version, second.weight_version) == (0, 7)
+    assert second.token_ids.tolist() == expected.token_ids.tolist()
+    np.testing.assert_allclose(second.log_probs, expected.log_probs, atol=TOLERANCE)
+
+
+def test_unknown_weights_are_refused(tiny_policy):
+    with pytest.raises(KeyError, match="nonsense"):
+        TransformersEngine(tiny_policy).update_weights([("nonsense", torch.zeros(1))], 1)
+
+
+def test_aborted_requests_are_answered(talker):
+    engine = TransformersEngine(talker)
+    talks = [Talk(number, Plan(number, 0, (3,)), talker) for number in range(3)]
+    engine.submit([talk.request() for talk in talks])
+    engine.abort([1, 99])
+    first = engine.poll()
+    assert [(result.id, result.finish_reason, len(result.token_ids)) for result in first] == [(1, "abort", 0)]
+    assert sorted(result.id for result in engine.poll()) == [0, 2]
+    assert engine.poll() == []
+
+
+def test_rows_are_free_again_after_release(talker):
+    engine = TransformersEngine(talker, max_conversations=1)
+    first, second = (Talk(number, Plan(number, number, (3, 3)), talker) for number in range(2))
+    engine.submit([first.request(), second.request()])
+    first.hear(engine.poll()[0])
+    with pytest.raises(RuntimeError, match=r"1 requests wait, but all rows \(rollout.max_conversations=1\)"):
+        engine.poll()
+    engine.release([0, 42])
+    second.hear(engine.poll()[0])
+    assert second.results == play_alone(talker, second.plan)[:1]
+
+
+def test_one_request_a_conversation(talker):
+    engine, talk = TransformersEngine(talker), Talk(0, Plan(0, 0, (3,)), talker)
+    engine.submit([talk.request()])
+    with pytest.raises(ValueError, match="conversation 0 already waits"):
+        engine.submit([talk.request()])
+
+
+def test_another_conversation_under_a_known_id_starts_anew(talker):
+    """An interrupted rollout leaves conversations behind; the next one uses their ids again, with equal prompt ids."""
+    engine = TransformersEngine(talker)
+    old, new = Talk(0, Plan(1, 0, (5, 5)), talker), Talk(0, Plan(2, 1, (5, 5)), talker)
+    assert old.ids.tolist() == new.ids.tolist()
+    engine.submit([old.request()])
+    engine.poll()
+    while not new.over:
+        engine.submit([new.request()])
+        new.hear(engine.poll()[0])
+    assert new.results == play_alone(talker, new.plan)
+
+
+def test_the_models_own_limit_ends_a_reply(tiny_policy):
+    policy = copy.deepcopy(tiny_policy)
+    talk = Talk(0, Plan(0, 0, (1,)), policy)
+    policy.model.config.text_config.max_position_embeddings = len(talk.ids) + 6
+    engine = TransformersEngine(policy)
+    engine.submit([replace(talk.request(), max_new_tokens=None)])
+    (result,) = engine.poll()
+    assert (result.finish_reason, len(result.token_ids)) == ("length", 6)
+
+
+def test_closing_forgets_requests(talker):
+    engine, talk = TransformersEngine(talker), Talk(0, Plan(0, 0, (3,)), talker)
+    engine.submit([talk.request()])
+    engine.close()
+    assert engine.poll() == []
