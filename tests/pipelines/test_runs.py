@@ -179,7 +179,7 @@ def test_other_settings_stop_before_any_work(finished_run, changes, lines):
 
 
 def test_settings_that_change_no_result_are_no_other_settings(finished_run, clone):
-    loop = {"save_interval": 2, "keep_last": None, "eval_interval": 2}
+    loop = {"save_interval": 2, "keep_last": None}
     clone.run(
         params={"train_sokoban": {"loop": loop, "evaluation": {"prompts": 4}}}, to_nodes=["train_sokoban.train_grpo"]
     )

@@ -172,7 +172,7 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     # A dictionary in the order of appearance: sorting rows of this length takes five times as long.
     numbers: dict[bytes, int] = {}
     inverse = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows], np.int64)
-    return np.frombuffer(b"".join(numbers), np.uint8).reshape(len(numbers), -1), inverse
+    return np.frombuffer(bytearray().join(numbers), np.uint8).reshape(len(numbers), -1), inverse
 
 
 def _grid_embedding(visual: nn.Module, grid: tuple[int, int, int], device: torch.device) -> Tensor:
