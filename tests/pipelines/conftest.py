@@ -87,7 +87,7 @@ class FinishedRun(Project):
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """`kedro run --pipeline=train_sokoban --env=test` with tracking, all checkpoints kept, in a process of its own."""
     root = tmp_path_factory.mktemp("finished")
-    words = ("--pipeline=train_sokoban", "--params=tracking.enabled=true,train_sokoban.loop.keep_last=3")
+    words = ("--pipeline=train_sokoban", "--params=tracking.enabled=true")
     return FinishedRun(root, finish(kedro_command(*words, data_root=root, PYTHONHASHSEED="1")))
 
 

@@ -111,7 +111,7 @@ def test_more_iterations_extend_a_run_and_its_mlflow_run(finished_run, clone, co
     assert len(clone.load("train_sokoban.trajectories")) == len(clone.load("train_sokoban.metrics")) == 4
     checkpoints = clone.load("train_sokoban.checkpoints")
     best = checkpoints["iter=00003"]["manifest"]["best"]["iteration"]
-    assert list(checkpoints) == [f"iter={k:05d}" for k in sorted({best, 2, 3})]  # keep_last is 2
+    assert list(checkpoints) == [f"iter={k:05d}" for k in sorted({best, 1, 2, 3})]  # keep_last is 3
 
     client, note = MlflowClient(tracking_uri=uri), read_json(clone.root / MODELS / NOTE)
     assert note == read_json(finished_run.root / MODELS / NOTE)
@@ -162,7 +162,7 @@ def test_only_missing_outputs(clone, count_calls):
         ({"train_sokoban": {"grpo": {"gamma": 0.5}}}, ["grpo.gamma: stored 0.95, now 0.5"]),
         (
             {"seed": 1, "train_sokoban": {"warm_start": {"steps": 5}}},
-            ["seed: stored 0, now 1", "warm_start.steps: stored 4, now 5"],
+            ["seed: stored 0, now 1", "warm_start.steps: stored 24, now 5"],
         ),
         ({"sokoban": {"max_solution": 5}}, ["data.max_solution: stored 4, now 5"]),
         ({"train_sokoban": {"policy": {"tiny": {"hidden": 32}}}}, ["policy.tiny.hidden: stored 64, now 32"]),

@@ -14,7 +14,8 @@ from runs import assert_same_run, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 
-PIPELINE = "--pipeline=train_sokoban"
+# Fewer checkpoints are kept than there are iterations, so what is deleted must not depend on interruptions either.
+COMMAND = ("--pipeline=train_sokoban", "--params=train_sokoban.loop.iterations=4,train_sokoban.loop.keep_last=2")
 # One run is killed at all of these, one after the other: (point, arrival in that process).
 POINTS = (
     ("after_save:sokoban.prompts", 1),
@@ -37,14 +38,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, float
     """Result of a run that nobody disturbs, and the seconds it took."""
     root = tmp_path_factory.mktemp("uninterrupted")
     began = time.monotonic()
-    finish(kedro_command(PIPELINE, data_root=root))
+    finish(kedro_command(*COMMAND, data_root=root))
     return read_run(root), time.monotonic() - began
 
 
 def test_killed_at_named_points(uninterrupted: tuple[dict, float], tmp_path: Path) -> None:
     for point, arrival in POINTS:
         process = kedro_command(
-            PIPELINE,
+            *COMMAND,
             data_root=tmp_path,
             GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
             GEO_SOKOBAN_KILL_AT=point,
@@ -52,7 +53,7 @@ def test_killed_at_named_points(uninterrupted: tuple[dict, float], tmp_path: Pat
         )
         output, _ = process.communicate(timeout=300)
         assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
-    finish(kedro_command(PIPELINE, data_root=tmp_path))
+    finish(kedro_command(*COMMAND, data_root=tmp_path))
     assert_same_run(uninterrupted[0], read_run(tmp_path))
 
 
@@ -61,9 +62,9 @@ def test_killed_at_a_seeded_time(uninterrupted: tuple[dict, float], tmp_path: Pa
     expected, seconds = uninterrupted
     # Imports take the first third of so short a run; nothing could be lost there.
     share = random.Random(shot).uniform((shot + 1) / (SHOTS + 1), (shot + 2) / (SHOTS + 1))
-    process = kedro_command(PIPELINE, data_root=tmp_path)
+    process = kedro_command(*COMMAND, data_root=tmp_path)
     time.sleep(share * seconds)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    finish(kedro_command(PIPELINE, data_root=tmp_path))
+    finish(kedro_command(*COMMAND, data_root=tmp_path))
     assert_same_run(expected, read_run(tmp_path))
