@@ -38,6 +38,14 @@ class SamplingOptions(StrictModel):
     greedy: bool = Field(False, description="Take the likeliest token; stored log-probs are then untempered.")
 
 
+class SamplingOverrides(StrictModel):
+    """Fields of `SamplingOptions` that differ from the rollout's; None: as in the rollout."""
+
+    temperature: PositiveFloat | None = Field(None, description="Divides the logits.")
+    top_p: float | None = Field(None, gt=0, le=1, description="See SamplingOptions.")
+    top_k: int | None = Field(None, ge=0, description="See SamplingOptions.")
+
+
 class RolloutRules(StrictModel):
     """Rules of an episode that the original system had differently; the preset `slime_exact` sets the original ones."""
 
@@ -87,7 +95,7 @@ class RolloutOptions(StrictModel):
     preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
     rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
     max_conversations: PositiveInt = Field(512, description="Episodes that the engine holds at the same time.")
-    prefill_tokens: PositiveInt = Field(16_384, description="Padded tokens of one prefill pass.")
+    prefill_tokens: PositiveInt = Field(16_384, description="Padded tokens of one prefill pass over new prompts.")
     reuse_cache: bool = Field(True, description="Keep keys and values between turns; off only to measure its worth.")
     max_failed_share: float = Field(0.1, ge=0, le=1, description="More failed episodes than this share stop the run.")
 

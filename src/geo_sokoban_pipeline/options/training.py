@@ -8,7 +8,13 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from geo_sokoban_pipeline.options.base import RunId, StrictModel
 from geo_sokoban_pipeline.options.policy import PolicyOptions, WarmStartOptions
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.options.rollout import (
+    EnvOptions,
+    RewardOptions,
+    RolloutOptions,
+    SamplingOptions,
+    SamplingOverrides,
+)
 
 
 class GrpoOptions(StrictModel):
@@ -125,8 +131,8 @@ class EvaluationOptions(StrictModel):
 
     prompts: PositiveInt | None = Field(None, description="Evaluation prompts played. None: all.")
     samples: PositiveInt = Field(1, description="Sampled episodes of a prompt; pass@k needs several.")
-    sampling: SamplingOptions | None = Field(
-        None, description="How sampled episodes are sampled. None: as in the rollout."
+    sampling: SamplingOverrides = Field(
+        default_factory=SamplingOverrides, description="How sampled episodes are sampled where not as in the rollout."
     )
     greedy: bool = Field(True, description="Play every prompt greedily as well.")
     blank_images: bool = Field(True, description="Play every prompt with blank pictures as well.")
@@ -153,8 +159,8 @@ class TrainOptions(StrictModel):
 
     @property
     def evaluation_sampling(self) -> SamplingOptions:
-        """How sampled evaluation episodes are sampled: as given, else as in the rollout."""
-        return self.evaluation.sampling or self.rollout.sampling
+        """How sampled evaluation episodes are sampled: as in the rollout, but for what `evaluation.sampling` gives."""
+        return self.rollout.sampling.model_copy(update=self.evaluation.sampling.model_dump(exclude_none=True))
 
     @model_validator(mode="after")
     def _check(self) -> TrainOptions:
@@ -172,7 +178,8 @@ class SourceOptions(StrictModel):
     run_id: RunId = Field("default", description="Run id of the run.")
     checkpoint: str | int = Field(
         "latest",
-        description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id.",
+        description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id. "
+        "update_* always starts from the checkpoint before the iteration it trains on.",
     )
     iteration: int | None = Field(None, ge=0, description="Iteration whose trajectories are used. None: the newest.")
 

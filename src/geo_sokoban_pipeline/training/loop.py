@@ -7,6 +7,7 @@ same files.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from geo_sokoban_pipeline.training.updating import Scorer, update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
 from geo_sokoban_pipeline.trajectory_files import name_parts
 
+logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
 Chunk = tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]
 
@@ -122,6 +124,12 @@ class _Loop:
         manifest = resume["manifest"] or {}
         self.inputs, self.options, self.fingerprint = inputs, options, fingerprint
         self.threads = set_threads(options.threads)
+        if manifest and manifest["threads"] != self.threads:
+            logger.warning(
+                "this run used %d threads before and uses %d now: it goes on, but not bit for bit as it would have",
+                manifest["threads"],
+                self.threads,
+            )
         self.policy = load_policy(inputs.policy.path, options.policy.dtype, options.policy.attention)
         self.backend = FsdpBackend(self.policy, options.optimizer, options.rollout.sampling.temperature)
         self.best: dict[str, Any] | None = manifest.get("best")
