@@ -16,8 +16,9 @@ TORCH_INDEX ?=
 RUN_ID ?= default
 PARAMS ?=
 PYTEST_ARGS ?=
-# Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures.
-WORKERS ?= -n 2 --dist loadfile
+# Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures. Files with
+# slow tests come first (tests/conftest.py), so that neither process waits for the other at the end.
+WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 export KEDRO_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first, the interrupted ones before all others: they take longest and must not be left for the end."""
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "test_resume" not in item.nodeid))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real rows and oracle traces (`GEO_SOKOBAN_SHARED_DATA`, default `../shared/data`).
