@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.policies.forward import ImageFeatures
+from geo_sokoban_pipeline.policies.vision import ImageFeatures
 from geo_sokoban_pipeline.rollout.engines.feature_bank import FeatureBank
 
 

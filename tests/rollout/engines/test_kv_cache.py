@@ -115,8 +115,17 @@ def test_swapping_nothing_is_harmless():
     assert cache.capacity == 0
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_advance_counts_one_token(count):
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_pass_over_later_rows_leaves_the_others_alone(first):
     cache = ConversationCache(LAYERS, ROWS)
-    cache.advance(count)
-    assert cache.lengths.tolist() == [1] * count + [0] * (ROWS - count)
+    store_fresh(cache, [[0], [1], [2], [3]], [[1, 2], [3, 4], [5, 6], [7, 8]])
+    cache.lengths[:] = [2, 1, 2, 1]
+    cache.begin(2, 1, first)
+    for layer in range(LAYERS):
+        keys, _ = cache.update(block([[50], [60]]), -block([[50], [60]]), layer)
+    assert keys.shape[0] == 2
+    cache.lengths[first : first + 2] += 1
+    rows = [[1, 2], [3], [5, 6], [7]]
+    rows[first].append(50)
+    rows[first + 1].append(60)
+    assert [held(cache, row) for row in range(ROWS)] == rows

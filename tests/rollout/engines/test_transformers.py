@@ -7,6 +7,8 @@ import pytest
 
 from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
+from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
 from geo_sokoban_pipeline.schemas import validate_trajectories
@@ -79,6 +81,8 @@ def test_episodes_keep_the_contract(talker, reference):
     "engine",
     [
         {"reuse_cache": False},
+        {"draft_share": None},
+        {"draft_share": 0.51, "max_conversations": 4},
         {"max_conversations": 12},
         {"max_conversations": 5},
         {"max_conversations": 1},
@@ -90,6 +94,23 @@ def test_episodes_keep_the_contract(talker, reference):
 def test_the_same_episodes_under_any_setting(talker, tasks, reference, kind, engine):
     """Tokens are equal exactly: rounding could only matter for a draw within 1e-6 of a border, or a near tie."""
     assert_equal_episodes(play(talker, tasks, KINDS[kind], **engine), reference[kind])
+
+
+class Guesser(DraftTree):
+    """Guesses what comes to its mind: the last reply that began alike, wrong most of the time."""
+
+    def learn(self, reply):
+        self.last = list(reply)
+
+    def guess(self, beginning):
+        return getattr(self, "last", [])[len(beginning) : len(beginning) + 3]
+
+
+@pytest.mark.parametrize("kind", ["sampled", "greedy"])
+@pytest.mark.parametrize("rows", [512, 5])
+def test_wrong_drafts_change_nothing(talker, tasks, reference, kind, rows, monkeypatch):
+    monkeypatch.setattr(engine_module, "DraftTree", Guesser)
+    assert_equal_episodes(play(talker, tasks, KINDS[kind], max_conversations=rows), reference[kind])
 
 
 def test_an_episode_is_the_same_in_any_company(talker, tasks, reference):

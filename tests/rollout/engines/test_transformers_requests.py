@@ -62,17 +62,52 @@ def test_finished_rows_leave_the_batch(talker, monkeypatch):
 
 
 def test_a_shared_prompt_is_prefilled_once(talker, monkeypatch):
-    engine, passes = TransformersEngine(talker), []
-    run = engine._pass
-    monkeypatch.setattr(engine, "_pass", lambda talks, mask: passes.append(len(talks)) or run(talks, mask))
+    engine, sizes = TransformersEngine(talker), []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
     talks = [Talk(number, Plan(number, number // 4, (5, 3)), talker) for number in range(8)]
     for _ in range(2):
         engine.submit([talk.request() for talk in talks])
         for result in engine.poll():
             talks[result.id].hear(result)
-    assert passes == [2, 8], "two prompts for eight conversations, then each its own observation"
+    prompts = [rows for rows, width in sizes if width > 5]
+    assert prompts == [2, 8], "two prompts for eight conversations, then each its own observation"
     for talk in talks:
         assert talk.results == play_alone(talker, talk.plan)
+
+
+@pytest.mark.parametrize("budget", [1, 60, 100])
+def test_no_pass_exceeds_its_tokens(talker, monkeypatch, budget):
+    engine, sizes = TransformersEngine(talker, prefill_tokens=budget), []
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+    talks = [Talk(number, Plan(number, number, (3, 3)), talker) for number in range(6)]
+    for _ in range(2):
+        engine.submit([talk.request() for talk in talks])
+        for result in engine.poll():
+            talks[result.id].hear(result)
+    assert all(rows * width <= budget for rows, width in sizes if rows > 1)
+    assert (max(rows for rows, _ in sizes) > 1) == (budget > 1)
+    for talk in talks:
+        assert talk.results == play_alone(talker, talk.plan)
+
+
+def test_an_agreed_draft_is_one_pass(talker, monkeypatch):
+    plan = Plan(3, 0, (6, 6))
+    expected = play_alone(talker, plan)
+    engine, passes = TransformersEngine(talker), []
+    for ids, _ in expected:
+        for _ in range(50):
+            engine._drafts.learn(ids)
+    engine._drafts._share = 0.5
+    run = engine._run
+    monkeypatch.setattr(engine, "_run", lambda ids, *rest: passes.append(ids.shape[1]) or run(ids, *rest))
+    talk = Talk(0, plan, talker)
+    while not talk.over:
+        engine.submit([talk.request()])
+        talk.hear(engine.poll()[0])
+    assert talk.results == expected
+    assert len(passes) < sum(len(ids) for ids, _ in expected)
 
 
 def test_only_new_tokens_are_prefilled(talker, monkeypatch):

@@ -15,4 +15,5 @@ def build_engine(policy: Policy, options: RolloutOptions) -> RolloutEngine:
         max_conversations=options.max_conversations,
         prefill_tokens=options.prefill_tokens,
         reuse_cache=options.reuse_cache,
+        draft_share=options.draft_share,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geo_sokoban_pipeline.policies.forward import ImageFeatures
+from geo_sokoban_pipeline.policies.vision import ImageFeatures
 
 
 class FeatureBank:

@@ -36,7 +36,7 @@ class ConversationCache:
         self._layers = layers
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._count = self._feed = self._end = 0
+        self._first = self._count = self._feed = self._end = 0
         self._span: tuple[Tensor, Tensor] | None = None
         self._fresh: tuple[Tensor, Tensor] | None = None
 
@@ -64,16 +64,16 @@ class ConversationCache:
         for buffer in (*self._keys, *self._values):
             buffer[to, :, :used] = buffer[come_from, :, :used]
 
-    def begin(self, count: int, feed: int) -> Tensor | None:
-        """Start a pass that appends `feed` padded tokens to each of the first `count` rows.
+    def begin(self, count: int, feed: int, first: int = 0) -> Tensor | None:
+        """Start a pass that appends `feed` padded tokens to each of `count` rows, from row `first` on.
 
         Returns:
             (count or 1, 1, feed, S) bool mask, True where attention is allowed, or None where no mask is needed.
         """
-        lengths = self.lengths[:count]
+        lengths = self.lengths[first : first + count]
         longest = int(lengths.max())
-        self._count, self._feed, self._end, self._fresh = count, feed, longest + feed, None
-        self._reserve(count, self._end)
+        self._first, self._count, self._feed, self._end, self._fresh = first, count, feed, longest + feed, None
+        self._reserve(first + count, self._end)
         uniform = longest == int(lengths.min())
         if uniform and feed == 1:
             self._span = None
@@ -91,22 +91,18 @@ class ConversationCache:
         source, column = (targets >= 0).nonzero(as_tuple=True)
         self._fresh = (source, targets[source, column])
 
-    def advance(self, count: int) -> None:
-        """End a pass of one token: the first `count` rows hold one more."""
-        self.lengths[:count] += 1
-
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """Called by the attention: store (B, heads, L, dim) keys and values, return all that are to be attended to."""
         if self._fresh is not None:
             return self._store_fresh(keys, values, layer)
-        count, end = self._count, self._end
-        for buffer, new in ((self._keys[layer], keys), (self._values[layer], values)):
+        here, end = slice(self._first, self._first + self._count), self._end
+        for buffer, new in ((self._keys[layer][here], keys), (self._values[layer][here], values)):
             if self._span is None:
-                buffer[:count, :, end - self._feed : end] = new
+                buffer[:, :, end - self._feed : end] = new
             else:
                 rows, columns = self._span
                 buffer[rows, :, columns] = new.transpose(1, 2)
-        return self._keys[layer][:count, :, :end], self._values[layer][:count, :, :end]
+        return self._keys[layer][here, :, :end], self._values[layer][here, :, :end]
 
     def _store_fresh(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         assert self._fresh is not None

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.grpo.log_probs import token_log_probs, token_log_probs_and_entropy
-from geo_sokoban_pipeline.policies.forward import ImageFeatures, encode_images, place_images, run_text
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.text import place_images, run_text
+from geo_sokoban_pipeline.policies.vision import ImageFeatures, encode_images
 from geo_sokoban_pipeline.training.samples import TrainSample
 
 
@@ -54,26 +55,28 @@ class TrainForward:
         self, samples: Sequence[TrainSample], features: ImageFeatures | None, *, entropy: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) log-probs, entropies (zeros if not asked for) and bool mask of trained tokens, packed to the left."""
-        hidden = self._hidden(samples, features)
-        width = hidden.shape[1]
         counts = [len(sample.targets) for sample in samples]
-        flat = np.concatenate([sample.targets - 1 + row * width for row, sample in enumerate(samples)])
+        hidden = self._hidden(samples, features, max(counts))
         places = np.concatenate([np.arange(count) + row * max(counts) for row, count in enumerate(counts)])
-        labels = torch.from_numpy(np.concatenate([sample.labels for sample in samples])).to(self._device)
-        selected = hidden.reshape(-1, hidden.shape[-1]).index_select(0, torch.from_numpy(flat).to(self._device))
-        values, entropies = self._score(selected, labels, entropy)
         target = torch.from_numpy(places).to(self._device)
+        labels = torch.from_numpy(np.concatenate([sample.labels for sample in samples])).to(self._device)
+        selected = hidden.reshape(-1, hidden.shape[-1]).index_select(0, target)
+        values, entropies = self._score(selected, labels, entropy)
         empty = values.new_zeros(len(samples) * max(counts))
         mask = torch.zeros_like(empty, dtype=torch.bool).index_fill(0, target, True)
         shape = (len(samples), max(counts))
         packed = empty.index_copy(0, target, values), empty.index_copy(0, target, entropies), mask
         return packed[0].view(shape), packed[1].view(shape), packed[2].view(shape)
 
-    def _hidden(self, samples: Sequence[TrainSample], features: ImageFeatures | None) -> Tensor:
+    def _hidden(self, samples: Sequence[TrainSample], features: ImageFeatures | None, count: int) -> Tensor:
+        """(B, count, hidden) states that predict the trained tokens; rows with fewer of them repeat their first one."""
         width = max(sample.length for sample in samples)
         ids = np.zeros((len(samples), width), np.int64)
         positions = np.zeros((3, len(samples), width), np.int64)
+        wanted = np.empty((len(samples), count), np.int64)
         for row, sample in enumerate(samples):
+            wanted[row] = sample.targets[0] - 1
+            wanted[row, : len(sample.targets)] = sample.targets - 1
             ids[row, : sample.length] = sample.input_ids
             positions[:, row, : sample.length] = sample.positions
         tokens = torch.from_numpy(ids).to(self._device)
@@ -91,6 +94,7 @@ class TrainForward:
             torch.from_numpy(positions).to(self._device),
             image_mask=mask,
             deepstack=deepstack,
+            wanted=torch.from_numpy(wanted).to(self._device),
         )
 
     def _score(self, hidden: Tensor, labels: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:

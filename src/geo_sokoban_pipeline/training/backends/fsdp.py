@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from geo_sokoban_pipeline.options.training import OptimizerOptions
-from geo_sokoban_pipeline.policies.forward import ImageFeatures
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.policies.vision import ImageFeatures
 from geo_sokoban_pipeline.storage import read_json, write_json
 from geo_sokoban_pipeline.training.backends.forward import TrainForward
 from geo_sokoban_pipeline.training.objectives import Objective

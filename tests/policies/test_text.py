@@ -1,4 +1,4 @@
-"""Forward passes: our order of the work gives the library's numbers."""
+"""Language model: our order of the work gives the library's numbers, wherever they are wanted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 
 from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.policies import forward
-from geo_sokoban_pipeline.policies.forward import encode_images, place_images, run_text
+from geo_sokoban_pipeline.policies import text
 from geo_sokoban_pipeline.policies.positions import extend_positions
+from geo_sokoban_pipeline.policies.text import place_images, run_text
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.policies.vision import encode_images
 from policies.library import library_inputs
 
 SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
@@ -35,37 +36,6 @@ def read(policy, sizes=SIZES):
         policy.reader.read(Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)))
         for width, height in sizes
     ]
-
-
-@torch.no_grad()
-def library_features(policy, image):
-    pixels = torch.from_numpy(policy.reader.pixel_values(image))
-    return policy.model.model.visual(pixels, grid_thw=torch.tensor([image.grid]))
-
-
-@pytest.mark.parametrize("batch_patches", [16_384, 40, 1])
-def test_picture_features_equal_the_library(policy, monkeypatch, batch_patches):
-    monkeypatch.setattr(forward, "VISION_BATCH_PATCHES", batch_patches)
-    images = read(policy)
-    with torch.no_grad():
-        features = encode_images(policy.model.model.visual, images, policy.image_processor)
-    assert len(features.embeddings) == sum(image.token_count(2) for image in images)
-    for image in images:
-        expected = library_features(policy, image)
-        rows = features.rows([image.key])
-        # 1e-5: sums of 768 products in another order, in float32.
-        torch.testing.assert_close(features.embeddings[rows], expected.pooler_output, atol=1e-5, rtol=1e-5)
-        assert len(features.deepstack) == len(expected.deepstack_features)
-        for ours, theirs in zip(features.deepstack, expected.deepstack_features, strict=True):
-            torch.testing.assert_close(ours[rows], theirs, atol=1e-5, rtol=1e-5)
-
-
-def test_rows_of_several_pictures_follow_the_order_asked(tiny_policy):
-    images = read(tiny_policy, [(96, 96), (32, 32)])
-    with torch.no_grad():
-        features = encode_images(tiny_policy.model.model.visual, images, tiny_policy.image_processor)
-    assert features.rows([images[1].key, images[0].key, images[1].key]).tolist() == [9, *range(9), 9]
-    assert len(features.rows([])) == 0
 
 
 def conversation(policy, sizes):
@@ -104,13 +74,54 @@ def test_logits_equal_the_library(policy, sizes):
     torch.testing.assert_close(our_logits(policy, ids, images), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_gradients_reach_the_vision_tower(deep_policy):
-    images = read(deep_policy, [(64, 64)])
-    features = encode_images(deep_policy.model.model.visual, images, deep_policy.image_processor)
-    (features.embeddings.sum() + sum(layer.sum() for layer in features.deepstack)).backward()
-    missing = [n for n, p in deep_policy.model.model.visual.named_parameters() if p.grad is None]
-    deep_policy.model.zero_grad(set_to_none=True)
-    assert not missing
+def random_states(policy, rows, length):
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn((rows, length, policy.model.config.text_config.hidden_size), generator=generator)
+    return embeddings, torch.arange(length).expand(3, rows, length)
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_wanted_states_equal_those_of_a_full_pass(policy, count):
+    language = policy.model.model.language_model
+    embeddings, positions = random_states(policy, rows=4, length=12)
+    wanted = torch.randint(0, 12, (4, count), generator=torch.Generator().manual_seed(count))
+    parameters = [p for n, p in language.named_parameters() if n != "embed_tokens.weight"]
+    full = run_text(language, embeddings, positions)[torch.arange(4)[:, None], wanted]
+    few = run_text(language, embeddings, positions, wanted=wanted)
+    torch.testing.assert_close(few, full, atol=1e-5, rtol=1e-5)
+    weights = torch.randn(full.shape, generator=torch.Generator().manual_seed(9))
+    expected = torch.autograd.grad((full * weights).sum(), parameters)
+    for ours, theirs in zip(torch.autograd.grad((few * weights).sum(), parameters), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mask_holds_at_wanted_positions_too(policy):
+    language = policy.model.model.language_model
+    embeddings, positions = random_states(policy, rows=2, length=8)
+    mask = torch.ones(8, 8).tril().bool()[None, None].repeat(2, 1, 1, 1)
+    mask[1, :, :, 2] = torch.eye(8).bool()[2]
+    wanted = torch.tensor([[7, 3], [5, 4]])
+    with torch.no_grad():
+        full = run_text(language, embeddings, positions, attention_mask=mask)[torch.arange(2)[:, None], wanted]
+        few = run_text(language, embeddings, positions, attention_mask=mask, wanted=wanted)
+        unmasked = run_text(language, embeddings, positions, wanted=wanted)
+    torch.testing.assert_close(few, full, atol=1e-5, rtol=1e-5)
+    assert (unmasked[1] - few[1]).abs().max() > 1e-3
+
+
+def test_the_last_layer_runs_only_where_it_is_wanted(policy, monkeypatch):
+    language = policy.model.model.language_model
+    seen = []
+    handle = language.layers[-1].mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape[1]))
+    embeddings, positions = random_states(policy, rows=1, length=8)
+    for count in (4, 5):
+        run_text(language, embeddings, positions, wanted=torch.zeros((1, count), dtype=torch.long))
+    monkeypatch.setattr(text, "Qwen3VLTextDecoderLayer", type(None))
+    states = run_text(language, embeddings, positions, wanted=torch.tensor([[2]]))
+    handle.remove()
+    # More than half of the positions, or a layer of another kind, take the library's own way.
+    assert seen == [4, 8, 8]
+    assert states.shape == (1, 1, embeddings.shape[2])
 
 
 def test_place_images_changes_pads_alone():

@@ -1,4 +1,4 @@
-"""Forward passes over the parts of a Qwen3-VL model: pictures in batches of equal size, text from embeddings.
+"""Forward pass over the vision tower of a Qwen3-VL model, for pictures in batches of equal size.
 
 The library's modules and weights do the arithmetic; only the order of the work is ours: one matrix product instead of a
 3-D convolution, one attention call for all pictures of a size instead of one per picture. The results equal the
@@ -77,51 +77,6 @@ def encode_images(visual: nn.Module, images: Sequence[EncodedImage], processor: 
                 offsets[image.key], counts[image.key] = total, patches // merge
                 total += patches // merge
     return ImageFeatures(torch.cat(embeddings), [torch.cat(layer) for layer in deepstack], offsets, counts)
-
-
-def run_text(
-    language_model: nn.Module,
-    embeddings: Tensor,
-    positions: Tensor,
-    *,
-    attention_mask: Tensor | None = None,
-    cache: Any = None,
-    image_mask: Tensor | None = None,
-    deepstack: Sequence[Tensor] = (),
-) -> Tensor:
-    """Last hidden states of the language model.
-
-    Args:
-        embeddings: (B, L, hidden), pictures already in place.
-        positions: (3, B, L) int64 M-RoPE positions.
-        attention_mask: (B, 1, L, S) bool, True where attention is allowed; None means causal over the L tokens.
-        cache: object with `update(keys, values, layer)` that returns all keys and values to attend to, or None.
-        image_mask: (B, L) bool, True at image pads.
-        deepstack: per early layer (number of pads, hidden), in row-major order of `image_mask`.
-
-    Returns:
-        (B, L, hidden).
-    """
-    rotary = language_model.rotary_emb(embeddings, positions)
-    hidden = embeddings
-    for index, layer in enumerate(language_model.layers):
-        hidden = layer(hidden, attention_mask=attention_mask, past_key_values=cache, position_embeddings=rotary)
-        if image_mask is not None and index < len(deepstack):
-            hidden = language_model._deepstack_process(hidden, image_mask, deepstack[index])
-    return language_model.norm(hidden)
-
-
-def place_images(embeddings: Tensor, image_mask: Tensor, features: Tensor) -> Tensor:
-    """Replace the rows at image pads.
-
-    Args:
-        embeddings: (B, L, hidden).
-        image_mask: (B, L) bool.
-        features: (number of pads, hidden), in row-major order.
-    """
-    flat = embeddings.reshape(-1, embeddings.shape[-1])
-    where = image_mask.reshape(-1).nonzero().squeeze(1)
-    return flat.index_copy(0, where, features.to(flat.dtype)).view_as(embeddings)
 
 
 def _encode_equal(

@@ -1,0 +1,75 @@
+"""Vision tower: our order of the work gives the library's numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.policies import vision
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.policies.vision import encode_images
+
+SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
+
+
+@pytest.fixture(scope="module")
+def deep_policy():
+    """Two deepstack layers, three language layers, grouped key-value heads."""
+    options = TinyPolicyOptions(layers=3, heads=4, kv_heads=2, vision_layers=3, deepstack=(0, 2))
+    return build_tiny_policy(options, seed=4)
+
+
+@pytest.fixture(params=["tiny", "deep"])
+def policy(request, tiny_policy, deep_policy):
+    return tiny_policy if request.param == "tiny" else deep_policy
+
+
+def read(policy, sizes=SIZES):
+    generator = np.random.default_rng(0)
+    return [
+        policy.reader.read(Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)))
+        for width, height in sizes
+    ]
+
+
+@torch.no_grad()
+def library_features(policy, image):
+    pixels = torch.from_numpy(policy.reader.pixel_values(image))
+    return policy.model.model.visual(pixels, grid_thw=torch.tensor([image.grid]))
+
+
+@pytest.mark.parametrize("batch_patches", [16_384, 40, 1])
+def test_picture_features_equal_the_library(policy, monkeypatch, batch_patches):
+    monkeypatch.setattr(vision, "VISION_BATCH_PATCHES", batch_patches)
+    images = read(policy)
+    with torch.no_grad():
+        features = encode_images(policy.model.model.visual, images, policy.image_processor)
+    assert len(features.embeddings) == sum(image.token_count(2) for image in images)
+    for image in images:
+        expected = library_features(policy, image)
+        rows = features.rows([image.key])
+        # 1e-5: sums of 768 products in another order, in float32.
+        torch.testing.assert_close(features.embeddings[rows], expected.pooler_output, atol=1e-5, rtol=1e-5)
+        assert len(features.deepstack) == len(expected.deepstack_features)
+        for ours, theirs in zip(features.deepstack, expected.deepstack_features, strict=True):
+            torch.testing.assert_close(ours[rows], theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_several_pictures_follow_the_order_asked(tiny_policy):
+    images = read(tiny_policy, [(96, 96), (32, 32)])
+    with torch.no_grad():
+        features = encode_images(tiny_policy.model.model.visual, images, tiny_policy.image_processor)
+    assert features.rows([images[1].key, images[0].key, images[1].key]).tolist() == [9, *range(9), 9]
+    assert len(features.rows([])) == 0
+
+
+def test_gradients_reach_the_vision_tower(deep_policy):
+    images = read(deep_policy, [(64, 64)])
+    features = encode_images(deep_policy.model.model.visual, images, deep_policy.image_processor)
+    (features.embeddings.sum() + sum(layer.sum() for layer in features.deepstack)).backward()
+    missing = [n for n, p in deep_policy.model.model.visual.named_parameters() if p.grad is None]
+    deep_policy.model.zero_grad(set_to_none=True)
+    assert not missing
