@@ -95,8 +95,14 @@ class RolloutOptions(StrictModel):
     preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
     rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
     max_conversations: PositiveInt = Field(512, description="Episodes that the engine holds at the same time.")
-    prefill_tokens: PositiveInt = Field(16_384, description="Padded tokens of one prefill pass over new prompts.")
+    prefill_tokens: PositiveInt = Field(16_384, description="Padded tokens of one pass of the engine at most.")
     reuse_cache: bool = Field(True, description="Keep keys and values between turns; off only to measure its worth.")
+    draft_share: float | None = Field(
+        0.9,
+        gt=0.5,
+        le=1,
+        description="Part of the replies that must agree on a token for it to be read ahead. None: one token a pass.",
+    )
     max_failed_share: float = Field(0.1, ge=0, le=1, description="More failed episodes than this share stop the run.")
 
     @property
