@@ -60,12 +60,14 @@ class Collector:
         chosen: list[int] = []
         trajectories: list[Trajectory] = []
         attempt = 0
-        while len(chosen) < limit:
+        while True:
             wanted = grpo.groups if not chosen else min(grpo.groups - _kept(trajectories), limit - len(chosen))
             drawn = sampler.draw(iteration, wanted, attempt)
             trajectories += self._play(iteration, drawn, first_group=len(chosen))
             chosen += drawn
             attempt += 1
+            if len(chosen) >= limit:
+                break
             # The fallback of `min_groups` is for the end: it would hide that signal is scarce from the refill.
             score_trajectories(trajectories, grpo, self.options.reward.args, min_groups=0)
             if _kept(trajectories) >= grpo.groups:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
+from geo_sokoban_pipeline.rollout.engines import reading
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from rollout.engines.talks import Plan, Talk, play_alone, say
 
@@ -51,8 +51,8 @@ def test_random_company_changes_nothing(talker, plans, rows, choices):
 
 def test_finished_rows_leave_the_batch(talker, monkeypatch):
     engine, sizes = TransformersEngine(talker), []
-    run = engine._run
-    monkeypatch.setattr(engine, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+    run = engine._reader._run
+    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
     # Longer limits in lower rows and higher ones alike, so that rows must move.
     talks = [Talk(number, Plan(3, number, (limit,)), talker) for number, limit in enumerate([1, 4, 2, 6, 1])]
     engine.submit([talk.request() for talk in talks])
@@ -63,8 +63,8 @@ def test_finished_rows_leave_the_batch(talker, monkeypatch):
 
 def test_a_shared_prompt_is_prefilled_once(talker, monkeypatch):
     engine, sizes = TransformersEngine(talker), []
-    run = engine._run
-    monkeypatch.setattr(engine, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+    run = engine._reader._run
+    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
     talks = [Talk(number, Plan(number, number // 4, (5, 3)), talker) for number in range(8)]
     for _ in range(2):
         engine.submit([talk.request() for talk in talks])
@@ -79,8 +79,8 @@ def test_a_shared_prompt_is_prefilled_once(talker, monkeypatch):
 @pytest.mark.parametrize("budget", [1, 60, 100])
 def test_no_pass_exceeds_its_tokens(talker, monkeypatch, budget):
     engine, sizes = TransformersEngine(talker, prefill_tokens=budget), []
-    run = engine._run
-    monkeypatch.setattr(engine, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+    run = engine._reader._run
+    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
     talks = [Talk(number, Plan(number, number, (3, 3)), talker) for number in range(6)]
     for _ in range(2):
         engine.submit([talk.request() for talk in talks])
@@ -100,8 +100,8 @@ def test_an_agreed_draft_is_one_pass(talker, monkeypatch):
         for _ in range(50):
             engine._drafts.learn(ids)
     engine._drafts._share = 0.5
-    run = engine._run
-    monkeypatch.setattr(engine, "_run", lambda ids, *rest: passes.append(ids.shape[1]) or run(ids, *rest))
+    run = engine._reader._run
+    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: passes.append(ids.shape[1]) or run(ids, *rest))
     talk = Talk(0, plan, talker)
     while not talk.over:
         engine.submit([talk.request()])
@@ -112,8 +112,8 @@ def test_an_agreed_draft_is_one_pass(talker, monkeypatch):
 
 def test_only_new_tokens_are_prefilled(talker, monkeypatch):
     engine, widths = TransformersEngine(talker), []
-    run = engine._run
-    monkeypatch.setattr(engine, "_run", lambda ids, *rest: widths.append(ids.shape[1]) or run(ids, *rest))
+    run = engine._reader._run
+    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: widths.append(ids.shape[1]) or run(ids, *rest))
     talk = Talk(0, Plan(1, 0, (3, 3, 3)), talker)
     while not talk.over:
         engine.submit([talk.request()])
@@ -126,9 +126,9 @@ def test_only_new_tokens_are_prefilled(talker, monkeypatch):
 @pytest.mark.parametrize("reuse", [True, False])
 def test_a_picture_is_encoded_once_per_weight_version(talker, monkeypatch, reuse):
     seen: list[str] = []
-    encode = engine_module.encode_images
+    encode = reading.encode_images
     monkeypatch.setattr(
-        engine_module, "encode_images", lambda v, images, p: seen.extend(i.key for i in images) or encode(v, images, p)
+        reading, "encode_images", lambda v, images, p: seen.extend(i.key for i in images) or encode(v, images, p)
     )
     engine = TransformersEngine(talker, reuse_cache=reuse)
     talks = [Talk(number, Plan(number, number % 3, (4, 4, 4)), talker) for number in range(6)]

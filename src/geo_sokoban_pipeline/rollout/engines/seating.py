@@ -41,10 +41,10 @@ class HeldConversation:
         self.request, self.reply, self.log_probs, self.finish = request, [], [], None
 
     def unread(self) -> np.ndarray:
-        """Tokens that are not in the cache yet."""
+        """(L,) int64 tokens that are not in the cache yet; nothing is sampled before a request is read to its end."""
         known, asked = self.cached, self.request.token_ids
         if known < len(asked):
-            return np.concatenate([asked[known:], self.reply]).astype(np.int64)
+            return asked[known:].astype(np.int64)
         return np.array(self.reply[known - len(asked) :], np.int64)
 
     def continues(self, request: Request) -> bool:

@@ -16,19 +16,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.positions import extend_positions
-from geo_sokoban_pipeline.policies.text import place_images, run_text
-from geo_sokoban_pipeline.policies.vision import encode_images
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
-from geo_sokoban_pipeline.rollout.engines.feature_bank import FeatureBank
 from geo_sokoban_pipeline.rollout.engines.kv_cache import ConversationCache
+from geo_sokoban_pipeline.rollout.engines.reading import Drafts, Reader
 from geo_sokoban_pipeline.rollout.engines.sampling import sample_tokens, uniform_draws
 from geo_sokoban_pipeline.rollout.engines.seating import HeldConversation, Seating
-
-Drafts = list[list[int]]
 
 
 class TransformersEngine:
@@ -57,10 +51,7 @@ class TransformersEngine:
     ) -> None:
         self.policy = policy
         self.version = 0
-        self._core = policy.model.model
-        self._head = policy.model.lm_head
-        self._device = policy.model.device
-        self._banned = torch.from_numpy(policy.banned_ids).to(self._device)
+        self._banned = torch.from_numpy(policy.banned_ids).to(policy.model.device)
         self._pass_tokens = prefill_tokens
         self._reuse = reuse_cache
         self._draft_share = draft_share
@@ -96,7 +87,7 @@ class TransformersEngine:
         batch = self._admit()
         if not batch:
             return []
-        self._encode_new_images(batch)
+        self._reader.look(batch)
         # Those with a past sit in the first rows, and a row keeps its place while the others are read.
         known = [talk for talk in batch if talk.cached > 0]
         self._read_fresh([talk for talk in batch if talk.cached == 0])
@@ -140,9 +131,9 @@ class TransformersEngine:
 
     def _forget(self) -> None:
         # New buffers too: how far the old ones have grown must not show in anything.
-        cache = ConversationCache(len(self._core.language_model.layers), self._rows)
+        cache = ConversationCache(len(self.policy.model.model.language_model.layers), self._rows)
         self._seating = Seating(cache)
-        self._bank = FeatureBank()
+        self._reader = Reader(self.policy, cache)
         self._drafts = DraftTree() if self._draft_share is None else DraftTree(share=self._draft_share)
 
     def _admit(self) -> list[HeldConversation]:
@@ -170,16 +161,6 @@ class TransformersEngine:
         seating.place(batch)
         return batch
 
-    def _encode_new_images(self, batch: list[HeldConversation]) -> None:
-        missing: dict[str, EncodedImage] = {}
-        for talk in batch:
-            for image in talk.request.images[talk.pictures :]:
-                if image.key not in self._bank:
-                    missing[image.key] = image
-        if missing:
-            processor = self.policy.image_processor
-            self._bank.add(encode_images(self._core.visual, list(missing.values()), processor))
-
     def _read_fresh(self, talks: list[HeldConversation]) -> None:
         """Read conversations without a past, equal prompts once, and sample their first tokens."""
         prompts: dict[tuple[bytes, tuple[str, ...]], list[HeldConversation]] = {}
@@ -192,7 +173,8 @@ class TransformersEngine:
             for index, members in enumerate(chunk):
                 targets[index, : len(members)] = torch.tensor([talk.row for talk in members])
             self._seating.cache.begin_fresh(targets)
-            scores = self._pass([members[0] for members in chunk], [[] for _ in chunk], mask=None)
+            firsts = [members[0] for members in chunk]
+            scores = self._reader.read(firsts, [talk.unread() for talk in firsts], [[] for _ in firsts], mask=None)
             for first, *others in chunk:
                 for talk in others:
                     talk.cached, talk.pictures, talk.position = first.cached, first.pictures, first.position
@@ -202,74 +184,26 @@ class TransformersEngine:
 
     def _read_on(self, talks: list[HeldConversation]) -> None:
         """Read what is new of conversations with a past, drafts behind it, and sample; they hold the first rows."""
-        widths = [len(talk.unread()) for talk in talks]
+        unread = [talk.unread() for talk in talks]
         first = 0
-        for chunk in _chunk(talks, widths, self._pass_tokens):
-            drafts = [self._guess(talk) for talk in chunk]
-            feed = max(len(talk.unread()) + len(draft) for talk, draft in zip(chunk, drafts, strict=True))
-            mask = self._seating.cache.begin(len(chunk), feed, first)
-            self._sample(chunk, self._pass(chunk, drafts, mask), drafts)
+        for chunk in _chunk(list(zip(talks, unread, strict=True)), list(map(len, unread)), self._pass_tokens):
+            readers = [talk for talk, _ in chunk]
+            drafts = self._guess(readers)
+            feeds = [np.append(new, draft).astype(np.int64) for (_, new), draft in zip(chunk, drafts, strict=True)]
+            mask = self._seating.cache.begin(len(chunk), max(map(len, feeds)), first)
+            self._sample(readers, self._reader.read(readers, feeds, drafts, mask), drafts)
             first += len(chunk)
 
-    def _guess(self, talk: HeldConversation) -> list[int]:
+    def _guess(self, talks: list[HeldConversation]) -> Drafts:
+        """Drafts that go on with each reply; short enough that the last token of a full reply is sampled, never fed."""
         if self._draft_share is None:
-            return []
-        # The last token of a full reply is sampled, never fed.
-        return self._drafts.guess(talk.reply)[: max(0, self._limit(talk) - len(talk.reply) - 1)]
-
-    def _pass(self, talks: list[HeldConversation], drafts: Drafts, mask: Tensor | None) -> Tensor:
-        """Run the unread tokens and drafts of conversations, and note the former as cached.
-
-        Returns:
-            (N, 1 + longest draft, V) logits after the last unread token and after each token of the draft.
-        """
-        unread = [talk.unread() for talk in talks]
-        feeds = [np.concatenate([new, draft]).astype(np.int64) for new, draft in zip(unread, drafts, strict=True)]
-        ids = np.zeros((len(talks), max(map(len, feeds))), np.int64)
-        positions = np.zeros((3, *ids.shape), np.int64)
-        wanted = np.empty((len(talks), 1 + max(map(len, drafts))), np.int64)
-        rows: list[np.ndarray] = []
-        codec = self.policy.codec
-        # Most feeds of a turn are equal; their positions differ by where they start.
-        known: dict[tuple[bytes, tuple[tuple[int, int, int], ...]], tuple[np.ndarray, int]] = {}
-        for index, (talk, feed, draft) in enumerate(zip(talks, feeds, drafts, strict=True)):
-            new = talk.request.images[talk.pictures :]
-            grids = tuple(image.grid for image in new)
-            key = (feed.tobytes(), grids)
-            if key not in known:
-                known[key] = extend_positions(feed, grids, codec.image_pad_id, codec.merge_size)
-            placed, length = known[key]
-            ids[index, : len(feed)] = feed
-            positions[:, index, : len(feed)] = placed + talk.position
-            wanted[index] = np.minimum(np.arange(wanted.shape[1]) + len(unread[index]), len(feed)) - 1
-            rows.append(self._bank.rows([image.key for image in new]))
-            talk.position += length - len(draft)
-            talk.cached += len(unread[index])
-            talk.pictures = len(talk.request.images)
-        return self._head(self._run(ids, positions, np.concatenate(rows), mask, wanted))
-
-    def _run(
-        self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, mask: Tensor | None, wanted: np.ndarray
-    ) -> Tensor:
-        language = self._core.language_model
-        tokens = torch.from_numpy(ids).to(self._device)
-        embeddings = language.embed_tokens(tokens)
-        image_mask, deepstack = None, []
-        if len(rows):
-            image_mask = tokens == self.policy.codec.image_pad_id
-            picked = torch.from_numpy(rows).to(self._device)
-            embeddings = place_images(embeddings, image_mask, self._bank.embeddings.index_select(0, picked))
-            deepstack = [layer.index_select(0, picked) for layer in self._bank.deepstack]
-        return run_text(
-            language,
-            embeddings,
-            torch.from_numpy(positions).to(self._device),
-            attention_mask=None if mask is None else mask.to(self._device),
-            cache=self._seating.cache,
-            image_mask=image_mask,
-            deepstack=deepstack,
-            wanted=torch.from_numpy(wanted).to(self._device),
-        )
+            return [[] for _ in talks]
+        beginnings = [tuple(talk.reply) for talk in talks]
+        guesses = {beginning: self._drafts.guess(beginning) for beginning in set(beginnings)}
+        return [
+            guesses[beginning][: max(0, self._limit(talk) - len(beginning) - 1)]
+            for talk, beginning in zip(talks, beginnings, strict=True)
+        ]
 
     def _sample(self, talks: list[HeldConversation], scores: Tensor, drafts: Drafts) -> None:
         """Sample the next token of each reply, and on for as long as its draft turns out to be what was sampled."""
