@@ -176,3 +176,19 @@ def test_env_config_comes_back_from_json_and_from_nested_arrays():
 def test_bad_env_configs_name_key_and_value(change, message):
     with pytest.raises(ValueError, match=message):
         Board.from_env_config(Board.from_text(LEVEL).to_env_config() | change)
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("######\n#$ @.#\n#    #\n######", True),  # in a corner
+        ("######\n#    #\n#$ @.#\n#    #\n######", True),  # along a wall without a target
+        ("######\n#.   #\n#$ @ #\n#    #\n######", False),  # along a wall with one
+        ("######\n#.   #\n# $@ #\n#    #\n######", False),
+        ("######\n#*@  #\n######", False),  # solved
+        ("#######\n# $$  #\n# $$ @#\n#.. ..#\n#     #\n#######", True),  # four that hold each other
+        ("#######\n#. $ .#\n#  $ @#\n#     #\n#######", False),
+    ],
+)
+def test_lost_boards(text, lost):
+    assert Board.from_text(text).is_lost is lost

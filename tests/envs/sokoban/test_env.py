@@ -116,6 +116,31 @@ def test_a_reply_without_a_move_can_cost_reward_and_a_step():
     assert env.final_metrics()["invalid_share"] == 1.0
 
 
+CORNER = Board.from_text("######\n#    #\n# $@.#\n#    #\n######")
+
+
+@pytest.mark.parametrize(
+    ("end_when_lost", "rewards", "done"),
+    [(True, [0.01, 0.01, -0.24], [False, False, True]), (False, [0.01] * 3, [False] * 3)],
+)
+def test_a_lost_level_ends_the_episode_where_that_is_wanted(end_when_lost, rewards, done):
+    env = SokobanEnv(CORNER, rewards=MoveRewards(lost=-0.25), end_when_lost=end_when_lost)
+    env.reset()
+    ends = [env.step(reply)[1] for reply in ("up", "down", "left")]
+    assert (ends, env.turn_rewards) == (done, pytest.approx(rewards))
+    assert env.final_metrics()["lost"] == 1.0 and env.final_metrics()["success"] == 0.0
+    if end_when_lost:
+        with pytest.raises(RuntimeError, match="call reset first"):
+            env.step("right")
+
+
+def test_a_blocked_move_on_a_lost_level_is_charged_once():
+    env = SokobanEnv(Board.from_text("#####\n#$@.#\n#   #\n#####"), end_when_lost=True, rewards=MoveRewards(lost=-1.0))
+    assert env.step("left")[1] is False, "nothing moved, so nothing was lost by this turn"
+    assert env.step("down")[1] is True
+    assert sum(reward <= -0.9 for reward in env.turn_rewards) == 1
+
+
 def test_a_level_solved_at_reset_ends_with_the_first_move_only():
     env = SokobanEnv(Board.from_text("#@ *#"))
     env.reset()
@@ -165,6 +190,7 @@ def test_final_metrics_know_the_optimum():
     env.step("right")
     assert env.final_metrics() == {
         "success": 1.0,
+            "lost": 0.0,
         "steps": 4.0,
         "turns": 2.0,
         "invalid_turns": 0.0,

@@ -82,3 +82,13 @@ def test_solution_length_is_equal_for_all_symmetries(board, symmetry):
 def test_the_best_matching_is_never_longer_than_the_greedy_one(board):
     if len(board.boxes) <= len(board.targets):
         assert board.box_target_distance("assignment") <= board.box_target_distance("greedy")
+
+
+@given(boards(), st.lists(st.sampled_from(DIRECTIONS), max_size=25))
+@settings(max_examples=200, deadline=None)
+def test_no_lost_board_has_a_solution(board, directions):
+    for direction in directions:
+        board = board.move(direction).board
+        if board.is_lost:
+            assert solve(board) is None
+            return

@@ -14,13 +14,14 @@ from geo_sokoban_pipeline.envs.sokoban import text as texts
 from geo_sokoban_pipeline.envs.sokoban.config import codes_from_config, config_from_codes
 from geo_sokoban_pipeline.envs.sokoban.distance import assignment_distance, greedy_distance
 from geo_sokoban_pipeline.envs.sokoban.layout import DIRECTIONS, Cell, Layout, bits
+from geo_sokoban_pipeline.envs.sokoban.push_table import frozen_boxes, push_table
 from geo_sokoban_pipeline.envs.sokoban.symmetry import canonical_bytes, transform_bytes, transformed_size
 from geo_sokoban_pipeline.seeding import content_hash
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRewards:
-    """What a move, a turn without a move, and success are worth; the defaults are the seed system's."""
+    """What a move, a turn without a move, success, and an end as a lost level are worth; defaults as in the seed."""
 
     blocked: float = -0.05
     moved: float = 0.01
@@ -28,6 +29,7 @@ class MoveRewards:
     box_off: float = -0.5
     malformed: float = 0.0
     success_bonus: float = 5.0
+    lost: float = 0.0
 
 
 DEFAULT_REWARDS = MoveRewards()
@@ -124,6 +126,18 @@ class Board:
     def is_solved(self) -> bool:
         """Whether every box stands on a target; with more targets than boxes too, and trivially without boxes."""
         return not self.box_mask & ~self.target_mask
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a box can never reach a target: it stands on a dead cell, or is stuck off the targets for good.
+
+        True is a proof that the board has no solution; False promises nothing.
+        """
+        layout, off_target = self.layout, self.box_mask & ~self.target_mask
+        dead = push_table(layout, self.target_mask).dead
+        return bool(off_target & dead) or any(
+            frozen_boxes(box, self.box_mask, layout.walls, dead, layout.stride) & off_target for box in bits(off_target)
+        )
 
     @property
     def height(self) -> int:

@@ -32,6 +32,8 @@ class SokobanEnv:
         move costs one of `max_steps`. Off is the seed's rule, where such a reply
             changes nothing.
         after_think: read actions only after the last `</think>`. Off is the seed's rule.
+        end_when_lost: the episode ends once a box can never reach a target (`Board.is_lost`), and the turn is charged
+            `rewards.lost`. No solvable position ends so, hence no solve rate depends on it; off is the seed's rule.
         distance: `greedy` (the seed's) or `assignment`, see `Board.box_target_distance`.
         optimal_steps: fewest moves of the level; None: unknown, and left out of the metrics.
 
@@ -52,6 +54,7 @@ class SokobanEnv:
         render_mode: Literal["vision", "text"] = "vision",
         malformed_counts_step: bool = False,
         after_think: bool = True,
+        end_when_lost: bool = False,
         distance: Literal["greedy", "assignment"] = "greedy",
         optimal_steps: int | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class SokobanEnv:
         self.text_grid = text_grid or render_mode == "text"
         self.malformed_counts_step = malformed_counts_step
         self.after_think = after_think
+        self.end_when_lost = end_when_lost
         self.distance = distance
         self.optimal_steps = optimal_steps
         self._restart()
@@ -96,7 +100,7 @@ class SokobanEnv:
         """Carry out the moves of a reply until success, the step limit, or the last one.
 
         Returns:
-            Observation after the moves; done, which is success or the step limit; and the info: raw_action,
+            Observation after the moves; done, which is success, a lost level, or the step limit; and the info: raw_action,
             parsed_actions, metrics.turn_metrics.{action_is_valid, action_is_effective}, metrics.traj_metrics.success,
             turn_reward, box_target_distance.
 
@@ -108,7 +112,10 @@ class SokobanEnv:
         actions = parse_actions(text, self.max_actions_per_turn, after_think=self.after_think)
         effective = self._play(actions)
         success = self.board.is_solved
-        self.done = (success and bool(actions)) or self.steps >= self.max_steps
+        lost = self.end_when_lost and effective and self.board.is_lost
+        if lost:
+            self.turn_rewards[-1] += self.rewards.lost
+        self.done = (success and bool(actions)) or lost or self.steps >= self.max_steps
         info: Info = {
             "raw_action": text,
             "parsed_actions": actions,
@@ -167,13 +174,14 @@ class SokobanEnv:
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.
 
-        Keys: success (0 or 1), steps, turns, invalid_turns, invalid_share (of turns), boxes_on_target, dist0 and
+        Keys: success (0 or 1), lost (0 or 1), steps, turns, invalid_turns, invalid_share (of turns), boxes_on_target, dist0 and
         dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it was
         solved.
         """
         turns, success = len(self.turn_rewards), self.board.is_solved
         metrics = {
             "success": float(success),
+            "lost": float(self.board.is_lost),
             "steps": float(self.steps),
             "turns": float(turns),
             "invalid_turns": float(self.invalid_turns),
