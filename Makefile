@@ -5,6 +5,7 @@
 #   RUN_ID       folder of the run, e.g. make run RUN_ID=seed2
 #   PARAMS       further parameters, e.g. make run RUN_ID=seed2 PARAMS=seed=2,train_sokoban.loop.iterations=50
 #   PYTEST_ARGS  further words for pytest, e.g. make test PYTEST_ARGS="-k sokoban"
+#   BENCH_ARGS   further words for the benchmark, e.g. make bench-peer BENCH_ARGS="--turns 8 --threads 2"
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -16,6 +17,7 @@ TORCH_INDEX ?=
 RUN_ID ?= default
 PARAMS ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 # Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures. Files with
 # slow tests come first (tests/conftest.py), so that neither process waits for the other at the end.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -43,7 +45,11 @@ else
 INSTALL_TORCH = $(PIP) --no-deps --force-reinstall --index-url $(TORCH_INDEX) torch
 endif
 
-.PHONY: help install run test test-fast check format clean-data
+# TRL lives in an environment of its own, with the same torch and the same versions of everything both need.
+PEER_VENV := .venv-trl
+PEER_STAMP := $(PEER_VENV)/.installed$(TAG)
+
+.PHONY: help install run test test-fast check format bench-peer clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -86,6 +92,16 @@ test-fast: check ## The same without the slow tests.
 format: $(DEV_STAMP) ## Rewrite the code in the project's format.
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
+
+$(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
+	@echo 'Installing into $(PEER_VENV), which takes a minute or two'
+	test -x $(PEER_VENV)/bin/python || $(PYTHON) -m venv $(PEER_VENV)
+	$(subst $(BIN),$(PEER_VENV)/bin,$(INSTALL_TORCH))
+	$(subst $(BIN),$(PEER_VENV)/bin,$(PIP)) -r requirements/trl.txt -e .
+	touch $@
+
+bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine.
+	$(PEER_VENV)/bin/python -m benchmarks.peer $(BENCH_ARGS)
 
 clean-data: ## Delete everything that runs have written below data/.
 	find data -type f ! -name .gitkeep ! -path data/README.md -delete

@@ -36,9 +36,14 @@ def kedro_command(*words: str, data_root: Path, **environment: str) -> subproces
     )
 
 
-def finish(process: subprocess.Popen[str], expected: int = 0) -> str:
-    """Output of a started command, which must end with the expected exit code."""
-    output, _ = process.communicate(timeout=300)
+def finish(process: subprocess.Popen[str], expected: int = 0, timeout: float = 300) -> str:
+    """Output of a started command, which must end with the expected exit code within so many seconds."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     assert process.returncode == expected, output[-4000:]
     return output
 

@@ -78,16 +78,24 @@ def policy_parameters(options: PolicyOptions, seed: int) -> Fingerprint:
 def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
     """Parameters that the warm-start policy depends on."""
     rollout = options.rollout.model_dump(mode="json", include=_DEMONSTRATED)
-    values = options.model_dump(mode="json", include={"task", "policy", "warm_start", "env"})
+    values = options.model_dump(mode="json", include={"task", "policy", "env"})
+    values["warm_start"] = _imitation(options)
     return flatten({**values, "rollout": rollout, "seed": seed, "data": dict(data)})
 
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
     """Parameters that the loop and its validations depend on; its length, saving and threads are not among them."""
-    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "threads", "placement"})
+    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "threads", "placement", "warm_start"})
+    values["warm_start"] = _imitation(options)
     values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
     values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}
     return flatten({**values, "seed": seed, "data": dict(data)})
+
+
+def _imitation(options: TrainOptions) -> dict[str, Any]:
+    """Options of the warm start without how often it is looked at, unless that decides when it stops."""
+    looks = {"play_every"} | ({"validate_every"} if options.warm_start.stop_below is None else set())
+    return options.warm_start.model_dump(mode="json", exclude=looks)
 
 
 def hash_rows(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -37,6 +37,17 @@ def fetch_policy(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
 
 
+def find_cached(name: str, revision: str | None) -> Path | None:
+    """Folder of a hub policy whose files are in the cache; None where they are not. No network is used."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES), local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+
+
 @contextmanager
 def _explain(name: str) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -13,7 +13,7 @@ TASKS = ("sokoban",)
 
 def register_pipelines() -> dict[str, Pipeline]:
     """All pipelines of the project; `__default__` trains on Sokoban."""
-    from geo_sokoban_pipeline.pipelines import data_sokoban, stored, train
+    from geo_sokoban_pipeline.pipelines import check, control, data_sokoban, stored, study, train
 
     data = {"sokoban": data_sokoban.create_pipeline()}
     named: dict[str, Pipeline] = {f"data_{task}": data[task] for task in TASKS}
@@ -23,5 +23,8 @@ def register_pipelines() -> dict[str, Pipeline]:
             f"rollout_{task}": stored.create_rollout_pipeline(task),
             f"update_{task}": stored.create_update_pipeline(task),
             f"evaluate_{task}": stored.create_evaluate_pipeline(task),
+            f"check_{task}": check.create_pipeline(task),
+            f"control_{task}": control.create_pipeline(task),
+            f"study_{task}": study.create_pipeline(task),
         }
     return {**named, "__default__": named["train_sokoban"]}

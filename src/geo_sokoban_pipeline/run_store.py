@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from geo_sokoban_pipeline.folders import PolicyFolder, open_policy
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
 from geo_sokoban_pipeline.options.training import SourceOptions
-from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_manifest
+from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_json, read_manifest
 
 
 class SourceError(ValueError):
@@ -68,10 +69,7 @@ class RunStore:
 
     def trajectory_files(self, source: SourceOptions) -> tuple[int, list[Path]]:
         """Iteration and parquet files of the trajectories that `source.iteration` names (None: the newest)."""
-        folder = self.root / "07_model_output" / source.run / source.run_id / "trajectories"
-        stored = {int(path.name.removeprefix("iter=")): path for path in folder.glob("iter=*") if path.is_dir()}
-        if not stored:
-            raise SourceError(f"{source.run}/{source.run_id} has no trajectories below {folder}; collect some first.")
+        stored = self._trajectories(source)
         number = max(stored) if source.iteration is None else source.iteration
         if number not in stored:
             raise SourceError(
@@ -79,12 +77,37 @@ class RunStore:
             )
         return number, sorted(stored[number].glob("part-*.parquet"))
 
+    def all_trajectory_files(self, source: SourceOptions) -> list[Path]:
+        """Parquet files of all stored trajectories, by iteration and part."""
+        stored = self._trajectories(source)
+        return [file for number in sorted(stored) for file in sorted(stored[number].glob("part-*.parquet"))]
+
+    def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
+        """Stored rows of metrics, by iteration; `[]` where there are none."""
+        files = sorted((self._outputs(source) / "metrics").glob("iter=*.json"), key=lambda path: int(path.stem[5:]))
+        return [read_json(file) for file in files]
+
+    def _outputs(self, source: SourceOptions) -> Path:
+        return self.root / "07_model_output" / source.run / source.run_id
+
+    def _trajectories(self, source: SourceOptions) -> dict[int, Path]:
+        """Folder of each stored iteration's trajectories.
+
+        Raises:
+            SourceError: there are none.
+        """
+        folder = self._outputs(source) / "trajectories"
+        stored = _by_iteration(path for path in folder.glob("iter=*") if path.is_dir())
+        if not stored:
+            raise SourceError(f"{source.run}/{source.run_id} has no trajectories below {folder}; collect some first.")
+        return stored
+
     def _models(self, source: SourceOptions) -> Path:
         return self.root / "06_models" / source.run / source.run_id
 
     def _checkpoints(self, source: SourceOptions) -> dict[int, Path]:
         found = (self._models(source) / "checkpoints").glob(f"iter=*/{MANIFEST}")
-        return dict(sorted((int(path.parent.name.removeprefix("iter=")), path.parent) for path in found))
+        return _by_iteration(path.parent for path in found)
 
     def _number(self, source: SourceOptions, stored: dict[int, Path]) -> int:
         if source.checkpoint == "latest":
@@ -107,6 +130,12 @@ class RunStore:
     @staticmethod
     def _describe(source: SourceOptions) -> str:
         return f"source.checkpoint={source.checkpoint} of {source.run}/{source.run_id}"
+
+
+def _by_iteration(folders: Iterable[Path]) -> dict[int, Path]:
+    """Folders `iter=00012` by their number, in its order; others are not ours."""
+    numbers = ((path.name.removeprefix("iter="), path) for path in folders)
+    return dict(sorted((int(number), path) for number, path in numbers if number.isdigit()))
 
 
 def _foreign_policy(name: str) -> PolicyFolder:

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf.resolvers import oc
 
 from geo_sokoban_pipeline.console import enrich_logging
-from geo_sokoban_pipeline.hooks import ParameterHooks, RunHooks, TrackingHooks
+from geo_sokoban_pipeline.hooks import CommandHooks, ParameterHooks, RunHooks, TrackingHooks
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
 
@@ -57,7 +57,13 @@ warnings.filterwarnings("ignore", message=r"The 'preview_fn' feature is experime
 
 enrich_logging()
 
-HOOKS = (ParameterHooks(), RunHooks(), TrackingHooks(), *load_extra_hooks(os.environ.get(EXTRA_HOOKS, "")))
+HOOKS = (
+    ParameterHooks(),
+    RunHooks(),
+    TrackingHooks(),
+    CommandHooks(),
+    *load_extra_hooks(os.environ.get(EXTRA_HOOKS, "")),
+)
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-telemetry",)
 
 CONFIG_LOADER_ARGS = {

@@ -142,3 +142,16 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder so that it never shows half-removed: its manifest goes first. No error if it is absent."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself, or the nearest existing folder above it."""
+    # Not Path.is_dir: it raises for names that the system does not take.
+    while not os.path.isdir(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes on the file system of a path, which need not exist."""
+    return shutil.disk_usage(nearest_folder(path)).free

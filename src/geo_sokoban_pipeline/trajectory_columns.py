@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -76,16 +77,18 @@ def _build_named(values: list[dict[str, float]], kind: pa.DataType) -> pa.Array:
 
 
 def _build_turns(values: list[list[Any]], kind: pa.DataType) -> pa.Array:
-    turns = list(chain.from_iterable(values))
+    fields = list(kind.value_type)
+    # All fields of a turn in one call: one lookup per name and turn would be a fifth of the writing.
+    read = attrgetter(*(spec.name for spec in fields))
+    columns = list(zip(*map(read, chain.from_iterable(values)), strict=True)) or [()] * len(fields)
     children = []
-    for spec in kind.value_type:
-        cells = [getattr(turn, spec.name) for turn in turns]
+    for spec, cells in zip(fields, columns, strict=True):
         if spec.name == "image_indices":
             flat = np.array(list(chain.from_iterable(cells)), np.int32)
             children.append(_lists(map(len, cells), pa.array(flat), spec.type))
         else:
             children.append(pa.array(map(_to_json, cells) if spec.name == "info" else cells, spec.type))
-    return _lists(map(len, values), pa.StructArray.from_arrays(children, fields=list(kind.value_type)), kind)
+    return _lists(map(len, values), pa.StructArray.from_arrays(children, fields=fields), kind)
 
 
 def _build_images(values: list[list[bytes]], kind: pa.DataType) -> pa.Array:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.evaluation.baselines import play_baseline
+from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, is_baseline, play_baseline
 from geo_sokoban_pipeline.evaluation.playing import blank_image
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.folders import write_policy
+from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
@@ -61,7 +63,7 @@ def test_the_same_policy_plays_the_same_episodes(evaluated: tuple[dict[str, Any]
 
 def test_solver_is_optimal_and_the_others_are_in_order(rows: Any, train_options: TrainOptions) -> None:
     solved = {
-        name: play_baseline(name, rows, train_options, seed=0, patience=1)
+        name: play_baseline(TeacherOptions(name=name), rows, train_options, seed=0)
         for name in ("random", "random_legal", "direct", "solver")
     }
     rates = {name: sum(record.success for record in records) / len(records) for name, records in solved.items()}
@@ -69,6 +71,45 @@ def test_solver_is_optimal_and_the_others_are_in_order(rows: Any, train_options:
     assert all(record.steps == record.optimal_steps for record in solved["solver"])
     assert rates["random"] < rates["direct"] < rates["solver"]
     assert all(record.turns <= train_options.rollout.max_turns for records in solved.values() for record in records)
+
+
+def test_the_teacher_plays_as_it_demonstrates(rows: Any, train_options: TrainOptions, tmp_path: Path) -> None:
+    """With its noise, and with the factory that the warm start names."""
+
+    def solved(**teacher: Any) -> int:
+        records = play_baseline(TeacherOptions.model_validate(teacher), rows, train_options, seed=0)
+        return sum(record.success for record in records)
+
+    own = tmp_path / "own.py"
+    own.write_text(
+        "class Left:\n    def reply(self, env, generator):\n        return '<answer>Left</answer>'\n"
+        "def build_teacher(name, patience, noise):\n    return Left()\n"
+    )
+    perfect = solved(name="solver")
+    assert solved(name="solver", noise=1.0) < perfect
+    assert solved(name="solver", factory=str(own)) < perfect
+
+
+@pytest.mark.parametrize(
+    ("teacher", "label", "repeated"),
+    [
+        ({"name": "direct"}, "teacher (direct)", False),
+        ({"name": "solver"}, "teacher (solver)", True),
+        ({"name": "random_legal"}, "teacher (random_legal)", True),
+        ({"name": "solver", "noise": 0.25}, "teacher (solver, noise 0.25)", False),
+        ({"name": "solver", "factory": "own.py"}, "teacher (solver of own.py)", False),
+    ],
+)
+def test_name_of_the_teacher(teacher: dict[str, Any], label: str, repeated: bool) -> None:
+    options = TeacherOptions.model_validate(teacher)
+    assert (describe_teacher(options), is_baseline(options)) == (label, repeated)
+
+
+def test_solver_gives_up_beyond_its_states(rows: Any, train_options: TrainOptions) -> None:
+    few = train_options.evaluation.model_copy(update={"solver_states": 1})
+    options = train_options.model_copy(update={"evaluation": few})
+    records = play_baseline(TeacherOptions(name="solver"), rows, options, seed=0)
+    assert not all(record.success for record in records)
 
 
 def test_blank_pictures_keep_their_size() -> None:

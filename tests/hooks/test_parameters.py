@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from geo_sokoban_pipeline.hooks.parameters import refuse
+from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.options import ParameterError
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
 from geo_sokoban_pipeline.hooks.runs import RunFolders, run_names
 from geo_sokoban_pipeline.options import ParameterError
+from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, RunLockedError
 
 
 def fill(*folders: Path) -> list[Path]:

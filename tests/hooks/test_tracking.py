@@ -59,7 +59,7 @@ def test_story_of_one_run(project):
     assert failed.data.tags["error"] == "RuntimeError: out of luck"
     assert failed.data.params["seed"] == "0"
     assert failed.data.params["train_sokoban.loop.iterations"]
-    assert not any(name.startswith(("update_sokoban", "tracking")) for name in failed.data.params)
+    assert not any(name.startswith(("update_sokoban", "tracking", "study")) for name in failed.data.params)
 
     # Continued, with one more iteration: the same MLflow run. An iteration that only lies on the disk is sent as well.
     project.fail_at, project.iterations = None, 3

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from geo_sokoban_pipeline.hooks.run_lock import RunLock
 from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.run_lock import RunLock
 from runs import ROOT, finish, kedro_command
 
 PIPELINES = ("data_sokoban", "evaluate_sokoban", "rollout_sokoban", "train_sokoban", "update_sokoban")
@@ -130,7 +130,7 @@ def test_parameters_of_one_command_are_refused_in_a_notebook_too(project):
 @pytest.mark.slow
 def test_a_second_process_on_the_same_run_stops_at_once(project, tmp_path):
     holder = (
-        "import sys, time\nfrom pathlib import Path\nfrom geo_sokoban_pipeline.hooks.run_lock import RunLock\n"
+        "import sys, time\nfrom pathlib import Path\nfrom geo_sokoban_pipeline.run_lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(120)"
     )
     words = [sys.executable, "-c", holder, str(project.folder("06_models"))]

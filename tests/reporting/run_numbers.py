@@ -43,7 +43,7 @@ def make_metrics(iterations: int = 200) -> list[dict[str, Any]]:
             for mode, shift in (("sampled", 0.0), ("greedy", -0.02)):
                 solved = round(160 * (skill + shift))
                 low, high = wilson_interval(solved, 160)
-                prefix = f"eval/validation/{mode}"
+                prefix = f"eval/{'validation' if at else 'start'}/{mode}"
                 row |= {f"{prefix}_solve_rate": solved / 160, f"{prefix}_low": low, f"{prefix}_high": high}
                 row[f"{prefix}_mean_return"] = 1.2 * skill - 0.2
             row["perf/eval_time"] = 1.4

@@ -130,6 +130,8 @@ def test_curves_of_a_run():
 def test_validation_after_every_iteration_counts_from_one():
     rows = [{"iteration": at, "eval/validation/sampled_solve_rate": 0.1} for at in range(3)]
     assert [x for x, _ in curves.validation_series(rows, "sampled", "", "").points] == [1, 2, 3]
+    rows[0]["eval/start/sampled_solve_rate"] = 0.05
+    assert curves.validation_series(rows, "sampled", "", "").points == [(0, 0.05), (1, 0.1), (2, 0.1), (3, 0.1)]
 
 
 @pytest.mark.parametrize("value", [None, math.nan, "high", True])

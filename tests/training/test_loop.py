@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.pipelines.train.nodes import train_grpo
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
+from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.scoring import is_solved
+from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.training.warm_start import imitate_teacher
 from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 
@@ -89,6 +92,9 @@ def test_chunks_hold_an_iteration_each(start: PolicyFolder, rows: Any, train_opt
         {"iter=00000"},
     ]
     assert set(second[1]) == {"iter=00002/part-000"}
+    row = first[2]["iter=00000"]
+    assert {"eval/start/sampled_solve_rate", "eval/validation/sampled_solve_rate"} <= set(row)
+    assert not any(name.startswith("eval/start/") for name in second[2]["iter=00001"])
     assert {"iter=00000", "RETAIN"} == set(first[3])
     assert done == ({}, {}, {}, {"COMPLETE": {"iterations": 2}})
     played = episodes(chunks)
@@ -118,6 +124,21 @@ def test_kl_uses_the_warm_start_policy(start: PolicyFolder, rows: Any, train_opt
         # Nothing had been trained when they were played, so the reference is the policy itself.
         np.testing.assert_allclose(episode.ref_log_probs[mask], episode.rollout_log_probs[mask], atol=1e-4)
     assert chunks[1][2]["iter=00000"]["train/kl_loss"] > 0
+
+
+def test_order_of_later_passes_is_of_the_run_seed(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:
+    played = [e for e in episodes(run(start, rows, train_options, grpo={"filter": "none"})) if e.trained]
+    grpo = train_options.grpo.model_copy(update={"passes": 3, "groups_per_step": 1})
+
+    def train(seed: int) -> dict[str, Any]:
+        policy = load_policy(start.path)
+        backend = FsdpBackend(policy, train_options.optimizer)
+        update_policy(played, policy, backend, grpo, train_options.optimizer, 0, seed)
+        return dict(backend.iter_weights())
+
+    first, again, other = train(0), train(0), train(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_filter_refills_within_its_bound(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset, DatasetError
 
+from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
 from geo_sokoban_pipeline.storage import write_atomic
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
         import pyarrow.parquet as pq
 
         table = self._to_table(data)
-        write_atomic(self._path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        with explain_storage_errors(self._path, lambda: int(table.nbytes)):
+            write_atomic(self._path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """First rows for Kedro-Viz, long texts such as data URIs cut to 80 characters."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.io import DatasetError
 
 from geo_sokoban_pipeline.datasets.partitions import IterationPartitions
-from geo_sokoban_pipeline.storage import read_json, write_json
+from geo_sokoban_pipeline.storage import CorruptFolderError, read_json, write_json
 
 if TYPE_CHECKING:
     from kedro_datasets._typing import TablePreview
@@ -32,7 +32,11 @@ class MetricsDataset(IterationPartitions):
         write_json(path, {name: _plain_number(path, name, number) for name, number in value.items()})
 
     def _read(self, path: Path) -> dict[str, float | int | None]:
-        row: dict[str, float | int | None] = read_json(path)
+        row = read_json(path)
+        if not isinstance(row, dict):
+            raise CorruptFolderError(
+                f"{path} holds a {type(row).__name__}, not a row of metrics. Restore or delete it."
+            )
         return row
 
     def _bytes_needed(self, value: Any) -> int | None:

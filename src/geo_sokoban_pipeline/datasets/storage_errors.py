@@ -1,17 +1,19 @@
-"""Disk full and read-only folders, said so that a person can act: which path, how many bytes, what now.
+"""Disk full, read-only folder, file too large: said so that a person can act. Which path, how many bytes, what now.
 
-Only errors that mean one of the two are translated; all others pass untouched.
+Only errors that mean one of them are translated; all others pass untouched.
 """
 
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from geo_sokoban_pipeline.storage import free_bytes
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_TOO_LARGE = {errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -45,7 +47,7 @@ class explain_storage_errors:  # noqa: N801 - read as a verb at its place of use
 
 def _storage_errno(error: BaseException) -> int | None:
     number = getattr(error, "errno", None)
-    if number in _FULL | _CLOSED:
+    if number in _FULL | _CLOSED | _TOO_LARGE:
         return int(number)
     # Libraries that write for us have error types without a number; safetensors prints Rust's name of the error.
     text = str(error)
@@ -60,11 +62,6 @@ def _explain(path: Path, number: int, needed: int | None, error: BaseException) 
     if number in _FULL:
         free = f"{free_bytes(path):,} free"
         return f"{path}: disk full, {amount} needed, {free} ({error}). Free space or move data_root; {after}"
+    if number in _TOO_LARGE:
+        return f"{path}: no file may be so large here, {amount} needed ({error}). Raise the limit (ulimit -f); {after}"
     return f"{path}: no right to write, {amount} needed ({error}). Allow writing or move data_root; {after}"
-
-
-def free_bytes(path: Path) -> int:
-    """Free bytes on the file system of the nearest existing folder above a path."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free

@@ -9,7 +9,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
-from geo_sokoban_pipeline.envs.sokoban.teacher import build_teacher
+from geo_sokoban_pipeline.envs.sokoban.teacher import SokobanTeacher, build_teacher
 from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
 from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
@@ -17,26 +17,25 @@ from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.seeding import python_generator
 
 logger = logging.getLogger(__name__)
+BASELINES = ("random", "random_legal", "solver")
 
 
 def play_baseline(
-    name: str, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int, patience: int | None = None
+    player: TeacherOptions, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int
 ) -> list[EpisodeRecord]:
-    """Play every prompt once with a player of `envs.sokoban.players`, with as many moves as a policy may make.
+    """Play every prompt once with a player, who has as many moves as a policy may make.
 
     An episode that raises counts as not solved and without a return, as a policy's does; the first error is logged.
-
-    Args:
-        name: `random`, `random_legal`, `solver` or `direct`.
-        patience: of the player `direct`.
+    A player of one's own (`factory`) replies as in its demonstrations, one reply a turn.
     """
+    name = player.name
     build_env = load_object(options.env.factory, default_name="build_env")
     reward = load_object(options.reward.function, default_name="reward")
     records: list[EpisodeRecord] = []
     errors: list[str] = []
     for row in prompts:
         try:
-            records.append(_play(name, row, build_env, reward, options, seed, patience))
+            records.append(_play(player, row, build_env, reward, options, seed))
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(f"{type(error).__name__}: {error}")
             records.append(EpisodeRecord(str(row["id"]), False, None, None, row.get("solution_length"), 0, 0))
@@ -59,23 +58,37 @@ def move_limit(options: TrainOptions) -> int:
 
 
 def describe_teacher(teacher: TeacherOptions) -> str:
-    """Name of the teacher's row in the summary."""
-    return f"teacher ({teacher.name})"
+    """Name of the teacher's row in the summary: who plays, and with how much noise."""
+    own = teacher.factory != TeacherOptions().factory
+    name = f"{teacher.name} of {teacher.factory}" if own else teacher.name
+    return f"teacher ({name}, noise {teacher.noise:g})" if teacher.noise else f"teacher ({name})"
+
+
+def is_baseline(teacher: TeacherOptions) -> bool:
+    """Whether a teacher plays exactly as one of the baselines does, so that a row of its own would say nothing."""
+    return teacher.factory == TeacherOptions().factory and not teacher.noise and teacher.name in BASELINES
+
+
+def _build_player(player: TeacherOptions, options: TrainOptions) -> Any:
+    build = load_object(player.factory, default_name="build_teacher")
+    # Only the project's own players know a search limit.
+    limit = {"max_states": options.evaluation.solver_states} if build is build_teacher else {}
+    return build(player.name, player.patience, player.noise, **limit)
 
 
 def _play(
-    name: str, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int, patience: int | None
+    chosen: TeacherOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
 ) -> EpisodeRecord:
-    generator = python_generator(seed, "baseline", name, str(row["id"]))
+    generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))
     env = build_env(row, options.env.args)
     env.reset()
-    player = build_teacher(name, patience)
+    player = _build_player(chosen, options)
     infos: list[dict[str, Any]] = []
     replies: list[str] = []
     done = env.board.is_solved
-    moves = moves_per_turn(options)
+    moves = (moves_per_turn(options),) if isinstance(player, SokobanTeacher) else ()
     while not done and len(infos) < options.rollout.max_turns:
-        text = player.reply(env, generator, moves)
+        text = player.reply(env, generator, *moves)
         if text is None:
             break
         replies.append(text)

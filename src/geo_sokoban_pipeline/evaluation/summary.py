@@ -7,10 +7,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, move_limit, play_baseline
+from geo_sokoban_pipeline.evaluation.baselines import (
+    BASELINES,
+    describe_teacher,
+    is_baseline,
+    move_limit,
+    play_baseline,
+)
 from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
 from geo_sokoban_pipeline.evaluation.playing import play_prompts, record_episode
 from geo_sokoban_pipeline.folders import PolicyFolder
+from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
@@ -21,12 +28,19 @@ Rows = Sequence[dict[str, Any]]
 
 
 def evaluate_policies(
-    run: str, seed: int, policies: Mapping[str, PolicyFolder], prompts: Rows, options: TrainOptions
+    run: str,
+    seed: int,
+    policies: Mapping[str, PolicyFolder],
+    prompts: Rows,
+    options: TrainOptions,
+    *,
+    baselines: bool = True,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Play the evaluation prompts with policies, blank pictures and baselines.
 
     Args:
-        policies: by the name of their row; the last one also plays with blank pictures.
+        policies: by the name of their row; the last one also plays with blank pictures, where the options say so.
+        baselines: players without a policy, too.
 
     Returns:
         The summary (see `docs/architecture.md`), and the policies' trajectories; the partitions `iter=00000/…` are the
@@ -40,7 +54,8 @@ def evaluate_policies(
         rows, parts = _evaluate_policy(run, seed, name, number, folder, rows_to_play, options, blank=last)
         summary_rows += rows
         played |= parts
-    summary_rows += _baseline_rows(rows_to_play, options, seed)
+    if baselines:
+        summary_rows += _baseline_rows(rows_to_play, options, seed)
     summary = {
         "task": options.task,
         "run": run,
@@ -100,14 +115,10 @@ def _evaluate_policy(
 
 def _baseline_rows(prompts: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:
     teacher = options.warm_start.teacher
-    players: list[tuple[str, str, int | None]] = [
-        ("random", "random", None),
-        ("random_legal", "random_legal", None),
-        ("solver", "solver", None),
-    ]
-    if options.warm_start.steps and teacher.name not in ("random_legal", "solver"):
-        players.append((describe_teacher(teacher), teacher.name, teacher.patience))
+    players = {name: TeacherOptions.model_validate({"name": name}) for name in BASELINES}
+    if options.warm_start.steps and not is_baseline(teacher):
+        players[describe_teacher(teacher)] = teacher
     return [
-        summarise_episodes(play_baseline(name, prompts, options, seed, patience), policy=label, mode="-")
-        for label, name, patience in players
+        summarise_episodes(play_baseline(player, prompts, options, seed), policy=label, mode="-")
+        for label, player in players.items()
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
@@ -13,7 +13,14 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.trajectories import Trajectory
 
+START = "eval/start/"  # what the metrics `eval/validation/…` of version 0, before training, are called
+_PREFIX = "eval/validation/"
 _SHOWN = ("solve_rate", "low", "high", "mean_return", "invalid_share")
+
+
+def start_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a validation of version 0 under the names `eval/start/…`."""
+    return {name.replace(_PREFIX, START): value for name, value in metrics.items()}
 
 
 def validate_policy(
@@ -39,6 +46,6 @@ def validate_policy(
         )
         records = [record_episode(episode, prompts[episode.group_index]) for episode in played]
         row = summarise_episodes(records, mode=mode)
-        metrics |= {f"eval/validation/{mode}_{name}": float(row[name]) for name in _SHOWN if row[name] is not None}
+        metrics |= {f"{_PREFIX}{mode}_{name}": float(row[name]) for name in _SHOWN if row[name] is not None}
         trajectories += played
     return trajectories, metrics

@@ -7,11 +7,11 @@ in a configuration file would be ignored by half of the program and is refused.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import click
 from kedro.framework.hooks import hook_impl
 
+from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
 
@@ -67,10 +67,3 @@ def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
     parameters = validate_parameters(context.config_loader["parameters"], ProjectParameters)
     root = Path(str(context.config_loader["globals"]["data_root"])).expanduser()
     return parameters, (Path(context.project_path) / root).resolve()
-
-
-def refuse(error: Exception) -> NoReturn:
-    """Stop: on the command line with the message alone and exit code 1, elsewhere with the error itself."""
-    if click.get_current_context(silent=True) is None:
-        raise error
-    raise click.ClickException(str(error)) from error

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
+from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.fingerprint import FingerprintError
-from geo_sokoban_pipeline.hooks.fingerprints import check_stored_run
-from geo_sokoban_pipeline.hooks.parameters import refuse, settings_of
-from geo_sokoban_pipeline.hooks.plugins import check_plugins
-from geo_sokoban_pipeline.hooks.policies import check_starting_policy
-from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.preflight.fingerprints import TRAINING, check_stored_run
+from geo_sokoban_pipeline.preflight.plugins import check_plugins
+from geo_sokoban_pipeline.preflight.policies import check_starting_policy
+from geo_sokoban_pipeline.preflight.stored_files import find_damaged_rows
+from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, RunLockedError
 from geo_sokoban_pipeline.storage import CorruptFolderError
 
 if TYPE_CHECKING:
@@ -129,12 +131,13 @@ class RunHooks:
             if self._parameters.fresh:
                 _check_selection(run_params)
             for folders in self._folders:
-                self._locks.append(RunLock(folders.models))
+                self._locks.append(_lock(folders.models))
             for run, folders in zip(runs, self._folders, strict=True):
                 if self._parameters.fresh:
                     log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)
                     folders.clear()
                 check_stored_run(run, folders.models, self._parameters)
+                _check_rows(run, folders)
                 check_starting_policy(run, folders.models, self._parameters)
                 check_plugins(run, self._parameters)
         except _REFUSALS as error:
@@ -158,6 +161,20 @@ class RunHooks:
     def _release(self) -> None:
         while self._locks:
             self._locks.pop().close()
+
+
+def _lock(folder: Path) -> RunLock:
+    from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+
+    with explain_storage_errors(folder / LOCK_FILE):
+        return RunLock(folder)
+
+
+def _check_rows(run: str, folders: RunFolders) -> None:
+    """Torn rows end a run before its first iteration, not in its report."""
+    damage = find_damaged_rows(folders.models, folders.outputs) if run.startswith(TRAINING) else []
+    if damage:
+        raise CorruptFolderError("\n".join(damage))
 
 
 def _check_selection(run_params: dict[str, Any]) -> None:

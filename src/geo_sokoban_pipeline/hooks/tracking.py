@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 METRICS = ".metrics"  # the dataset {run}.metrics
+_STUDY = "study"
+_UNTRACKED = "check_"  # a pre-flight trains nothing
 
 
 class TrackingHooks:
@@ -55,6 +57,8 @@ class TrackingHooks:
         if not self._parameters.tracking.enabled:
             return
         for run in run_names(pipeline, pipelines):
+            if run.startswith(_UNTRACKED):
+                continue
             self._attempt(f"open the MLflow run of {run}", self._open, run, Path(run_params["project_path"]))
         if self._runs:
             atexit.register(self._close_interrupted)
@@ -117,11 +121,18 @@ class TrackingHooks:
 
 def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
     """What belongs to one run: its own section, the data and the general ones; no section of another pipeline."""
+    studies = set() if run.startswith(_STUDY) else {name for name in type(parameters).model_fields if _is_study(name)}
+    left_out = {"fresh", "tracking", *studies}
     return {
         name: value
-        for name, value in parameters.model_dump(mode="json", exclude={"fresh", "tracking"}).items()
+        for name, value in parameters.model_dump(mode="json", exclude=left_out).items()
         if name == run or name not in pipelines
     }
+
+
+def _is_study(name: str) -> bool:
+    """Whether a section describes studies, which no single run needs."""
+    return name == _STUDY or name.startswith(f"{_STUDY}_")
 
 
 def artifacts_of(folders: RunFolders, sample: bool) -> list[tuple[Path, str]]:

@@ -89,6 +89,9 @@ class WarmStartOptions(StrictModel):
     teacher: TeacherOptions = Field(default_factory=TeacherOptions, description="Who is imitated.")
     validate_every: int = Field(100, ge=1, description="Steps between validations on held-out demonstrations.")
     validation_episodes: PositiveInt = Field(64, description="Held-out demonstrations of a validation.")
+    play_every: int = Field(
+        250, ge=0, description="Steps between played validations (loop.eval_prompts prompts), one at the end; 0: none."
+    )
     stop_below: float | None = Field(
         None, gt=0, description="Stop once the validation loss (nats per reply token) is at most this. None: all steps."
     )

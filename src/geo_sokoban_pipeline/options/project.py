@@ -8,7 +8,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from geo_sokoban_pipeline.options.base import RunId, StrictModel
+from geo_sokoban_pipeline.options.check import CheckPipelineOptions
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.options.study import ControlOptions, StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.options.training import (
     EvaluatePipelineOptions,
     RolloutPipelineOptions,
@@ -43,4 +45,16 @@ class ProjectParameters(StrictModel):
     )
     evaluate_sokoban: EvaluatePipelineOptions = Field(
         default_factory=EvaluatePipelineOptions, description="Evaluation of any checkpoint."
+    )
+    control_sokoban: ControlOptions = Field(
+        default_factory=ControlOptions, description="More imitation instead of GRPO, to compare with."
+    )
+    study: StudyOptions = Field(default_factory=StudyOptions, description="Which study runs, and how.")
+    study_default: StudyDefinition = Field(default_factory=StudyDefinition, description="The recipe of `make run`.")
+    study_from_zero: StudyDefinition = Field(
+        default_factory=StudyDefinition, description="GRPO after imitation of random legal moves."
+    )
+    study_long: StudyDefinition = Field(default_factory=StudyDefinition, description="One long run.")
+    check_sokoban: CheckPipelineOptions = Field(
+        default_factory=CheckPipelineOptions, description="Pre-flight of a training run."
     )

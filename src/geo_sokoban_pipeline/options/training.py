@@ -136,6 +136,9 @@ class EvaluationOptions(StrictModel):
     )
     greedy: bool = Field(True, description="Play every prompt greedily as well.")
     blank_images: bool = Field(True, description="Play every prompt with blank pictures as well.")
+    solver_states: PositiveInt = Field(
+        200_000, description="States that the solver's row may search per level; beyond them it gives the level up."
+    )
     checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
 
 

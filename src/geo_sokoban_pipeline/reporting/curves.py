@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,16 +103,18 @@ def _total(rows: Rows, metric: str, write: Callable[[float | None], str]) -> str
 
 def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str = "solve_rate") -> Series:
     """One validation metric over the iterations trained before it."""
-    prefix = f"eval/validation/{mode}"
-    found = [row for row in rows if is_number(row.get(f"{prefix}_{metric}")) and is_number(row.get("iteration"))]
-    # The first row holds the validation before training, unless validation follows every iteration.
-    before = len(found) < 2 or found[1]["iteration"] != 1
-    xs = [0.0 if before and row["iteration"] == 0 else row["iteration"] + 1.0 for row in found]
-    bounds = [(row.get(f"{prefix}_low", math.nan), row.get(f"{prefix}_high", math.nan)) for row in found]
-    spread = [(float(low), float(high)) for low, high in bounds if is_number(low) and is_number(high)]
-    if metric != "solve_rate" or mode != "sampled" or len(spread) < len(found):
+    points: list[tuple[float, float]] = []
+    spread: list[tuple[float, float]] = []
+    # The row of iteration 0 holds the validation before training under names of its own.
+    for prefix, trained in ((f"eval/start/{mode}", 0), (f"eval/validation/{mode}", 1)):
+        value, low, high = (f"{prefix}_{part}" for part in (metric, "low", "high"))
+        for row in rows:
+            if is_number(row.get(value)) and is_number(row.get("iteration")):
+                points.append((float(row["iteration"]) + trained, float(row[value])))
+                if is_number(row.get(low)) and is_number(row.get(high)):
+                    spread.append((float(row[low]), float(row[high])))
+    if metric != "solve_rate" or mode != "sampled" or len(spread) < len(points):
         spread = []
-    points = [(x, float(row[f"{prefix}_{metric}"])) for x, row in zip(xs, found, strict=True)]
     return Series(name, colour, points, spread, "dots")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 _LABELS = {
     "warm_start": "warm start",
     "final": "after GRPO",
+    "control_teacher": "control: more of the warm start",
+    "control_optimal": "control: imitation of optimal play",
     "random": "random moves",
     "random_legal": "random legal moves",
     "solver": "solver (optimal)",

@@ -35,6 +35,17 @@ class CheckpointWriter:
         return self.entries
 
 
+def policy_and_trainer_writer(backend: TrainBackend, entries: dict[str, Any]) -> Writer:
+    """Writer of a policy's folder with the optimizer state beside it, from which its training can go on."""
+
+    def write(folder: Path) -> dict[str, Any]:
+        backend.export(folder)
+        backend.save_state(folder)
+        return entries
+
+    return write
+
+
 def checkpoint_entries(
     iteration: int,
     fingerprint: dict[str, Any],

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from geo_sokoban_pipeline.evaluation.validation import validate_policy
+from geo_sokoban_pipeline.evaluation.validation import start_names, validate_policy
 from geo_sokoban_pipeline.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
@@ -29,6 +29,8 @@ from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
 from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.garbage import freeze_survivors
+from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 from geo_sokoban_pipeline.training.updating import Scorer, update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
 from geo_sokoban_pipeline.trajectory_files import name_parts
@@ -86,9 +88,9 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
             loop = _Loop(inputs, resume, fingerprint)
             for iteration in range(start, options.loop.iterations):
                 chunk = loop.iterate(iteration)
-                began = time.perf_counter()
-                yield chunk
-                loop.save_seconds = time.perf_counter() - began
+                loop.saving = Stopwatch()
+                with loop.saving.running():
+                    yield chunk
                 reached("after save")
                 progress.advance(note=_note(chunk[2]))
             loop.close()
@@ -124,6 +126,7 @@ class _Loop:
         manifest = resume["manifest"] or {}
         self.inputs, self.options, self.fingerprint = inputs, options, fingerprint
         self.threads = set_threads(options.threads)
+        freeze_survivors()
         if manifest and manifest["threads"] != self.threads:
             logger.warning(
                 "this run used %d threads before and uses %d now: it goes on, but not bit for bit as it would have",
@@ -142,7 +145,7 @@ class _Loop:
         self.collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, self.policy, self.engine)
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         self.saved: list[int] = list(resume["stored"])
-        self.save_seconds = 0.0
+        self.saving = Stopwatch()
 
     def iterate(self, iteration: int) -> Chunk:
         """One iteration; nothing is written here."""
@@ -151,22 +154,25 @@ class _Loop:
         eval_trajectories: dict[str, Any] = {}
         row: dict[str, Any] = {"iteration": iteration, "policy_version": iteration}
         if iteration == 0 and loop.eval_interval:
-            row |= self._validate(0, eval_trajectories)
+            self._validate(0, eval_trajectories, row)
         # Nothing the engine computed before counts here, so a resumed loop computes the same.
-        self.engine.update_weights(None, iteration)
-        reached("collecting")
-        trajectories, metrics = self.collector.collect(iteration, self.sampler)
-        reached("update")
-        updated = time.perf_counter()
-        row |= metrics | self._update(trajectories, iteration)
+        watch = Stopwatch()
+        with watch.running():
+            self.engine.update_weights(None, iteration)
+            reached("collecting")
+            trajectories, metrics = self.collector.collect(iteration, self.sampler)
+            reached("update")
+            updated = time.perf_counter()
+            row |= metrics | self._update(trajectories, iteration)
         row["perf/update_time"] = time.perf_counter() - updated
+        row["perf/cpu_time"] = watch.cpu_seconds
         self.engine.update_weights(None, iteration + 1)
         if loop.eval_interval and is_eval_due(iteration, loop.eval_interval):
             reached("evaluation")
-            row |= self._validate(iteration + 1, eval_trajectories)
+            self._validate(iteration + 1, eval_trajectories, row)
         row["perf/step_time"] = time.perf_counter() - began
         # What Kedro took to write the iteration before: this one's row is written before it is known.
-        row["perf/save_time"] = self.save_seconds
+        row |= {"perf/save_time": self.saving.seconds, "perf/save_cpu_time": self.saving.cpu_seconds}
         name = partition(iteration)
         checkpoint: dict[str, Any] = {}
         if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):
@@ -183,7 +189,14 @@ class _Loop:
         options = self.options
         try:
             return update_policy(
-                trajectories, self.policy, self.backend, options.grpo, options.optimizer, iteration, self.reference
+                trajectories,
+                self.policy,
+                self.backend,
+                options.grpo,
+                options.optimizer,
+                iteration,
+                self.inputs.seed,
+                self.reference,
             )
         except DivergedError as error:
             raise DivergedError(f"iteration {iteration}: {error}. {self._way_out()}") from error
@@ -199,13 +212,13 @@ class _Loop:
             f"{run}.policy.source=folder,{run}.policy.path=<folder of the checkpoint>,{run}.warm_start.steps=0"
         )
 
-    def _validate(self, version: int, collected: dict[str, Any]) -> dict[str, float]:
+    def _validate(self, version: int, collected: dict[str, Any], row: dict[str, Any]) -> None:
         began = time.perf_counter()
         inputs, loop = self.inputs, self.options.loop
         self.engine.update_weights(None, version)
         rows = inputs.validation_prompts[: loop.eval_prompts]
         if not rows:
-            return {}
+            return
         played, metrics = validate_policy(
             inputs.run, inputs.seed, self.options, rows, self.policy, self.engine, version
         )
@@ -214,7 +227,9 @@ class _Loop:
         saved = version > 0 and is_save_due(version - 1, loop.save_interval, num_iterations=loop.iterations)
         if saved and (self.best is None or rate > self.best["solve_rate"]):
             self.best = {"iteration": version - 1, "solve_rate": rate}
-        return {**metrics, "perf/eval_time": time.perf_counter() - began}
+        # The first row holds two validations where one follows every iteration: version 0's has names of its own.
+        row |= metrics if version else start_names(metrics)
+        row["perf/eval_time"] = row.get("perf/eval_time", 0.0) + time.perf_counter() - began
 
     def _checkpoint(self, iteration: int) -> dict[str, Any]:
         loop = self.options.loop

@@ -32,6 +32,7 @@ def update_policy(
     grpo: GrpoOptions,
     optimizer: OptimizerOptions,
     iteration: int,
+    seed: int,
     reference: Scorer | None = None,
 ) -> dict[str, float]:
     """Train on the trajectories marked `trained`; sets their old and reference log-probs.
@@ -40,6 +41,7 @@ def update_policy(
         trajectories: scored episodes of one iteration.
         reference: log-probs of the reference policy; needed where `grpo.kl_coefficient` is above 0.
         iteration: number of the iteration, which is the step of the learning-rate schedule.
+        seed: seed of the run; with `grpo.passes` above 1 it decides the order of the groups in the later passes.
 
     Returns:
         Metrics `train/…`: means over the optimizer steps, of `train_rollout_logprob_abs_diff` the first one's;
@@ -64,7 +66,7 @@ def update_policy(
     for number in range(grpo.passes):
         order = list(groups.values())
         if number:
-            python_generator(iteration, "pass", number).shuffle(order)
+            python_generator(seed, "pass", iteration, number).shuffle(order)
         for step in split_steps(order, groups_per_step=grpo.groups_per_step):
             members = [sample for group in step for sample in group]
             rows.append(backend.step(members, objective, rate))

@@ -1,67 +1,127 @@
 """Warm start: supervised imitation of a teacher, until GRPO has something to work with.
 
 Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
-and the policy it starts from.
+and the policy it starts from. Validations only watch: neither weights nor any draw depend on them, and their time is
+not counted.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from geo_sokoban_pipeline.evaluation.validation import validate_policy
 from geo_sokoban_pipeline.grpo.schedules import learning_rate
 from geo_sokoban_pipeline.options.policy import WarmStartOptions
 from geo_sokoban_pipeline.options.training import OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.progress import track
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.garbage import freeze_survivors
 from geo_sokoban_pipeline.training.objectives import ImitationObjective
+from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 
 Rows = Sequence[dict[str, Any]]
+_MODES = ("sampled", "greedy")
 
 
 def imitate_teacher(
-    policy: Policy, prompts: Rows, validation_prompts: Rows, options: TrainOptions, seed: int
+    policy: Policy,
+    prompts: Rows,
+    validation_prompts: Rows,
+    options: TrainOptions,
+    seed: int,
+    backend: FsdpBackend | None = None,
+    first: int = 0,
 ) -> list[dict[str, float]]:
     """Train the policy in place on demonstrations.
 
+    Args:
+        prompts: levels of the demonstrations.
+        backend: trainer of the policy, whose optimizer state goes on; None: a new one of `build_imitator`.
+        first: number of the first demonstration; those before it were trained on earlier.
+
     Returns:
-        History, one row per validation: `step`, `loss` and `validation_loss` (nats per reply token), `seconds`,
-        `cpu_seconds`.
+        History, one row per validation: `step`, `seconds` and `cpu_seconds` of training so far, and what was measured:
+        `loss` and `validation_loss` (nats per reply token), `sampled_solve_rate` and `greedy_solve_rate`.
     """
     warm = options.warm_start
-    backend = FsdpBackend(policy, _optimizer_options(warm))
+    backend = backend or build_imitator(policy, warm)
     teacher = Demonstrator(prompts, policy, options, seed, "training")
-    examiner = Demonstrator(validation_prompts, policy, options, seed, "validation")
-    held_out = [examiner.demonstrate(number) for number in range(warm.validation_episodes)]
+    examiner = _Examiner(validation_prompts, policy, options, seed)
     history: list[dict[str, float]] = []
     losses: list[float] = []
-    began, cpu = time.perf_counter(), time.process_time()
+    watch = Stopwatch()
+    freeze_survivors()
     with track("warm start", warm.steps) as progress:
         for step in range(warm.steps):
-            first = step * warm.episodes_per_step
-            samples = [teacher.demonstrate(first + number) for number in range(warm.episodes_per_step)]
-            losses.append(backend.step(samples, ImitationObjective(), _rate(warm, step))["loss"])
+            with watch.running():
+                numbers = range(first + step * warm.episodes_per_step, first + (step + 1) * warm.episodes_per_step)
+                samples = [teacher.demonstrate(number) for number in numbers]
+                losses.append(backend.step(samples, ImitationObjective(), _rate(warm, step))["loss"])
             reached("warm start step")
-            if (step + 1) % warm.validate_every == 0 or step + 1 == warm.steps:
-                loss = _validation_loss(backend, held_out)
-                spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
-                history.append({"step": step + 1, "loss": float(np.mean(losses)), "validation_loss": loss, **spent})
+            row = examiner.examine(backend, step + 1)
+            if "validation_loss" in row:
+                row["loss"] = float(np.mean(losses))
                 losses = []
-                if warm.stop_below is not None and loss <= warm.stop_below:
-                    break
-            progress.advance(note=f"loss {history[-1]['validation_loss']:.3f}" if history else "")
-    backend.close()
+            if row:
+                history.append({"step": step + 1, **row, **watch.read()})
+            if warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below:
+                break
+            progress.advance(note=_note(history))
     return history
 
 
-def _validation_loss(backend: FsdpBackend, samples: Sequence[Any]) -> float:
-    return float(-np.concatenate(backend.log_probs(samples)).mean())
+def build_imitator(policy: Policy, warm: WarmStartOptions) -> FsdpBackend:
+    """Trainer of a warm start."""
+    options = OptimizerOptions(
+        learning_rate=warm.learning_rate,
+        betas=warm.betas,
+        weight_decay=warm.weight_decay,
+        clip=warm.clip,
+        max_tokens=warm.max_tokens,
+    )
+    return FsdpBackend(policy, options)
+
+
+class _Examiner:
+    """Measures a policy in training where a validation is due, without leaving a trace in it."""
+
+    def __init__(self, prompts: Rows, policy: Policy, options: TrainOptions, seed: int) -> None:
+        self._warm, self._options, self._policy, self._seed = options.warm_start, options, policy, seed
+        self._played = list(prompts[: options.loop.eval_prompts])
+        demonstrator = Demonstrator(prompts, policy, options, seed, "validation")
+        self._held_out = [demonstrator.demonstrate(number) for number in range(self._warm.validation_episodes)]
+
+    def examine(self, backend: FsdpBackend, step: int) -> dict[str, float]:
+        """What is due after a step: the loss on held-out demonstrations, the solve rates, nothing; all at the end."""
+        warm, last = self._warm, step == self._warm.steps
+        row: dict[str, float] = {}
+        if last or step % warm.validate_every == 0:
+            row["validation_loss"] = float(-np.concatenate(backend.log_probs(self._held_out)).mean())
+        stops = warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below
+        if warm.play_every and self._played and (last or stops or step % warm.play_every == 0):
+            row |= self._play(step)
+        return row
+
+    def _play(self, step: int) -> dict[str, float]:
+        engine = build_engine(self._policy, self._options.rollout)
+        engine.update_weights(None, step)
+        _, metrics = validate_policy(
+            "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step
+        )
+        engine.close()
+        return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}
+
+
+def _note(history: Sequence[dict[str, float]]) -> str:
+    losses = [row["validation_loss"] for row in history if "validation_loss" in row]
+    return f"loss {losses[-1]:.3f}" if losses else ""
 
 
 def _rate(warm: WarmStartOptions, step: int) -> float:
@@ -74,14 +134,4 @@ def _rate(warm: WarmStartOptions, step: int) -> float:
         decay_fraction=warm.decay_fraction if decays else 1.0,
         decay_to=warm.decay_to,
         kind="linear" if decays else "constant",
-    )
-
-
-def _optimizer_options(warm: WarmStartOptions) -> OptimizerOptions:
-    return OptimizerOptions(
-        learning_rate=warm.learning_rate,
-        betas=warm.betas,
-        weight_decay=warm.weight_decay,
-        clip=warm.clip,
-        max_tokens=warm.max_tokens,
     )

@@ -190,7 +190,7 @@ def test_final_metrics_know_the_optimum():
     env.step("right")
     assert env.final_metrics() == {
         "success": 1.0,
-            "lost": 0.0,
+        "lost": 0.0,
         "steps": 4.0,
         "turns": 2.0,
         "invalid_turns": 0.0,

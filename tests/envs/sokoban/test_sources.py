@@ -16,13 +16,14 @@ import pytest
 
 from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.generation import known_layouts, setting_yield, spread_draw
+from geo_sokoban_pipeline.envs.sokoban.generation import known_layouts, spread_draw
 from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.levels import LevelsExhaustedError
 from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
 from geo_sokoban_pipeline.envs.sokoban.solver import solve
 from geo_sokoban_pipeline.envs.sokoban.sources import level_texts, read_source
 from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS, overlaps
+from geo_sokoban_pipeline.envs.sokoban.yields import setting_yield, split_yields
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +68,14 @@ def test_default_setting(default_reading):
 def test_generated_lengths_are_the_solvers(default_reading):
     for level, _ in default_reading.levels[:: len(default_reading.levels) // 60]:
         assert len(solve(level.board)) == level.solution_length
+
+
+def test_yields_of_splits_add_up():
+    options = SokobanDataOptions()
+    whole, parts = setting_yield(options), split_yields(options)
+    assert sum(parts.values()) == sum(whole.values())
+    assert all(parts[split] > getattr(options.counts, split) for split in parts)
+    assert split_yields(SokobanDataOptions(height=10, width=10)) is None
 
 
 def test_default_setting_yields(default_reading):

@@ -100,9 +100,9 @@ class SokobanEnv:
         """Carry out the moves of a reply until success, the step limit, or the last one.
 
         Returns:
-            Observation after the moves; done, which is success, a lost level, or the step limit; and the info: raw_action,
-            parsed_actions, metrics.turn_metrics.{action_is_valid, action_is_effective}, metrics.traj_metrics.success,
-            turn_reward, box_target_distance.
+            Observation after the moves; done, which is success, a lost level, or the step limit; and the info:
+            raw_action, parsed_actions, metrics.turn_metrics.{action_is_valid, action_is_effective},
+            metrics.traj_metrics.success, turn_reward, box_target_distance.
 
         Raises:
             RuntimeError: the episode is over.
@@ -174,8 +174,8 @@ class SokobanEnv:
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.
 
-        Keys: success (0 or 1), lost (0 or 1), steps, turns, invalid_turns, invalid_share (of turns), boxes_on_target, dist0 and
-        dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it was
+        Keys: success (0 or 1), lost (0 or 1), steps, turns, invalid_turns, invalid_share (of turns), boxes_on_target,
+        dist0 and dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it was
         solved.
         """
         turns, success = len(self.turn_rewards), self.board.is_solved

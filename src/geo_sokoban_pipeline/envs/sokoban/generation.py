@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import comb
 
 from geo_sokoban_pipeline.envs.sokoban.backward import (
     MAX_ENUMERATED_WALLS,
     count_wall_choices,
     enumerate_layouts,
-    levels_of_layout,
 )
 from geo_sokoban_pipeline.envs.sokoban.layout import Layout
 from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, data_source_name
@@ -27,8 +25,6 @@ from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 Draw = Callable[[int, Sequence[int] | None], list[Level]]
 # Rounds in which levels of random layouts are drawn until every split has enough; each doubles the number.
 _MAX_ROUNDS = 6
-# About a second of listing.
-_MAX_COUNTED_POSITIONS = 1_000_000
 
 
 def generate_rows(options: SokobanDataOptions) -> tuple[list[tuple[LevelRow, str]], SplitRule]:
@@ -57,26 +53,9 @@ def known_layouts(options: SokobanDataOptions) -> list[Layout] | None:
     return [layout for layout in layouts if layout.floor.bit_count() > options.boxes]
 
 
-def setting_yield(options: SokobanDataOptions) -> dict[str, int] | None:
-    """Distinct levels (up to symmetry) of the setting by solution length; None where they are too many to count."""
-    layouts = known_layouts(options)
-    if layouts is None or sum(_positions(layout, options.boxes) for layout in layouts) > _MAX_COUNTED_POSITIONS:
-        return None
-    found: Counter[int] = Counter()
-    for layout in layouts:
-        levels = levels_of_layout(layout, options.boxes, options.min_solution, options.max_solution)
-        if any(layout.transform(symmetry) == layout for symmetry in range(1, 8)):
-            # Only on symmetric walls can two of the listed levels be one.
-            lengths = {board.canonical_hash: length for board, length in levels}
-            found.update(lengths.values())
-        else:
-            found.update(length for _, length in levels)
-    return {str(length): found[length] for length in sorted(found)}
-
-
-def _positions(layout: Layout, boxes: int) -> int:
-    floor = layout.floor.bit_count()
-    return comb(floor, boxes) ** 2 * floor
+def deal_layouts(options: SokobanDataOptions, layouts: list[Layout]) -> dict[str, list[Layout]]:
+    """The wall layouts of each split."""
+    return share_out(layouts, options.shares, python_generator(options.seed, "sokoban", "splits", "layout"))
 
 
 def spread_draw(draw: Draw, count: int, lengths: Sequence[int] | None) -> list[Level]:
@@ -108,8 +87,7 @@ def spread_draw(draw: Draw, count: int, lengths: Sequence[int] | None) -> list[L
 
 
 def _by_layout(options: SokobanDataOptions, counts: dict[str, int], layouts: list[Layout]) -> dict[str, list[Level]]:
-    shares = options.shares
-    parts = share_out(layouts, shares, python_generator(options.seed, "sokoban", "splits", "layout"))
+    parts = deal_layouts(options, layouts)
     drawn = {}
     for split in SPLITS:
         part = parts[split]

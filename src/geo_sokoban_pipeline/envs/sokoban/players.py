@@ -13,6 +13,7 @@ from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.layout import DIRECTIONS
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 
+SOLVER_STATES = 200_000
 PLAYER_NAMES = ("random", "random_legal", "solver", "direct")
 
 
@@ -23,12 +24,14 @@ class Player(Protocol):
         """A direction, or None where the player gives up, which ends the episode."""
 
 
-def make_player(name: str, patience: int | None = 1) -> Player:
+def make_player(name: str, patience: int | None = 1, max_states: int = SOLVER_STATES) -> Player:
     """A player for one episode.
 
     Args:
         name: `random` (any direction), `random_legal` (moves that change the board), `solver` (fewest moves), or
-        `direct`. patience: of `direct` only, see `direct_player`.
+            `direct`.
+        patience: of `direct` only, see `direct_player`.
+        max_states: of `solver` only, see `solve`.
 
     Raises:
         ValueError: there is no player of that name, or patience is negative.
@@ -39,7 +42,7 @@ def make_player(name: str, patience: int | None = 1) -> Player:
         case "random_legal":
             return random_legal_player()
         case "solver":
-            return solver_player()
+            return solver_player(max_states)
         case "direct":
             return direct_player(patience)
         case _:
@@ -56,7 +59,7 @@ def random_legal_player() -> Player:
     return _RandomLegal()
 
 
-def solver_player(max_states: int = 200_000) -> Player:
+def solver_player(max_states: int = SOLVER_STATES) -> Player:
     """Fewest moves; gives up on boards without a solution or beyond the search limit (see `solve`)."""
     return _Solver(max_states)
 

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.players import Player, make_player
+from geo_sokoban_pipeline.envs.sokoban.players import SOLVER_STATES, Player, make_player
 
 
 class SokobanTeacher:
@@ -16,10 +16,13 @@ class SokobanTeacher:
         name: player that chooses the moves.
         patience: of the player `direct`.
         noise: share of moves that are replaced by a random legal one, in [0, 1].
+        max_states: of the player `solver`, see `solve`.
     """
 
-    def __init__(self, name: str, patience: int | None = None, noise: float = 0.0) -> None:
-        self._player: Player = make_player(name, patience)
+    def __init__(
+        self, name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES
+    ) -> None:
+        self._player: Player = make_player(name, patience, max_states)
         self._noise = noise
 
     def reply(self, env: Any, generator: random.Random, moves: int = 1) -> str | None:
@@ -42,6 +45,8 @@ class SokobanTeacher:
         return action
 
 
-def build_teacher(name: str, patience: int | None = None, noise: float = 0.0) -> SokobanTeacher:
+def build_teacher(
+    name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES
+) -> SokobanTeacher:
     """Teacher of one demonstration; players keep state, so every episode gets its own."""
-    return SokobanTeacher(name, patience, noise)
+    return SokobanTeacher(name, patience, noise, max_states)

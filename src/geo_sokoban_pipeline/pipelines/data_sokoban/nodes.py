@@ -76,8 +76,8 @@ def report_data(
     parameters: dict[str, Any],
 ) -> dict[str, Any]:
     """What the data holds: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
-    from geo_sokoban_pipeline.envs.sokoban.generation import setting_yield
     from geo_sokoban_pipeline.envs.sokoban.splits import overlaps
+    from geo_sokoban_pipeline.envs.sokoban.yields import setting_yield
 
     options = as_options(parameters)
     tables = {"train": prompts, "validation": validation_prompts, "eval": eval_prompts}

@@ -89,7 +89,9 @@ def update_on_stored(
         reference = build_scorer(
             runs.policy(SourceOptions(**{**options.source.model_dump(), "checkpoint": "start"})), settings
         )
-    metrics = update_policy(trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, reference)
+    metrics = update_policy(
+        trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
+    )
     entries = {
         "iteration": iteration,
         "policy_version": iteration + 1,

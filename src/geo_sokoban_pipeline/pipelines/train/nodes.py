@@ -49,7 +49,10 @@ def warm_start(
     data: dict[str, Any],
     seed: int,
 ) -> PolicyFolder | FolderWriter:
-    """The policy after the warm start: the stored one where nothing it depends on has changed, else imitation."""
+    """The policy after the warm start: the stored one where nothing it depends on has changed, else imitation.
+
+    The optimizer state lies beside it, so that imitation can go on from here.
+    """
     options = read_options(parameters)
     rows, held_out = read_rows(prompts), read_rows(validation_prompts)
     wanted = {
@@ -63,20 +66,21 @@ def warm_start(
     if options.warm_start.steps == 0:
         return _link_policy(base, {"fingerprint": wanted, "history": []})
     from geo_sokoban_pipeline.policies.policy import load_policy
-    from geo_sokoban_pipeline.policies.preparing import policy_writer
     from geo_sokoban_pipeline.training.backends.fsdp import DivergedError
+    from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
     from geo_sokoban_pipeline.training.loop import set_threads
-    from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+    from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 
     threads = set_threads(options.threads)
     policy = load_policy(base.path, options.policy.dtype, options.policy.attention)
+    backend = build_imitator(policy, options.warm_start)
     try:
-        history = imitate_teacher(policy, rows, held_out, options, seed)
+        history = imitate_teacher(policy, rows, held_out, options, seed, backend)
     except DivergedError as error:
         section = f"train_{options.task}.warm_start"
         raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
     entries = {"fingerprint": wanted, "history": history, "threads": threads}
-    return policy_writer(policy, entries)
+    return policy_and_trainer_writer(backend, entries)
 
 
 def train_grpo(

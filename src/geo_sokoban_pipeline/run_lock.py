@@ -43,7 +43,8 @@ class RunLock:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            message = self._describe_holder()
+            self._handle.seek(0)
+            message = _describe_holder(folder, self._handle.read())
             self.close()
             raise RunLockedError(message) from error
         self._handle.truncate(0)
@@ -57,17 +58,30 @@ class RunLock:
             self._handle.close()
             self._handle = None
 
-    def _describe_holder(self) -> str:
-        assert self._handle is not None
-        self._handle.seek(0)
+
+def find_holder(folder: Path) -> str | None:
+    """Who holds the lock of a run's folder, as `RunLockedError` says it; None where it is free.
+
+    Nothing is written. A process that asks for the lock in the very microseconds of the probe is refused.
+    """
+    path = folder / LOCK_FILE
+    if not path.is_file():
+        return None
+    with path.open("r", encoding="utf-8") as handle:
         try:
-            holder = json.loads(self._handle.read())
-            who = "process {pid} on {host}, started {started}: {command}".format(**holder)
-        except (ValueError, KeyError, TypeError):
-            who = "a process that has not written its name yet"
-        return (
-            f"{self.path.parent} is in use by {who}. Wait for it or stop it, or take another run by --params run_id=…"
-        )
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _describe_holder(folder, handle.read())
+    return None
+
+
+def _describe_holder(folder: Path, written: str) -> str:
+    try:
+        holder = json.loads(written)
+        who = "process {pid} on {host}, started {started}: {command}".format(**holder)
+    except (ValueError, KeyError, TypeError):
+        who = "a process that has not written its name yet"
+    return f"{folder} is in use by {who}. Wait for it or stop it, or take another run by --params run_id=…"
 
 
 def _describe_process() -> dict[str, int | str]:

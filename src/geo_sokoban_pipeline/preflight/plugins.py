@@ -15,10 +15,10 @@ from typing import Any
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
-from geo_sokoban_pipeline.hooks.fingerprints import TRAINING
 from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 
 _LEVEL = Board.from_text("#####\n#@$.#\n#####")

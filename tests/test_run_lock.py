@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.hooks.run_lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, RunLockedError
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(__file__).parents[1] / "src"
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from geo_sokoban_pipeline.hooks.run_lock import RunLock
+from geo_sokoban_pipeline.run_lock import RunLock
 lock = RunLock(Path(sys.argv[1]))
 child = os.fork() if sys.argv[2] == "fork" else 0
 if child or sys.argv[2] != "fork":

@@ -56,7 +56,12 @@ def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[
         (models / "base_policy", policy_parameters(options.policy, parameters.seed)),
         (models / "policy", warm_start_parameters(options, parameters.seed, data)),
     ]
-    checkpoints = sorted(
-        (models / "checkpoints").glob(f"iter=*/{MANIFEST}"), key=lambda path: int(path.parent.name[5:])
-    )
-    return [*found, *((path.parent, loop_parameters(options, parameters.seed, data)) for path in checkpoints[-1:])]
+    newest = newest_checkpoints(models / "checkpoints")[-1:]
+    return [*found, *((folder, loop_parameters(options, parameters.seed, data)) for folder in newest)]
+
+
+def newest_checkpoints(folder: Path) -> list[Path]:
+    """Sealed checkpoint folders, the newest last; what else lies in the folder is not ours."""
+    sealed = (path.parent for path in folder.glob(f"iter=*/{MANIFEST}"))
+    ours = (path for path in sealed if path.name.removeprefix("iter=").isdigit())
+    return sorted(ours, key=lambda path: int(path.name.removeprefix("iter=")))

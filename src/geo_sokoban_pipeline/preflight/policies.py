@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from geo_sokoban_pipeline.folders import check_model_type, check_policy_files
-from geo_sokoban_pipeline.hooks.fingerprints import TRAINING
 from geo_sokoban_pipeline.hub import fetch_config
 from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
 from geo_sokoban_pipeline.storage import MANIFEST
 
 

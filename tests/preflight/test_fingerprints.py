@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from geo_sokoban_pipeline.fingerprint import FingerprintError
-from geo_sokoban_pipeline.hooks.fingerprints import check_stored_run, stages
-from geo_sokoban_pipeline.hooks.policies import check_starting_policy
 from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.preflight.fingerprints import check_stored_run, stages
+from geo_sokoban_pipeline.preflight.policies import check_starting_policy
 from geo_sokoban_pipeline.storage import CorruptFolderError
 
 RUN = "train_sokoban"

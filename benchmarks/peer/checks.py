@@ -1,0 +1,53 @@
+"""Checks that the two systems did the same work, from what they report of it. A benchmark of unequal work must not end
+with a ratio, so every difference raises."""
+
+from __future__ import annotations
+
+from benchmarks.peer.setting import Setting, StepReport
+
+PATCHES_PER_IMAGE = 36  # 96×96 pixels, patches of 16
+TOKENS_PER_IMAGE = 9  # 2×2 patches each
+ALLOWED_TOKEN_DIFFERENCE = 0.01  # sampled replies may differ in length
+
+
+class UnequalWorkError(AssertionError):
+    """The two systems did not do the same work."""
+
+
+def check_step(name: str, report: StepReport, setting: Setting) -> None:
+    """Check one step of one system against the setting.
+
+    Raises:
+        UnequalWorkError: episodes, turns, optimizer steps or pictures are not what the setting asks for.
+    """
+    pictures = setting.episodes * setting.turns
+    _equal(name, "turns of each episode", report.turns, [setting.turns] * setting.episodes)
+    _equal(name, "trained episodes", report.trained_episodes, setting.episodes)
+    _equal(name, "optimizer steps", report.optimizer_steps, 1)
+    _equal(name, "pictures", report.images, pictures)
+    _equal(name, "picture tokens", report.image_tokens, pictures * TOKENS_PER_IMAGE)
+    if not report.vision_moved > 0:
+        raise UnequalWorkError(f"{name}: no weight of the vision tower moved, so no picture had a part in the loss.")
+    for note in ("pixel_rows", "trained_patches"):
+        if note in report.notes:
+            _equal(name, note, report.notes[note], pictures * PATCHES_PER_IMAGE)
+    if "env_turns" in report.notes:
+        _equal(name, "turns that the environments saw", report.notes["env_turns"], report.turns)
+
+
+def check_pair(ours: StepReport, theirs: StepReport) -> None:
+    """Check a round of both systems against each other.
+
+    Raises:
+        UnequalWorkError: the conversations differ in a token that was not sampled, or in length by more than 1 %.
+    """
+    _equal("TRL", "tokens of a conversation that were not sampled", theirs.fixed_ids, ours.fixed_ids)
+    _equal("TRL", "what it runs with", theirs.running, ours.running)
+    gap = abs(ours.tokens - theirs.tokens)
+    if gap > ALLOWED_TOKEN_DIFFERENCE * min(ours.tokens, theirs.tokens):
+        raise UnequalWorkError(f"conversations differ in length: ours {ours.tokens} tokens, TRL {theirs.tokens}.")
+
+
+def _equal(name: str, what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise UnequalWorkError(f"{name}: {what} is {found}, not {wanted}; the two systems did not do the same work.")

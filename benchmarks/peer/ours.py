@@ -1,0 +1,120 @@
+"""This project's side: one step is what an iteration of the loop is, from drawing prompts to the changed weights.
+
+The update trains all episodes in one optimizer step, with one advantage per episode, as TRL does. The trajectories are
+written as parquet inside the clock.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer.setting import (
+    Setting,
+    StepReport,
+    copy_weights,
+    describe_episodes,
+    describe_running,
+    largest_change,
+)
+from benchmarks.peer.world import REWARD_ARGS
+
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.updating import update_policy
+from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectory_files import name_parts, write_trajectories
+
+Rows = list[dict[str, Any]]
+
+
+def make_options(setting: Setting) -> TrainOptions:
+    """The project's options for a setting; what is not named here is the default."""
+    return TrainOptions.model_validate(
+        {
+            "env": {"factory": "benchmarks.peer.world.build_env", "args": {"turns": setting.turns}},
+            "reward": {"args": REWARD_ARGS},
+            "rollout": {
+                "max_turns": setting.turns,
+                "max_tokens_per_turn": setting.max_new_tokens,
+                "sampling": {"temperature": setting.temperature},
+            },
+            "grpo": {
+                "groups": setting.groups,
+                "group_size": setting.group_size,
+                "credit": "episode",
+                "normalize": "std",
+                "filter": "none",
+                "groups_per_step": None,
+                "clip_low": setting.clip,
+                "clip_high": setting.clip,
+                "entropy_coefficient": 0.0,
+            },
+            "optimizer": {
+                "learning_rate": setting.learning_rate,
+                "betas": setting.betas,
+                "clip": setting.gradient_norm,
+                "warmup_iterations": 0,
+                "decay_fraction": 0.0,
+            },
+            "prompts": {"order": "shuffle"},
+            "threads": setting.threads,
+        }
+    )
+
+
+def run_ours(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Callable[[StepReport], None]) -> None:
+    """Do one step whenever `wait` returns True, and tell its report."""
+    options = make_options(setting)
+    policy = load_policy(setting.policy, options.policy.dtype, options.policy.attention)
+    backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
+    engine = build_engine(policy, options.rollout)
+    sampler = build_sampler(rows, options.prompts, 0, None)
+    collector = Collector("bench_peer", 0, options, rows, policy, engine)
+    vision = policy.model.model.visual
+    with tempfile.TemporaryDirectory() as folder:
+        for iteration in range(setting.steps):
+            if not wait():
+                break
+            before = copy_weights(vision)
+            began, cpu = time.perf_counter(), time.process_time()
+            engine.update_weights(None, iteration)
+            trajectories, _ = collector.collect(iteration, sampler)
+            collected = time.perf_counter()
+            metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, iteration, 0)
+            updated = time.perf_counter()
+            for name, table in name_parts(iteration, trajectories, policy.table_context).items():
+                write_trajectories(Path(folder) / f"{name.replace('/', '-')}.parquet", table)
+            ended, cpu_ended = time.perf_counter(), time.process_time()
+            times = {
+                "wall": ended - began,
+                "cpu": cpu_ended - cpu,
+                "generation": collected - began,
+                "processing": 0.0,
+                "update": updated - collected,
+                "writing": ended - updated,
+            }
+            moved = largest_change(before, vision)
+            running = describe_running(policy.model, backend._optimizer)
+            tell(StepReport(**times, vision_moved=moved, running=running, **_describe(trajectories, metrics, policy)))
+
+
+def _describe(trajectories: list[Trajectory], metrics: dict[str, float], policy: Policy) -> dict[str, Any]:
+    """Fields of a report that follow from the episodes and the update's metrics."""
+    return {
+        "images": sum(len(episode.images) for episode in trajectories),
+        "trained_episodes": sum(episode.trained for episode in trajectories),
+        "optimizer_steps": int(metrics["train/steps"] - metrics["train/skipped"]),
+        "notes": {"log_prob_gap": metrics["train/train_rollout_logprob_abs_diff"]},
+        **describe_episodes(
+            [episode.token_ids for episode in trajectories],
+            [episode.loss_mask for episode in trajectories],
+            policy.codec.image_pad_id,
+        ),
+    }

@@ -1,0 +1,126 @@
+"""What both systems are set to, and what each of them reports of a step. Every number that makes the work larger or
+smaller is here once, so the two cannot be set differently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One comparison.
+
+    Attributes:
+        policy: folder of the weights that both systems load.
+        turns: replies of every episode.
+        groups: prompts of a step. group_size: episodes of a prompt.
+        threads: threads of torch and OpenMP.
+        max_new_tokens: tokens of a reply at most.
+        temperature: of sampling; low enough that a briefly trained policy writes replies of equal length.
+        learning_rate: small, so that both policies stay what they were.
+        steps: steps that will be asked for, the warm-up included; each has prompts of its own.
+    """
+
+    policy: Path
+    turns: int
+    groups: int = 4
+    group_size: int = 8
+    threads: int = 1
+    max_new_tokens: int = 8
+    temperature: float = 0.5
+    learning_rate: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 0.2
+    gradient_norm: float = 1.0
+    steps: int = 6
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of a step."""
+        return self.groups * self.group_size
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What happened in one step, and how long it took.
+
+    Attributes:
+        wall: seconds of the whole step. cpu: CPU-seconds of the process, all threads.
+        generation: seconds until rewards and advantages are there. processing: of them, in the image processor (not
+        measured on our side, where a picture is processed once). update: seconds after that until the weights are
+        changed. writing: seconds of writing the trajectories.
+        turns: replies of each episode. images, image_tokens: pictures in the trained conversations, and the tokens
+        that stand for them.
+        trained_episodes, optimizer_steps: what the update used and did.
+        vision_moved: largest change of a weight of the vision tower; 0 if no picture had a part in the loss.
+        tokens: of all conversations. sampled_tokens: of them, those that the policy wrote.
+        fixed_ids: the tokens of one episode that were not sampled, 0 where a run of sampled ones stood.
+        running: type of the weights, attention, threads, optimizer, as they were in force.
+    """
+
+    wall: float
+    cpu: float
+    generation: float
+    processing: float
+    update: float
+    writing: float
+    turns: list[int]
+    images: int
+    image_tokens: int
+    trained_episodes: int
+    optimizer_steps: int
+    vision_moved: float
+    tokens: int
+    sampled_tokens: int
+    fixed_ids: list[int]
+    running: str
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def describe_episodes(token_ids: list[np.ndarray], masks: list[np.ndarray], image_pad_id: int) -> dict[str, Any]:
+    """Fields of a report that follow from tokens alone.
+
+    Args:
+        token_ids: (L,) ids of each conversation, no padding.
+        masks: (L,) 1 where a token was sampled.
+    """
+    turns = [int((np.diff(mask, prepend=0) == 1).sum()) for mask in masks]
+    first, mask = token_ids[0], masks[0].astype(bool)
+    starts = np.flatnonzero(np.diff(masks[0], prepend=0) == 1)
+    shown = np.where(mask, 0, first)
+    keep = ~mask
+    keep[starts] = True
+    return {
+        "turns": turns,
+        "image_tokens": int(sum((ids == image_pad_id).sum() for ids in token_ids)),
+        "tokens": sum(len(ids) for ids in token_ids),
+        "sampled_tokens": int(sum(mask.sum() for mask in masks)),
+        "fixed_ids": shown[keep].tolist(),
+    }
+
+
+def describe_running(model: Any, optimizer: Any) -> str:
+    """Type of the weights, attention, threads and optimizer in force."""
+    import torch
+
+    core = model.model
+    attention = {core.language_model.config._attn_implementation, core.visual.config._attn_implementation}
+    kinds = {str(value.dtype) for value in model.parameters()}
+    # accelerate wraps the optimizer.
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    name = f"{type(optimizer).__name__}(fused={optimizer.defaults['fused']})"
+    return f"{'/'.join(sorted(kinds))}, {'/'.join(sorted(attention))}, {torch.get_num_threads()} threads, {name}"
+
+
+def largest_change(before: dict[str, Any], module: Any) -> float:
+    """Largest absolute change of a module's weights since `before`, a copy of its state."""
+    return max(float((value - before[name]).abs().max()) for name, value in module.state_dict().items())
+
+
+def copy_weights(module: Any) -> dict[str, Any]:
+    """Copy of a module's state."""
+    return {name: value.clone() for name, value in module.state_dict().items()}

@@ -1,0 +1,127 @@
+"""What an episode costs as an iteration grows, and what writing costs beside it.
+
+Run with `pytest benchmarks/test_scaling.py -s`. With the default tiny policy and one thread, iterations of 64, 256 and
+1,024 episodes are played, scored, updated and written; the table says milliseconds of CPU time per episode. Bars: an
+episode of the largest iteration costs at most 1.3 times one of the smallest; writing (tables, validation, files) takes
+under 3 % of an iteration of 256 episodes. Times are CPU-seconds, least of three.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from geo_sokoban_pipeline.datasets import TrajectoriesDataset
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.schemas import TrajectoryContract
+from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.scoring import score_trajectories
+from geo_sokoban_pipeline.training.updating import update_policy
+from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectory_files import name_parts
+
+ROOT = Path(__file__).parents[1]
+SIZES, ROUNDS, WARM_START_STEPS = (64, 256, 1024), 3, 80
+PHASES = ("rollout", "scoring", "update", "writing")
+GROWTH_BAR, WRITING_BAR = 1.3, 0.03
+
+Rows = list[dict[str, Any]]
+Costs = dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def options() -> TrainOptions:
+    """Default options with a short warm start; all groups are trained, so that every size does the same work."""
+    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
+    defaults = TrainOptions.model_validate(yaml.safe_load(text)["train_sokoban"])
+    steps = WARM_START_STEPS
+    brief = {"steps": steps, "validate_every": steps, "validation_episodes": 8, "play_every": 0}
+    warm = defaults.warm_start.model_copy(update=brief)
+    grpo = defaults.grpo.model_copy(update={"filter": "none"})
+    # One conversation per episode at every size: waiting in line is another cost.
+    rollout = defaults.rollout.model_copy(update={"max_conversations": max(SIZES)})
+    return defaults.model_copy(update={"warm_start": warm, "grpo": grpo, "rollout": rollout})
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    base = {"cell_px": 16, "instruction": "brief", "inner_walls": [1, 4], "max_solution": 8}
+    data = SokobanDataOptions.model_validate(base | {"counts": {"train": 512, "validation": 8, "eval": 8}})
+    found: Rows = make_prompts(read_levels(data)[0], data)[0].to_dict("records")
+    return found
+
+
+@pytest.fixture(scope="module")
+def policy(options: TrainOptions, rows: Rows) -> Policy:
+    torch.set_num_threads(1)
+    made = build_tiny_policy(TinyPolicyOptions(), seed=0)
+    imitate_teacher(made, rows, rows[:8], options, seed=0)
+    return made
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU-seconds of an action, and its result."""
+    began = time.process_time()
+    result = action()
+    return time.process_time() - began, result
+
+
+def cost_of_iterations(policy: Policy, options: TrainOptions, rows: Rows, episodes: int, folder: Path) -> Costs:
+    """CPU-seconds of each phase, the least of the rounds; every round plays with new weights, as iterations do."""
+    groups = episodes // options.grpo.group_size
+    grpo = options.grpo.model_copy(update={"groups": groups})
+    sized = options.model_copy(update={"grpo": grpo})
+    policy = copy.deepcopy(policy)
+    backend, engine = FsdpBackend(policy, options.optimizer), build_engine(policy, sized.rollout)
+    sampler = build_sampler(rows, options.prompts, 0, None)
+    collector = Collector("scaling", 0, sized, rows, policy, engine)
+    dataset = TrajectoriesDataset(str(folder / str(episodes)))
+    found: list[Costs] = []
+    for round_ in range(ROUNDS + 1):
+        engine.update_weights(None, round_)
+        costs: Costs = {}
+        costs["rollout"], (played, _) = timed(lambda k=round_: collector.collect(k, sampler))  # type: ignore[misc]
+        costs["scoring"], _ = timed(lambda p=played: score_trajectories(p, grpo, options.reward.args))  # type: ignore[misc]
+        costs["update"], _ = timed(
+            lambda p=played, k=round_: update_policy(p, policy, backend, grpo, options.optimizer, k, 0)  # type: ignore[misc]
+        )
+        costs["writing"], _ = timed(lambda p=played, k=round_: write(dataset, k, p, policy))  # type: ignore[misc]
+        found.append(costs)
+    engine.close()
+    # The first round fills the caches of boards and pictures, as earlier iterations of a run have done.
+    return {phase: min(costs[phase] for costs in found[1:]) for phase in PHASES}
+
+
+def write(dataset: TrajectoriesDataset, iteration: int, played: Sequence[Trajectory], policy: Policy) -> None:
+    """Write an iteration as Kedro does: tables, the contract's check, files."""
+    dataset.save(TrajectoryContract().validate(name_parts(iteration, played, policy.table_context)))
+
+
+def test_cost_per_episode(policy: Policy, options: TrainOptions, rows: Rows, tmp_path: Path) -> None:
+    costs = {size: cost_of_iterations(policy, options, rows, size, tmp_path) for size in SIZES}
+    each = {size: {phase: 1000 * seconds / size for phase, seconds in costs[size].items()} for size in SIZES}
+    print(f"\nms per episode   {'   '.join(f'{size:>6}' for size in SIZES)}")
+    for phase in PHASES:
+        print(f"{phase:<16} {'   '.join(f'{each[size][phase]:6.2f}' for size in SIZES)}")
+    totals = {size: sum(each[size].values()) for size in SIZES}
+    print(f"{'in all':<16} {'   '.join(f'{totals[size]:6.2f}' for size in SIZES)}")
+    share = costs[256]["writing"] / sum(costs[256].values())
+    growth = totals[SIZES[-1]] / totals[SIZES[0]]
+    print(f"growth {growth:.2f} (bar {GROWTH_BAR}); writing {100 * share:.2f} % of 256 episodes (bar 3 %)")
+    assert growth <= GROWTH_BAR
+    assert share < WRITING_BAR

@@ -1,0 +1,95 @@
+"""Options of studies: seeds of one recipe with their controls, the tables they fill and the bars they are held to.
+
+A study changes the base parameters by nested overrides only, so that its recipe is always `train_sokoban` plus what its
+own file says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints, model_validator
+
+from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.training import SourceOptions
+
+Imitated = Literal["teacher", "optimal"]
+SetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")]
+
+
+class ControlOptions(StrictModel):
+    """What control_sokoban takes: the warm start of a finished run goes on for as long as its GRPO took."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Run whose warm start is continued.")
+    imitate: Imitated = Field(
+        "teacher",
+        description="`teacher`: the warm start's own teacher and levels. `optimal`: the solver, on the levels that the "
+        "source run's GRPO drew, each as often as it was drawn.",
+    )
+    share: PositiveFloat = Field(1.0, description="CPU-seconds of imitation, in multiples of those that GRPO took.")
+
+
+class BarOptions(StrictModel):
+    """A claim about one player that each seed has to fulfil; differences and rates are in points of solve rate."""
+
+    player: str = Field(description="Row of the evaluation, such as final, warm_start, final_blank, control_teacher.")
+    mode: Literal["sampled", "greedy"] = Field("sampled", description="How policies choose their moves.")
+    over: str | None = Field(None, description="Row that is subtracted. None: the bar is on the rate itself.")
+    at_least: float | None = Field(None, ge=-100, le=100, description="Least points. None: no lower bar.")
+    at_most: float | None = Field(None, ge=-100, le=100, description="Most points. None: no upper bar.")
+    apart: bool = Field(False, description="The two 95 % Wilson intervals must not overlap.")
+
+    @model_validator(mode="after")
+    def _check(self) -> BarOptions:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("a bar needs exactly one of at_least and at_most.")
+        if self.apart and self.over is None:
+            raise ValueError("apart=true needs `over`, the row whose interval must lie apart.")
+        return self
+
+
+class EvaluationSetOptions(StrictModel):
+    """A further set of levels on which the final policies of a study play."""
+
+    name: SetName = Field(description="Folder of the set and end of its run ids; lower case, digits, underscores.")
+    title: str = Field(min_length=1, description="Name in the tables, such as `8×8, two boxes`.")
+    sokoban: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data.")
+    train: dict[str, Any] = Field(default_factory=dict, description="Further overrides of train_sokoban.")
+
+
+class StudyDefinition(StrictModel):
+    """One study: what stands in a file of `conf/*/parameters/studies`."""
+
+    title: str = Field("", description="Heading in the docs.")
+    seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
+    train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_sokoban.")
+    sokoban: dict[str, Any] = Field(
+        default_factory=dict, description="Overrides of the data; with any, the study has a data root of its own."
+    )
+    controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
+    max_minutes: PositiveFloat | None = Field(None, description="Budget of a whole run in minutes. None: none.")
+    evaluations: tuple[EvaluationSetOptions, ...] = Field((), description="Further sets of evaluation levels.")
+    bars: tuple[BarOptions, ...] = Field((), description="What every seed has to reach.")
+
+    @model_validator(mode="after")
+    def _check(self) -> StudyDefinition:
+        for name, values in (
+            ("seeds", list(self.seeds)),
+            ("controls", list(self.controls)),
+            ("evaluations", [further.name for further in self.evaluations]),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} names something twice: {', '.join(map(str, values))}.")
+        return self
+
+
+class StudyOptions(StrictModel):
+    """Which study study_sokoban runs, and how."""
+
+    name: Literal["default", "from_zero", "long"] = Field("default", description="The study: `study_<name>`.")
+    workers: PositiveInt | None = Field(None, description="Runs side by side, one thread each. None: one per core.")
+    docs: str | None = Field(
+        "docs",
+        description="Folder whose learning.md, results and img are written, and the README.md beside it; relative to "
+        "the project. None: nothing outside the data root is written.",
+    )

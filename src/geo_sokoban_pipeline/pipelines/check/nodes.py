@@ -1,0 +1,62 @@
+"""Nodes of the pre-flight: they hand parameters to the checks, print the table, and stop where one failed."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.console import print_table, refuse
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.pipelines.hub_rows import hub_rows
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.run_store import RunStore
+
+logger = logging.getLogger(__name__)
+
+_COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": "dim"}
+
+
+def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str, Any]:
+    """The table of findings about the run that `train_<task>` would be."""
+    from geo_sokoban_pipeline.preflight.checks import Check, guard
+    from geo_sokoban_pipeline.preflight.flight import inspect_run
+    from geo_sokoban_pipeline.preflight.subject import Subject
+    from geo_sokoban_pipeline.preflight.table import as_table, rows_of
+    from geo_sokoban_pipeline.preflight.timing import describe_timing, time_iteration
+
+    subject = Subject(task, validate_parameters(parameters, ProjectParameters), runs.root)
+    findings = inspect_run(subject, lambda hub: hub_rows(hub, section=task))
+    checks = findings.checks
+    if not subject.settings.timed:
+        checks.append(Check("timed", "iteration", "skipped", f"check_{task}.timed is false"))
+    elif any(check.state == "failure" for check in checks):
+        checks.append(Check("timed", "iteration", "skipped", "what failed above would end it"))
+    else:
+        logger.info("timing one iteration at the real sizes")
+        checks += guard(
+            "timed",
+            "iteration",
+            lambda: describe_timing(
+                time_iteration(subject, findings.rows, findings.model),
+                subject.options,
+                findings.validation,
+                findings.evaluation,
+            ),
+        )
+    table = as_table(subject, checks)
+    title = f"Pre-flight of {subject.run}, run id {subject.parameters.run_id}"
+    print_table(title, ("", "check", "state", "found"), rows_of(table), _COLOURS)
+    return table
+
+
+def judge_table(table: dict[str, Any]) -> None:
+    """Say how it went; a failure ends the command with exit code 1."""
+    from geo_sokoban_pipeline.preflight.table import PreflightError, judge, summarise
+
+    try:
+        judge(table)
+    except PreflightError as error:
+        refuse(error)
+    logger.info("%s", summarise(table))

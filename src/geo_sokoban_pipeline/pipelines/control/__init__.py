@@ -1,0 +1,5 @@
+"""Template of the control pipelines: more imitation instead of GRPO."""
+
+from geo_sokoban_pipeline.pipelines.control.pipeline import create_pipeline
+
+__all__ = ["create_pipeline"]

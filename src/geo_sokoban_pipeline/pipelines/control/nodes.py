@@ -1,0 +1,102 @@
+"""Nodes of the control: settings and stored runs in, a policy and its evaluation out; the rules are in the core."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.fingerprint import check_fingerprint, hash_files, hash_rows, warm_start_parameters
+from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.study import ControlOptions
+from geo_sokoban_pipeline.pipelines.train.nodes import read_data_options, read_options, read_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from geo_sokoban_pipeline.run_store import RunStore
+
+logger = logging.getLogger(__name__)
+
+
+def continue_imitation(
+    runs: RunStore,
+    prompts: pd.DataFrame,
+    validation_prompts: pd.DataFrame,
+    state: PolicyState,
+    parameters: dict[str, Any],
+    train: dict[str, Any],
+    data: dict[str, Any],
+    seed: int,
+) -> PolicyFolder | FolderWriter:
+    """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed."""
+    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
+    from geo_sokoban_pipeline.training.control import continue_warm_start, control_options, plan_budget
+    from geo_sokoban_pipeline.training.loop import set_threads
+
+    options = read_options(train)
+    control = read_control(options.task, parameters)
+    options = control_options(options, control)
+    start = runs.policy(control.source.model_copy(update={"checkpoint": "start"}))
+    episodes = options.warm_start.episodes_per_step
+    budget = plan_budget(start, runs.metrics(control.source), episodes, control.share)
+    rows = _levels(runs, control, read_rows(prompts))
+    held_out = read_rows(validation_prompts)
+    wanted = {
+        **warm_start_parameters(options, seed, read_data_options(options.task, data)),
+        "control.imitate": control.imitate,
+        "control.steps": budget.steps,
+        "input.prompts": hash_rows(rows),
+        "input.policy": hash_files(start.manifest["files"]),
+    }
+    if state.manifest is not None:
+        check_fingerprint("the control", state.manifest["fingerprint"], wanted)
+        return PolicyFolder(state.path, state.manifest)
+    logger.info("control: %d steps for the %.1f CPU-seconds of GRPO", budget.steps, budget.grpo_cpu_seconds)
+    threads = set_threads(options.threads)
+    policy = load_policy(start.path, options.policy.dtype, options.policy.attention)
+    history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget)
+    entries = {
+        "fingerprint": wanted,
+        "budget": budget.entries(),
+        "cpu_seconds": history[-1]["cpu_seconds"],
+        "history": history,
+        "threads": threads,
+    }
+    return policy_and_trainer_writer(backend, entries)
+
+
+def evaluate_control(
+    policy: PolicyFolder, eval_prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """The control on the evaluation prompts, played as the run's own policies are."""
+    from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+    from geo_sokoban_pipeline.training.loop import set_threads
+
+    options = read_options(train)
+    control = read_control(options.task, parameters)
+    set_threads(options.threads)
+    seeing = options.evaluation.model_copy(update={"blank_images": False})
+    summary, _ = evaluate_policies(
+        f"control_{options.task}",
+        seed,
+        {f"control_{control.imitate}": policy},
+        read_rows(eval_prompts),
+        options.model_copy(update={"evaluation": seeing}),
+        baselines=False,
+    )
+    return {**summary, "source": control.source.model_dump()}
+
+
+def read_control(task: str, parameters: dict[str, Any]) -> ControlOptions:
+    """Checked options of a control."""
+    return validate_parameters(parameters, ControlOptions, prefix=f"control_{task}")
+
+
+def _levels(runs: RunStore, control: ControlOptions, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from geo_sokoban_pipeline.training.control import drawn_levels, repeat_levels
+
+    if control.imitate == "teacher":
+        return rows
+    return repeat_levels(rows, drawn_levels(runs.all_trajectory_files(control.source)))

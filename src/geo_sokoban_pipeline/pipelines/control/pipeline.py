@@ -1,0 +1,50 @@
+"""control_<task>: the warm start of a finished run goes on for as long as its GRPO took, and is evaluated likewise."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Node, Pipeline
+
+from geo_sokoban_pipeline.pipelines.control import nodes
+
+
+def create_pipeline(task: str) -> Pipeline:
+    """The control of a task, in the namespace `control_<task>`; it takes its settings from `train_<task>`."""
+    run = f"control_{task}"
+    template = Pipeline(
+        [
+            Node(
+                nodes.continue_imitation,
+                inputs=[
+                    "runs",
+                    "prompts",
+                    "validation_prompts",
+                    "policy_state",
+                    "params:options",
+                    "params:train",
+                    "params:data",
+                    "params:seed",
+                ],
+                outputs="policy",
+                name="continue_imitation",
+            ),
+            Node(
+                nodes.evaluate_control,
+                inputs=["policy", "eval_prompts", "params:options", "params:train", "params:seed"],
+                outputs="eval_summary",
+                name="evaluate_control",
+            ),
+        ]
+    )
+    return Pipeline(
+        template,
+        namespace=run,
+        inputs={name: f"{task}.{name}" for name in ("prompts", "validation_prompts", "eval_prompts")}
+        | {"policy_state": f"{run}.policy_state", "runs": "runs"},
+        parameters={
+            "params:options": f"params:{run}",
+            "params:train": f"params:train_{task}",
+            "params:data": f"params:{task}",
+            "params:seed": "params:seed",
+        },
+        tags=["control"],
+    )

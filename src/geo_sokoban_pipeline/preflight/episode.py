@@ -1,0 +1,155 @@
+"""One episode before a run: own code is called as the run will call it, and what an episode costs in tokens is counted.
+
+The warm start's teacher plays, so environment, reward, template and the trajectory contract all take part; no weight
+is needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.preflight.checks import Check, guard
+from geo_sokoban_pipeline.rollout.conversation import Conversation, EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Result
+from geo_sokoban_pipeline.rollout.episode import PlaySettings
+from geo_sokoban_pipeline.schemas import validate_trajectories
+from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
+
+_GROUP = "own code"
+
+
+@dataclass(frozen=True)
+class EpisodeShape:
+    """Tokens, pictures and bytes of an episode's parts; a picture's tokens are among those of its message.
+
+    Attributes:
+        prompt: tokens of the longest prompt.
+        observation: tokens of the longest observation; of a prompt where the teacher gave up at once.
+        reply: tokens of the longest reply, the end token included; 0 where the teacher gave up at once.
+        patches: patches of the largest picture; 0 without pictures.
+        picture_tokens: language tokens of the largest picture.
+        picture_bytes: of the largest picture's PNG.
+    """
+
+    prompt: int
+    observation: int
+    reply: int
+    patches: int
+    picture_tokens: int
+    picture_bytes: int
+
+    def longest(self, options: TrainOptions, context: int) -> int | None:
+        """Tokens of the longest episode that the run's limits allow; None where only the context limits it."""
+        rollout = options.rollout
+        limits = [] if rollout.max_context_tokens is None else [rollout.max_context_tokens]
+        if rollout.max_response_tokens is not None:
+            # The observation that passes the budget is kept by default, so it may stand beyond it.
+            limits.append(self.prompt + rollout.max_response_tokens + self.observation)
+        if rollout.max_tokens_per_turn is not None:
+            turns = rollout.max_turns * (rollout.max_tokens_per_turn + self.observation)
+            limits.append(self.prompt + turns)
+        return min(limits) if limits else None
+
+
+def check_signatures(run: str, options: TrainOptions) -> list[Check]:
+    """Whether the objects that the parameters name can be found and called with what the run hands them."""
+    wanted: tuple[tuple[str, str, str, tuple[Any, ...]], ...] = (
+        ("env.factory", options.env.factory, "build_env", ("sample", "args")),
+        ("reward.function", options.reward.function, "reward", ("outcome", "args")),
+        ("warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher", ("name", 1, 0.0)),
+        ("rollout.function", options.rollout.function, "play_episodes", ("engine", "policy", [], "settings", None)),
+    )
+    found: list[Check] = []
+    for name, spec, default, arguments in wanted:
+        path = f"{run}.{name}"
+        found += guard(_GROUP, path, lambda p=path, s=spec, d=default, a=arguments: [_check_call(p, s, d, a)])  # type: ignore[misc]
+    return found
+
+
+def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...]) -> Check:
+    function = load_object(spec, default_name=default)
+    if not callable(function):
+        return Check(_GROUP, path, "failure", f"{spec}: is a {type(function).__name__}", "name a function or a class")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        text = f"{spec}: cannot be called with {len(arguments)} arguments ({error})"
+        return Check(_GROUP, path, "failure", text, "see the description of the option for its arguments")
+    except ValueError:  # built in: such objects have no signature
+        return Check(_GROUP, path, "ok", f"{spec} (its arguments cannot be told)")
+    return Check(_GROUP, path, "ok", spec)
+
+
+class _Teacher:
+    """Names of the engine, for an episode that no engine plays."""
+
+    name, software_version, seeded = "teacher", "", True
+
+
+def play_one(
+    encoding: Policy, rows: list[dict[str, Any]], options: TrainOptions, seed: int
+) -> tuple[list[Check], EpisodeShape]:
+    """Let the teacher play one episode, and check its row as a save would.
+
+    Args:
+        encoding: a policy, whose model may be None.
+        rows: prompts; the one with the longest solution is played.
+
+    Raises:
+        RuntimeError: the environment, the teacher or the reward raised; the message has the error.
+    """
+    row = max(rows, key=lambda one: one.get("solution_length") or 0)
+    episode = _play(encoding, row, options, seed)
+    if episode.status == "failed":
+        raise RuntimeError(f"the episode failed: {episode.error}")
+    validate_trajectories(trajectories_to_table([episode], encoding.table_context))
+    shape = _shape(episode, encoding)
+    reward = "no reward" if episode.reward is None else f"reward {episode.reward:.2f}"
+    turns = int(episode.metrics.get("turns", 0))
+    text = f"teacher {options.warm_start.teacher.name}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
+    return [Check(_GROUP, "one episode", "ok", text)], shape
+
+
+def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Trajectory:
+    teacher_options = options.warm_start.teacher
+    build_env = load_object(options.env.factory, default_name="build_env")
+    build_teacher = load_object(teacher_options.factory, default_name="build_teacher")
+    reward = load_object(options.reward.function, default_name="reward")
+    # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
+    rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
+    settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
+    talk = Conversation(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
+    generator = python_generator(seed, "preflight")
+    teacher = build_teacher(teacher_options.name, teacher_options.patience, teacher_options.noise)
+    codec = encoding.codec
+    wanted = talk.start(build_env)
+    while wanted and (text := teacher.reply(talk.env, generator)) is not None:
+        ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
+        wanted = talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
+    if talk.status == "pending":
+        talk.status = "completed"  # the teacher gave up, which no policy can
+    return talk.finish(reward, _Teacher(), 0.0)  # type: ignore[arg-type]  # only its names are read
+
+
+def _shape(episode: Trajectory, encoding: Policy) -> EpisodeShape:
+    spans = {
+        role: [t.token_end - t.token_start for t in episode.turns if t.role == role] for role in ("user", "assistant")
+    }
+    patches = max((t * h * w for t, h, w in episode.image_grid_thw), default=0)
+    return EpisodeShape(
+        prompt=spans["user"][0],
+        observation=max(spans["user"][1:], default=spans["user"][0]),
+        reply=max(spans["assistant"], default=0),
+        patches=patches,
+        picture_tokens=patches // encoding.codec.merge_size**2,
+        picture_bytes=max((len(image) for image in episode.images), default=0),
+    )

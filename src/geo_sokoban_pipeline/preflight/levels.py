@@ -1,0 +1,172 @@
+"""Sokoban's data before a run: can the setting or the source give the levels, and do the stored prompts belong to it?
+
+The first levels are really made (or the first rows really read), so what is reported is what the data pipeline does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.envs.row_files import split_slice
+from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
+from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
+from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source
+from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS
+from geo_sokoban_pipeline.envs.sokoban.yields import split_yields
+from geo_sokoban_pipeline.options.sokoban import HubOptions, SokobanDataOptions
+from geo_sokoban_pipeline.preflight.checks import Check
+
+Row = dict[str, Any]
+_GROUP = "data"
+_TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
+
+
+def sample_levels(
+    options: SokobanDataOptions, rows: int, load_hub_rows: HubLoader | None
+) -> tuple[list[Check], Reading]:
+    """Make or read the first levels of the source.
+
+    Args:
+        rows: levels made, or rows read, at most.
+        load_hub_rows: see `read_source`.
+
+    Raises:
+        As `read_source`: the source cannot give levels.
+    """
+    reading = read_source(_first(options, rows), _first_rows(load_hub_rows, rows))
+    text = f"{options.source}: {reading.rows_read} rows looked at, {len(reading.levels)} levels"
+    checks = [Check(_GROUP, "source", "ok", text)]
+    if reading.rejected:
+        text = f"{len(reading.rejected)} of {reading.rows_read} rows are no levels; first: {reading.rejected[0].reason}"
+        checks.append(Check(_GROUP, "rows", "warning", text, "they are left out; see sokoban.rejected"))
+    return checks, reading
+
+
+def check_yields(options: SokobanDataOptions) -> list[Check]:
+    """Whether generated counts are possible; `skipped` for sources that are read or settings too large to count."""
+    if options.source != "generate":
+        return [Check(_GROUP, "counts", "skipped", "known once the source is read as a whole")]
+    yields = split_yields(options)
+    if yields is None:
+        return [Check(_GROUP, "counts", "skipped", "the setting holds too many levels to count them")]
+    short = {split: there for split, there in yields.items() if there < (getattr(options.counts, split) or 0)}
+    if not short:
+        return [Check(_GROUP, "counts", "ok", ", ".join(f"{split} of {yields[split]:,}" for split in SPLITS))]
+    return [
+        Check(
+            _GROUP,
+            "counts",
+            "failure",
+            f"sokoban.counts.{split}={getattr(options.counts, split)}: this split's walls yield {there}",
+            f"lower it, raise sokoban.shares.{split}, or widen solution lengths, inner_walls, height or width",
+        )
+        for split, there in short.items()
+    ]
+
+
+def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Check]:
+    """Whether the stored prompts are those of the options; `skipped` where there are none yet.
+
+    Args:
+        folder: of the prompts tables in 05_model_input.
+    """
+    found: list[Check] = []
+    for split, name in _TABLES.items():
+        path = folder / f"{name}.parquet"
+        if not path.is_file():
+            return [Check(_GROUP, "stored prompts", "skipped", "none yet; the data nodes of the run make them")]
+        try:
+            differs = _differences(_read(path), split, options)
+        except OSError as error:
+            differs = [f"not readable ({' '.join(str(error).split())})"]
+        if differs:
+            text = f"{path}: {'; '.join(differs)}"
+            found.append(Check(_GROUP, "stored prompts", "warning", text, "the data nodes of the run make them anew"))
+    return found or [Check(_GROUP, "stored prompts", "ok", "made with these options, as far as their rows tell")]
+
+
+def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) -> list[Row]:
+    """Training prompts to try things with: the stored ones where there are any, else those of the first levels."""
+    path = stored / f"{_TABLES['train']}.parquet"
+    if path.is_file():
+        rows = _read(path)
+        if rows and not _differences(rows, "train", options):
+            return rows
+    return [prompt_row(raw_level_row(level, split, reading.split_rule), options) for level, split in reading.levels]
+
+
+def expected_counts(options: SokobanDataOptions, reading: Reading) -> dict[str, int]:
+    """Levels of each split that a run will have: those asked for, or at most those that were seen of a read source."""
+    if options.source == "generate":
+        return {split: getattr(options.counts, split) or 0 for split in SPLITS}
+    seen = {split: sum(1 for _, dealt in reading.levels if dealt == split) for split in SPLITS}
+    asked = {split: getattr(options.counts, split) for split in SPLITS}
+    # More rows may follow: only a split that is asked for nothing is known to be empty.
+    return {split: seen[split] if asked[split] is None else asked[split] for split in SPLITS}
+
+
+def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:
+    if options.source == "file":
+        path, window = split_slice(options.file.path or "")
+        if window == slice(None):
+            file = options.file.model_copy(update={"path": f"{path}@[0:{rows}]"})
+            return options.model_copy(update={"file": file})
+        return options
+    wanted = {split: getattr(options.counts, split) for split in SPLITS}
+    if options.source == "hub" or None in wanted.values():
+        return options
+    # Held-out splits need few; all solution lengths occur where a split has as many levels as there are lengths.
+    lengths = options.max_solution - options.min_solution + 1
+    few = {"train": rows, "validation": max(lengths, rows // 10), "eval": max(lengths, rows // 10)}
+    counts = options.counts.model_copy(update={split: min(count, few[split]) for split, count in wanted.items()})
+    return options.model_copy(update={"counts": counts})
+
+
+def _first_rows(load: HubLoader | None, rows: int) -> HubLoader | None:
+    if load is None:
+        return None
+
+    def load_first(options: HubOptions) -> Iterable[Mapping[str, Any]]:
+        return islice(iter(load(options)), rows)
+
+    return load_first
+
+
+def _read(path: Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            rows: list[Row] = file.read().to_pylist()
+    except pa.ArrowException as error:
+        raise OSError(str(error)) from error
+    return rows
+
+
+def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> list[str]:
+    """What in stored rows cannot be of these options."""
+    differs: list[str] = []
+    asked = getattr(options.counts, split)
+    if options.source == "generate" and asked != len(rows):
+        differs.append(f"{len(rows)} rows, {asked} asked for")
+    if not rows:
+        return differs
+    first = rows[0]
+    if options.source == "generate":
+        lengths = {row["solution_length"] for row in rows if row.get("solution_length") is not None}
+        if lengths and (min(lengths) < options.min_solution or max(lengths) > options.max_solution):
+            differs.append(f"solution lengths {min(lengths)} to {max(lengths)}")
+        size = f"sokoban_{options.height}x{options.width}_{options.boxes}box"
+        if first.get("data_source") != size:
+            differs.append(f"{first.get('data_source')}, {size} asked for")
+        raw = {"level_xsb": first["level_xsb"], "columns": "{}", "row_id": first["id"], "prompt": None, "images": None}
+        rest = {name: first.get(name) for name in ("data_source", "level_hash", "layout_hash", "solution_length")}
+        made = prompt_row({**raw, **rest, "split": split, "split_rule": first.get("split_rule")}, options)
+        for name, what in (("prompt", "another instruction"), ("images", "pictures of another size")):
+            if first.get(name) != made[name]:
+                differs.append(what)
+    return differs

@@ -1,0 +1,134 @@
+"""The machine and its libraries: versions within their ranges, an accelerator that does what the options ask, threads.
+
+What the options ask is tried on a few numbers, because a capability that is listed is not always one that works.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterable
+
+from geo_sokoban_pipeline.options.policy import PolicyOptions
+from geo_sokoban_pipeline.preflight.checks import Check
+
+_GROUP = "machine"
+_PACKAGE = "geo-sokoban-pipeline"
+_LIBRARY = "libraries"
+
+
+def check_libraries(requirements: Iterable[str] | None = None) -> list[Check]:
+    """Whether what is installed lies in the ranges of the project.
+
+    Args:
+        requirements: such as `torch==2.13.0`; None: those of the installed package, without its extras.
+    """
+    from packaging.requirements import Requirement
+
+    lines = importlib.metadata.requires(_PACKAGE) or [] if requirements is None else requirements
+    wanted = [Requirement(line) for line in lines]
+    found, count = [], 0
+    for requirement in wanted:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        count += 1
+        version = _version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            text = f"{requirement.name} {version or 'is not installed'}: {requirement.specifier or 'any'} is needed"
+            found.append(Check(_LIBRARY, requirement.name, "failure", text, "make install, or install it by pip"))
+    return found or [Check(_LIBRARY, "versions", "ok", f"{count} libraries are within their ranges")]
+
+
+def check_torchvision() -> Check:
+    """Whether torchvision, where it is installed, belongs to the installed torch: another one breaks transformers."""
+    from packaging.requirements import Requirement
+
+    version, torch = _version("torchvision"), _version("torch")
+    if version is None or torch is None:
+        return Check(_LIBRARY, "torchvision", "ok", "not installed; this project needs none")
+    for line in importlib.metadata.requires("torchvision") or []:
+        requirement = Requirement(line)
+        if requirement.name == "torch" and not requirement.specifier.contains(torch, prereleases=True):
+            text = f"torchvision {version} is built for torch{requirement.specifier}, {torch} is installed"
+            return Check(_LIBRARY, "torchvision", "failure", text, "pip uninstall torchvision, or take its match")
+    return Check(_LIBRARY, "torchvision", "ok", f"{version} fits torch {torch}")
+
+
+def check_threads(threads: int | None, cores: int | None = None, load: float | None = None) -> Check:
+    """Whether torch's threads find cores of their own: two threads that share a core with others wait for each other.
+
+    Args:
+        threads: asked for; None: all cores.
+        cores: that this process may use; None: as the system says.
+        load: runnable processes of the last minute, this one included; None: as the system says.
+    """
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    load = os.getloadavg()[0] if load is None else load
+    used = threads or cores
+    text = f"{used} threads, {cores} cores, load {load:.1f}"
+    if used > cores:
+        return Check(_GROUP, "threads", "warning", text, "set threads to at most the number of cores")
+    if used > 1 and load > cores - used + 1:
+        way_out = "set threads=1, or stop what else runs: waiting for each other can cost a factor of ten"
+        return Check(_GROUP, "threads", "warning", text, way_out)
+    return Check(_GROUP, "threads", "ok", text)
+
+
+def check_accelerator(options: PolicyOptions) -> list[Check]:
+    """Which device there is, and whether it takes the type and the attention of the options."""
+    import torch
+
+    found = []
+    build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
+    if torch.cuda.is_available():
+        free, whole = torch.cuda.mem_get_info()
+        name = torch.cuda.get_device_name()
+        text = f"torch {torch.__version__} ({build}), {name}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free"
+        found.append(Check(_GROUP, "accelerator", "ok", text))
+    elif torch.version.cuda is not None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        text = f"torch {torch.__version__} ({build}) sees no GPU; CUDA_VISIBLE_DEVICES={visible!r}"
+        found.append(Check(_GROUP, "accelerator", "warning", text, "see that the driver runs and a GPU is visible"))
+    else:
+        found.append(Check(_GROUP, "accelerator", "ok", f"none; torch {torch.__version__} ({build})"))
+    return [*found, check_attention(options.attention), check_type(options.dtype)]
+
+
+def check_attention(name: str) -> Check:
+    """Whether transformers has an attention of that name, and what it needs."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils import is_flash_attn_2_available
+
+    known = sorted({"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
+    way_out = "set policy.attention=sdpa"
+    if name not in known:
+        return Check(_GROUP, "attention", "failure", f"policy.attention={name}: known are {', '.join(known)}", way_out)
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
+        text = f"policy.attention={name}: the package flash-attn and a GPU are needed; one of them is missing"
+        return Check(_GROUP, "attention", "failure", text, way_out)
+    return Check(_GROUP, "attention", "ok", name)
+
+
+def check_type(dtype: str) -> Check:
+    """Whether the device computes attention and an optimizer step in a type, tried on a few numbers."""
+    import torch
+
+    text = f"policy.dtype={dtype}"
+    try:
+        weight = torch.ones(8, 8, dtype=getattr(torch, dtype), requires_grad=True)
+        mixed = torch.nn.functional.scaled_dot_product_attention(weight[None], weight[None], weight[None])
+        mixed.sum().backward()
+        torch.optim.AdamW([weight], fused=True).step()
+    except RuntimeError as error:
+        return Check(_GROUP, "type", "failure", f"{text}: {error}", "set policy.dtype=float32")
+    if dtype == "float16":
+        way_out = "take bfloat16 or float32"
+        return Check(_GROUP, "type", "warning", f"{text}: gradients below 6e-8 vanish without loss scaling", way_out)
+    return Check(_GROUP, "type", "ok", text)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

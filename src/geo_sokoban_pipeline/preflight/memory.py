@@ -1,0 +1,108 @@
+"""Memory of a run, part by part, against what the machine has free.
+
+The parts are upper estimates from shapes: what the optimizer holds is exact, activations are counted per layer and
+token as autograd keeps them. The timed part says what was really used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.preflight.checks import Check, State
+from geo_sokoban_pipeline.preflight.disk import size
+from geo_sokoban_pipeline.preflight.episode import EpisodeShape
+from geo_sokoban_pipeline.preflight.model import ModelShape
+
+_GROUP = "memory"
+# Values that autograd keeps per token and layer, in multiples of the width and of the MLP's inner width: inputs of two
+# norms, of the projections, queries, keys, values and their rotations; gate, up and their product.
+_WIDTHS_PER_LAYER = 12
+_MLPS_PER_LAYER = 4
+_LOGIT_COPIES = 3  # logits, log-probs, gradient, in float32
+_READER_BYTES = 256 << 20  # of the cache of pictures, see policies/images.py
+
+
+def plan_memory(options: TrainOptions, model: ModelShape, shape: EpisodeShape, longest: int) -> dict[str, int]:
+    """Bytes by part, as in the table.
+
+    Args:
+        longest: tokens of the longest episode.
+    """
+    text, vision = model.config.text_config, model.config.vision_config
+    weights, wide = model.weight_bytes, model.value_bytes
+    grpo, rollout = options.grpo, options.rollout
+    episodes = grpo.groups * grpo.group_size
+    in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
+    tokens = max(options.optimizer.max_tokens, longest)
+    layer = _WIDTHS_PER_LAYER * text.hidden_size + _MLPS_PER_LAYER * text.intermediate_size
+    logits = min(options.optimizer.logit_chunk, tokens) * text.vocab_size * 4 * _LOGIT_COPIES
+    patch = _WIDTHS_PER_LAYER * vision.hidden_size + _MLPS_PER_LAYER * vision.intermediate_size
+    pictures = 0 if not shape.patches else rollout.max_turns + 1
+    heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    rows = min(rollout.max_conversations, episodes)
+    features = 1 + len(vision.deepstack_visual_indexes)
+    plan = {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer moments": 2 * weights,
+        "activations of a micro-batch": tokens * text.num_hidden_layers * layer * wide + logits,
+        "vision activations of a step": in_step * pictures * shape.patches * vision.depth * patch * wide,
+        "key-value cache": rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide,
+        "picture features": episodes * pictures * shape.picture_tokens * text.hidden_size * features * wide,
+        "picture cache": min(_READER_BYTES, episodes * pictures * (shape.patches * 768 + shape.picture_bytes)),
+    }
+    if grpo.kl_coefficient > 0:
+        plan["reference policy"] = weights
+    return plan
+
+
+def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -> list[Check]:
+    """One row per part, and one for the whole.
+
+    Args:
+        free: bytes that are free.
+        share: of them that may be planned.
+        where: `memory`, or the name of the accelerator.
+    """
+    total = sum(plan.values())
+    state: State = "ok"
+    way_out = ""
+    if total > share * free:
+        state = "failure" if total > 2 * free else "warning"
+        largest = max(plan, key=lambda part: plan[part])
+        way_out = _WAYS_OUT.get(largest, "take a smaller model")
+    parts = [Check(_GROUP, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
+    text = f"up to {size(total)} of {size(free)} free ({where})"
+    return [*parts, Check(_GROUP, "in all", state, text, way_out)]
+
+
+def free_memory() -> tuple[int, str]:
+    """Bytes that this process may still take, and where: the tighter one of the machine and its control group."""
+    import psutil
+
+    machine = int(psutil.virtual_memory().available)
+    limit = _group_limit()
+    return (machine, "memory of the machine") if limit is None or limit > machine else (limit, "control group")
+
+
+def _group_limit() -> int | None:
+    """What the control group leaves free; None without a limit."""
+    numbers: list[Any] = []
+    for name in ("memory.max", "memory.current"):
+        try:
+            with open(f"/sys/fs/cgroup/{name}", encoding="ascii") as file:
+                numbers.append(file.read().strip())
+        except OSError:
+            return None
+    return None if numbers[0] == "max" else max(int(numbers[0]) - int(numbers[1]), 0)
+
+
+_WAYS_OUT = {
+    "activations of a micro-batch": "lower optimizer.max_tokens or optimizer.logit_chunk",
+    "vision activations of a step": "lower grpo.groups_per_step or the size of the pictures",
+    "key-value cache": "lower rollout.max_conversations or rollout.max_turns",
+    "picture features": "lower grpo.groups or the size of the pictures",
+}

@@ -1,0 +1,149 @@
+"""Relations between parameters: values that are allowed one by one, but not together, or that hardly can be meant.
+
+A failure here is what stops a run for certain; what merely wastes it is a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.preflight.checks import Check, State
+
+_GROUP = "parameters"
+
+
+def check_relations(run: str, options: TrainOptions) -> list[Check]:
+    """Findings about a run's options alone, one for each relation that is broken, or one `ok`.
+
+    Args:
+        run: namespace of the run, for the names in the messages.
+    """
+    found = [*_signal(run, options), *_schedule(run, options), *_cadence(run, options), *_batches(run, options)]
+    return found or [Check(_GROUP, "values together", "ok", "all fit each other")]
+
+
+def check_counts(run: str, options: TrainOptions, train: int, validation: int, evaluation: int) -> list[Check]:
+    """Findings about the levels that there will be, against what the run draws from them.
+
+    Args:
+        train, validation, evaluation: levels of each split.
+    """
+    grpo, loop = options.grpo, options.loop
+    found: list[Check] = []
+    if train == 0:
+        found.append(_check("levels", "failure", "there are no training levels", "raise the count of the split train"))
+    elif train < grpo.groups:
+        text = f"{run}.grpo.groups={grpo.groups}: more than the {train} training levels, so that levels repeat"
+        found.append(_check("levels", "warning", text, "raise the count of the split train, or lower groups"))
+    if validation == 0 and options.warm_start.steps:
+        text = f"{run}.warm_start.steps={options.warm_start.steps}: its validations have no validation levels"
+        found.append(_check("levels", "failure", text, f"raise the count, or set {run}.warm_start.steps=0"))
+    if validation == 0 and loop.eval_interval:
+        text = f"{run}.loop.eval_interval={loop.eval_interval}: there are no validation levels, so nothing is validated"
+        found.append(_check("levels", "warning", text, "raise the count of the split validation"))
+    if evaluation == 0:
+        text = "there are no evaluation levels: the evaluation at the end says nothing"
+        found.append(_check("levels", "warning", text, "raise the count of the split eval"))
+    for name, wanted, there in (
+        ("loop.eval_prompts", loop.eval_prompts, validation),
+        ("evaluation.prompts", options.evaluation.prompts, evaluation),
+    ):
+        if wanted is not None and 0 < there < wanted:
+            text = f"{run}.{name}={wanted}: there are {there}, which are played"
+            found.append(_check("levels", "warning", text, "lower it, or raise the count of the split"))
+    text = f"{train} for training, {validation} for validation, {evaluation} for the evaluation"
+    return found or [_check("levels", "ok", text)]
+
+
+def check_lengths(
+    run: str, options: TrainOptions, episode: int | None, context: int, prompt: int, reply: int
+) -> list[Check]:
+    """Findings about the tokens of an episode, against the model's context and the budgets.
+
+    Args:
+        episode: tokens of the longest episode that the limits allow; None: nothing limits it but the context.
+        context: positions of the model.
+        prompt: tokens of the longest prompt that was looked at.
+        reply: tokens of the longest reply of the teacher, its end token included.
+    """
+    rollout = options.rollout
+    found: list[Check] = []
+    if prompt >= context or (rollout.max_context_tokens is not None and prompt >= rollout.max_context_tokens):
+        room = min(context, rollout.max_context_tokens or context)
+        text = f"a prompt takes {prompt} tokens, the context holds {room}"
+        way_out = f"make the pictures smaller, or raise {run}.rollout.max_context_tokens"
+        return [_check("tokens of an episode", "failure", text, way_out)]
+    if episode is None:
+        text = f"no limit but the model's context of {context} tokens"
+        way_out = f"set {run}.rollout.max_tokens_per_turn, max_response_tokens or max_context_tokens"
+        found.append(_check("tokens of an episode", "warning", text, way_out))
+    elif episode > context:
+        text = f"up to {episode} with {run}.rollout.max_turns={rollout.max_turns}; the model holds {context}"
+        way_out = f"lower max_turns, or set {run}.rollout.max_context_tokens={context} to cut episodes there"
+        found.append(_check("tokens of an episode", "failure", text, way_out))
+    if rollout.max_tokens_per_turn is not None and reply > rollout.max_tokens_per_turn:
+        text = f"the teacher's replies take {reply} tokens; max_tokens_per_turn={rollout.max_tokens_per_turn} cuts them"
+        found.append(_check("tokens of a reply", "warning", text, f"raise {run}.rollout.max_tokens_per_turn"))
+    if episode is not None and episode > options.optimizer.max_tokens:
+        text = f"{run}.optimizer.max_tokens={options.optimizer.max_tokens}: the longest episode has {episode} tokens "
+        text += "and is a micro-batch of its own"
+        found.append(_check("tokens of a micro-batch", "warning", text, "raise it where memory allows"))
+    text = f"{prompt} in the prompt, up to {episode} in all; the model holds {context}"
+    return found or [_check("tokens of an episode", "ok", text)]
+
+
+def _check(name: str, state: State, found: str, way_out: str = "") -> Check:
+    return Check(_GROUP, name, state, found, way_out)
+
+
+def _signal(run: str, options: TrainOptions) -> Iterator[Check]:
+    grpo = options.grpo
+    if grpo.group_size == 1:
+        text = f"{run}.grpo.group_size=1: an episode alone in its group has advantage 0, so nothing is ever learnt"
+        yield _check("group size", "failure", text, "give 2 or more")
+    if grpo.min_groups > grpo.groups:
+        text = f"{run}.grpo.min_groups={grpo.min_groups}: above groups={grpo.groups}, so the filter never drops a group"
+        yield _check("filter", "warning", text, "lower it, or set filter=none")
+    if grpo.groups_per_step is not None and grpo.groups_per_step > grpo.groups * max(1.0, grpo.max_refill):
+        text = f"{run}.grpo.groups_per_step={grpo.groups_per_step}: above groups={grpo.groups}"
+        yield _check("optimizer steps", "warning", text, "one step is made each time; null says the same")
+
+
+def _schedule(run: str, options: TrainOptions) -> Iterator[Check]:
+    loop, optimizer = options.loop, options.optimizer
+    schedule = optimizer.schedule_iterations
+    if loop.iterations > schedule and optimizer.decay_fraction > 0:
+        text = f"{run}.loop.iterations={loop.iterations}: beyond optimizer.schedule_iterations={schedule} the learning "
+        text += f"rate stays at {optimizer.decay_to:g} of its highest"
+        yield _check("learning rate", "warning", text, "make the schedule as long as the run")
+    elif loop.iterations <= schedule * (1 - optimizer.decay_fraction):
+        text = f"{run}.optimizer.schedule_iterations={schedule}: with {loop.iterations} iterations the learning rate "
+        text += "never falls"
+        yield _check("learning rate", "warning", text, "shorten the schedule, unless the run is to be extended")
+    if optimizer.warmup_iterations >= loop.iterations:
+        text = f"{run}.optimizer.warmup_iterations={optimizer.warmup_iterations}: not below the {loop.iterations} "
+        text += "iterations, so the full learning rate is never reached"
+        yield _check("learning rate", "warning", text, "shorten the warm-up")
+
+
+def _cadence(run: str, options: TrainOptions) -> Iterator[Check]:
+    loop = options.loop
+    if loop.eval_interval > loop.iterations:
+        text = f"{run}.loop.eval_interval={loop.eval_interval}: above the {loop.iterations} iterations, so only the "
+        text += "policy before training is validated"
+        yield _check("validation", "warning", text, "lower it, or set 0")
+    if loop.save_interval > loop.iterations:
+        text = f"{run}.loop.save_interval={loop.save_interval}: only the last of {loop.iterations} iterations is "
+        text += "saved, and a killed run begins anew"
+        yield _check("checkpoints", "warning", text, "lower it")
+
+
+def _batches(run: str, options: TrainOptions) -> Iterator[Check]:
+    episodes = options.grpo.groups * options.grpo.group_size
+    held = options.rollout.max_conversations
+    if episodes > held:
+        text = f"{run}.rollout.max_conversations={held}: {episodes} episodes are played in "
+        text += f"{math.ceil(episodes / held)} waves"
+        yield _check("conversations", "warning", text, "raise it where memory allows")

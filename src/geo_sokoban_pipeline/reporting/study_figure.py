@@ -1,0 +1,141 @@
+"""The figure of a study: solve rate on validation levels over CPU-seconds, as an SVG file that stands alone.
+
+It brings its own colours, for light and dark, and a background, so that it reads on any page that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from markupsafe import Markup
+
+from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart
+from geo_sokoban_pipeline.reporting.labels import policy_label
+from geo_sokoban_pipeline.reporting.study_rates import find_rate, mean_share
+
+Points = list[tuple[float, float]]
+_WIDTH, _CHART_HEIGHT, _HEAD, _LEGEND_LINE = 760, 360, 62, 18
+_GRID = 24  # points of a mean curve
+# Stage, name, class of its colour.
+_STAGES = (
+    ("warm_start", "warm start", "warm"),
+    ("control_optimal", "control: imitation of optimal play", "solver"),
+    ("control_teacher", "control: more of the warm start", "greedy"),
+    ("grpo", "GRPO", "final"),
+)
+_LEVELS = (("random_legal", "legal"), ("teacher", "training"))
+_STYLE = """
+.paper{fill:#fff;stroke:#dfe3e8}text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#5b6472}
+.title{font-size:15px;font-weight:600;fill:#1c2330}.tick.end{text-anchor:end}.tick.mid{text-anchor:middle}
+.grid{stroke:#dfe3e8}.axis{stroke:#5b6472}polyline{fill:none;stroke:var(--c);stroke-width:2.4;stroke-linejoin:round}
+.faint{stroke-width:1.1;opacity:.45}.dot{fill:var(--c)}.key{stroke:var(--c);stroke-width:3}
+.s-final{--c:#1f66d1}.s-warm{--c:#c2620b}.s-greedy{--c:#0e8a7d}.s-solver{--c:#3d7a2e}.s-legal{--c:#8a5fbf}
+.s-training{--c:#7d8793}.s-legal,.s-training{stroke-dasharray:6 4;stroke-width:1.4}
+@media (prefers-color-scheme:dark){.paper{fill:#14171c;stroke:#2e343d}text{fill:#9aa4b2}.title{fill:#e6e9ee}
+.grid{stroke:#2e343d}.axis{stroke:#9aa4b2}.s-final{--c:#6ea8fe}.s-warm{--c:#f0a04b}.s-greedy{--c:#4cc9ba}
+.s-solver{--c:#7fc069}.s-legal{--c:#b794e6}.s-training{--c:#8d97a5}}
+"""
+
+
+def draw_study(results: Mapping[str, Any]) -> str:
+    """SVG of a study's curves; lines are means over the seeds, faint lines the seeds themselves.
+
+    Dashed lines are players on the evaluation levels: random legal moves, and the teacher.
+    """
+    seeds = results["seeds"]
+    series, legend = [], []
+    for stage, name, colour in _STAGES:
+        curves = [curve for seed in seeds if len(curve := stage_curve(seed, stage)) > 1]
+        if curves:
+            series += [Series(name, colour, curve, style="faint") for curve in curves if len(curves) > 1]
+            series.append(Series(name, colour, mean_curve(curves)))
+            legend.append((name, colour))
+    end = max((x for line in series for x, _ in line.points), default=1.0)
+    for player, colour in _LEVELS:
+        share = mean_share([find_rate(seed["rows"], player, "-") for seed in seeds])
+        if share is not None:
+            name = policy_label(player)
+            series.insert(0, Series(name, colour, [(0.0, share), (end, share)]))
+            legend.append((name, colour))
+    top = max((y for line in series for _, y in line.points), default=1.0)
+    shape = Shape(
+        "CPU-seconds of training", _WIDTH - 20, _CHART_HEIGHT, (0.0, min(1.0, top + 0.08)), shares=True, left=46
+    )
+    chart = draw_chart("Solve rate on validation levels, sampled", series, shape)
+    title = f"{results['title']}: solve rate on {results['levels']['validation_count']} validation levels, sampled"
+    return _frame(title, Markup("") if chart is None else chart.svg, legend)
+
+
+def stage_curve(seed: Mapping[str, Any], stage: str) -> Points:
+    """(CPU-seconds since the start of the warm start, sampled solve rate) of one stage of a seed.
+
+    Loop and controls begin where the warm start ends, in time and in rate.
+    """
+    warm: Points = [(row[0], row[1]) for row in seed["curves"].get("warm_start", [])]
+    if stage == "warm_start":
+        return warm
+    offset = seed["cpu_seconds"]["warm_start"]
+    curve: Points = [(offset + row[0], row[1]) for row in seed["curves"].get(stage, [])]
+    begins_with_warm_start = bool(curve) and curve[0][0] <= offset
+    return curve if begins_with_warm_start or not curve else [*warm[-1:], *curve]
+
+
+def mean_curve(curves: Sequence[Points]) -> Points:
+    """Mean of curves that differ in length: at equal fractions of each one's own span."""
+    if len(curves) == 1:
+        return list(curves[0])
+    means: Points = []
+    for step in range(_GRID + 1):
+        spots = [_at(curve, step / _GRID) for curve in curves]
+        means.append((fmean(x for x, _ in spots), fmean(y for _, y in spots)))
+    return means
+
+
+def _at(curve: Points, fraction: float) -> tuple[float, float]:
+    """Point of a curve at a fraction of its span in x, by straight lines between its points."""
+    x = curve[0][0] + fraction * (curve[-1][0] - curve[0][0])
+    for (left, low), (right, high) in zip(curve, curve[1:], strict=False):
+        if x <= right or (right, high) == curve[-1]:
+            share = (x - left) / (right - left) if right > left else 1.0
+            return x, low + min(1.0, share) * (high - low)
+    return curve[-1]
+
+
+def _frame(title: str, chart: Markup, legend: Sequence[tuple[str, str]]) -> str:
+    """Background, title and legend around a chart."""
+    keys, x, line = [], 14.0, 0
+    for name, colour in legend:
+        width = 36 + 6.1 * len(name)
+        if x + width > _WIDTH - 10:
+            x, line = 14.0, line + 1
+        y = 46 + _LEGEND_LINE * line
+        keys.append(
+            Markup('<line class="key s-{}" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}">{}</text>').format(
+                colour, round(x), round(x) + 18, y - 4, y - 4, round(x) + 24, y, name
+            )
+        )
+        x += width
+    head = _HEAD + _LEGEND_LINE * line
+    height = head + _CHART_HEIGHT + 4
+    return str(
+        Markup(
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}">\n'
+            '<style>{style}</style>\n<rect class="paper" x="0.5" y="0.5" width="{rw}" height="{rh}" rx="8"/>\n'
+            '<text class="title" x="14" y="25">{title}</text>\n{keys}\n'
+            '<svg x="8" y="{head}" width="{cw}" height="{ch}">{chart}</svg>\n</svg>\n'
+        ).format(
+            w=_WIDTH,
+            h=height,
+            style=Markup(_STYLE),
+            rw=_WIDTH - 1,
+            rh=height - 1,
+            title=title,
+            keys=Markup("\n").join(keys),
+            head=head,
+            cw=_WIDTH - 20,
+            ch=_CHART_HEIGHT,
+            chart=chart,
+        )
+    )

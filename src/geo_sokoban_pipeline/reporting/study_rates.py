@@ -1,0 +1,119 @@
+"""Solve rates of a study: counts in, rates, intervals, differences and verdicts on bars out.
+
+A difference is taken within a seed, never between means, and "apart" is said of intervals that do not touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
+from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, signed
+from geo_sokoban_pipeline.reporting.labels import row_label
+
+Row = Mapping[str, Any]
+_ROUNDING = 1e-9  # of differences of shares
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A solve rate with its counts and 95 % Wilson interval, all shares."""
+
+    solved: int
+    episodes: int
+
+    @property
+    def share(self) -> float:
+        """Solved episodes of all."""
+        return self.solved / self.episodes
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval."""
+        return wilson_interval(self.solved, self.episodes)
+
+    def write(self, digits: int = 1) -> str:
+        """`59.1 % [55.2–62.8]`."""
+        low, high = (f"{end * 100:.{digits}f}" for end in self.ends)
+        return f"{percent(self.share, digits)} [{low}–{high}]"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One bar for one seed: the measured value as text, and whether it is met (None: not measured)."""
+
+    text: str
+    met: bool | None
+
+    def write(self) -> str:
+        """`+24.1: met`."""
+        return self.text if self.met is None else f"{self.text}: {'met' if self.met else '**not met**'}"
+
+
+def find_rate(rows: Iterable[Row], player: str, mode: str) -> Rate | None:
+    """Rate of a player in a mode; players without modes have the same in both."""
+    for row in rows:
+        if row["player"] == player and row["mode"] in (mode, "-") and row["episodes"]:
+            return Rate(row["solved"], row["episodes"])
+    return None
+
+
+def pool_lengths(seeds: Sequence[Mapping[str, Any]], player: str, mode: str) -> dict[int, Rate]:
+    """Rates by optimal length, episodes of all seeds together."""
+    counts: dict[int, tuple[int, int]] = {}
+    for row in (row for seed in seeds for row in seed["rows"]):
+        if row["player"] == player and row["mode"] in (mode, "-"):
+            for length, solved, episodes in row["by_length"]:
+                before = counts.get(length, (0, 0))
+                counts[length] = (before[0] + solved, before[1] + episodes)
+    return {length: Rate(*counts[length]) for length in sorted(counts) if counts[length][1]}
+
+
+def mean_share(rates: Iterable[Rate | None]) -> float | None:
+    """Mean of the seeds' rates; None where one of them is missing."""
+    known = list(rates)
+    return fmean(rate.share for rate in known if rate) if known and all(known) else None
+
+
+def judge_bar(bar: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
+    """Whether one seed's rows meet a bar (`BarOptions` as JSON)."""
+    mode = bar.get("mode", "sampled")
+    rate = find_rate(rows, bar["player"], mode)
+    other = find_rate(rows, bar["over"], mode) if bar.get("over") else None
+    if rate is None or (bar.get("over") and other is None):
+        return Verdict(DASH, None)
+    value = 100 * (rate.share - (other.share if other else 0.0))
+    met = _within(value, bar)
+    text = signed(value, 1) if other else number(value, 1)
+    if bar.get("apart") and other is not None:
+        upper, lower = (rate, other) if value >= 0 else (other, rate)
+        apart = upper.ends[0] > lower.ends[1]
+        met = met and apart
+        text += ", apart" if apart else ", intervals overlap"
+    return Verdict(text, met)
+
+
+def judge_minutes(minutes: float | None, most: float) -> Verdict:
+    """Whether a whole run stayed within its budget; a run that was interrupted has no time of its own."""
+    if minutes is None:
+        return Verdict(f"{DASH} (was interrupted)", None)
+    return Verdict(number(minutes, 1), minutes <= most)
+
+
+def describe_bar(bar: Mapping[str, Any]) -> str:
+    """A bar in words."""
+    mode = bar.get("mode", "sampled")
+    name = row_label(bar["player"], mode)
+    bound = f"at least {bar['at_least']:g}" if "at_least" in bar else f"at most {bar['at_most']:g}"
+    if not bar.get("over"):
+        return f"{name}: {bound} %"
+    apart = ", intervals apart" if bar.get("apart") else ""
+    return f"{name}: {bound} points above {row_label(bar['over'], '-')}{apart}"
+
+
+def _within(value: float, bar: Mapping[str, Any]) -> bool:
+    low, high = bar.get("at_least"), bar.get("at_most")
+    return (low is None or value >= low - _ROUNDING) and (high is None or value <= high + _ROUNDING)

@@ -1,0 +1,200 @@
+"""Tables of a study in Markdown: a pure function of its results, so that committed text can be compared with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geo_sokoban_pipeline.reporting.formats import DASH, count, number, percent
+from geo_sokoban_pipeline.reporting.labels import policy_label, row_label
+from geo_sokoban_pipeline.reporting.study_rates import (
+    Rate,
+    Verdict,
+    describe_bar,
+    find_rate,
+    judge_bar,
+    judge_minutes,
+    mean_share,
+    pool_lengths,
+)
+
+Results = Mapping[str, Any]
+_PLAYERS = ("warm_start", "final", "control_teacher", "control_optimal", "final_blank")
+_BASELINES = ("random", "random_legal", "teacher", "solver")
+_BY_LENGTH = ("random_legal", "teacher", "warm_start", "final", "control_teacher", "control_optimal")
+_MODES = ("sampled", "greedy")
+_CAPTION = (
+    "Lines are means over the seeds, faint lines the seeds themselves, all on validation levels; dashed lines are "
+    "players on the evaluation levels."
+)
+_STAGES = ("warm_start", "grpo", "control_teacher", "control_optimal")
+
+
+def render_study(results: Results) -> str:
+    """The section of a study in `docs/learning.md`, without heading."""
+    name = results["study"]
+    picture = f"![Solve rate on validation levels over CPU-seconds](img/learning_{name}.svg)"
+    parts = [
+        describe_levels(results["levels"], len(results["seeds"])),
+        _rates_table(results["seeds"]),
+        f"{picture}\n\n{_CAPTION}",
+        _bars(results),
+        "**By optimal length**, all seeds together: percent solved, with the interval of the pooled episodes.",
+        _length_table(results["seeds"]),
+        _lengths_by_seed(results["seeds"]),
+        "**What it took.** CPU-seconds are those of training alone: playing, updating and writing, without validations "
+        "and evaluation. Minutes are the wall time of the whole command, from data to report.",
+        _time_table(results),
+        _describe_machine(results["machine"]),
+        *_sets(results["sets"]),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def render_readme(results: Results) -> str:
+    """The short table of the README: means of the seeds, with the lowest and the highest."""
+    seeds = results["seeds"]
+    lines = []
+    for player in ("final", "warm_start", "control_teacher", "final_blank", "teacher", "random_legal", "random"):
+        cells = [_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in _MODES]
+        if player in _BASELINES:
+            cells[1] = ""
+        if cells[0] != DASH:
+            name = policy_label(player)
+            lines.append([f"**{name}**" if player == "final" else name, *cells])
+    where = describe_levels(results["levels"], len(seeds), short=True)
+    return "\n\n".join([where, _table(["player", "sampled", "greedy"], lines)])
+
+
+def describe_levels(levels: Mapping[str, Any], seeds: int, *, short: bool = False) -> str:
+    """What was played, in a sentence or two."""
+    low, high = levels["lengths"]
+    shared = levels["shared_layouts"]
+    walls = "none of which occurs in training" if not shared else f"{shared} of which occur in training too"
+    played = (
+        f"{count(levels['count'])} evaluation levels ({levels['height']}×{levels['width']}, {levels['boxes']} "
+        f"box{'es' if levels['boxes'] > 1 else ''}, {levels['layouts']} wall layouts, {walls}), optimal lengths {low} "
+        f"to {high}, {levels['move_limit']} moves at most"
+    )
+    many = f"mean of {seeds} seeds (lowest–highest)" if seeds > 1 else "one seed"
+    if short:
+        return f"Solve rate, {many}: {played}."
+    return f"Played: {played}; one episode a level and mode. Brackets are 95 % Wilson intervals of the episodes."
+
+
+def _rates_table(seeds: Sequence[Mapping[str, Any]]) -> str:
+    rows = [(player, mode) for player in _PLAYERS for mode in _MODES] + [(player, "-") for player in _BASELINES]
+    lines = []
+    for player, mode in rows:
+        rates = [find_rate(seed["rows"], player, mode) for seed in seeds]
+        if any(rates):
+            cells = [rate.write() if rate else DASH for rate in rates]
+            mean = [percent(mean_share(rates))] if len(seeds) > 1 else []
+            mark = "**" if player == "final" else ""
+            lines.append([f"{mark}{row_label(player, mode)}{mark}", *cells, *mean])
+    return _table(["player", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])], lines)
+
+
+def _bars(results: Results) -> str:
+    """Bars with the value of each seed, and a sentence that counts the ones that every seed meets."""
+    seeds = results["seeds"]
+    judged = [(describe_bar(bar), [judge_bar(bar, seed["rows"]) for seed in seeds]) for bar in results["bars"]]
+    if results["max_minutes"] is not None:
+        most = results["max_minutes"]
+        judged.append(
+            (f"whole run: at most {most:g} minutes", [judge_minutes(seed["minutes"], most) for seed in seeds])
+        )
+    if not judged:
+        return ""
+    lines = [[text, *(verdict.write() for verdict in verdicts)] for text, verdicts in judged]
+    return f"{_count_bars([verdicts for _, verdicts in judged])}\n\n{_table(['bar', *_seed_names(seeds)], lines)}"
+
+
+def _count_bars(judged: Sequence[Sequence[Verdict]]) -> str:
+    met = sum(all(verdict.met for verdict in verdicts) for verdicts in judged)
+    failed = sum(any(verdict.met is False for verdict in verdicts) for verdicts in judged)
+    who = "every seed" if len(judged[0]) > 1 else "the seed"
+    rest = [("missed", failed), ("not measured", len(judged) - met - failed)]
+    further = "".join(f", {what}: {number}" for what, number in rest if number)
+    return f"**Bars** met by {who}: {met} of {len(judged)}{further}."
+
+
+def _length_table(seeds: Sequence[Mapping[str, Any]]) -> str:
+    rows = [(player, mode) for player in _BY_LENGTH for mode in (("-",) if player in _BASELINES else _MODES)]
+    pooled = [(player, mode, pool_lengths(seeds, player, mode)) for player, mode in rows]
+    lengths = sorted({length for _, _, rates in pooled for length in rates})
+    lines = [
+        [row_label(player, mode), *(_short(rates.get(length)) for length in lengths)]
+        for player, mode, rates in pooled
+        if rates
+    ]
+    return _table(["player", *map(str, lengths)], lines)
+
+
+def _lengths_by_seed(seeds: Sequence[Mapping[str, Any]]) -> str:
+    if len(seeds) < 2:
+        return ""
+    parts = [f"Seed {seed['seed']}:\n\n{_length_table([seed])}" for seed in seeds]
+    return "\n\n".join(["<details><summary>The same for each seed</summary>", *parts, "</details>"])
+
+
+def _short(rate: Rate | None) -> str:
+    if rate is None:
+        return DASH
+    low, high = (f"{100 * end:.0f}" for end in rate.ends)
+    return f"{100 * rate.share:.0f} [{low}–{high}]"
+
+
+def _time_table(results: Results) -> str:
+    stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
+    lines = []
+    for seed in results["seeds"]:
+        spent = [
+            f"{count(seed['cpu_seconds'].get(stage))} ({count(seed['steps'].get(stage))} "
+            f"{'iterations' if stage == 'grpo' else 'steps'})"
+            for stage in stages
+        ]
+        lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1)])
+    names = ["GRPO" if stage == "grpo" else policy_label(stage) for stage in stages]
+    return _table(["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"], lines)
+
+
+def _describe_machine(machine: Mapping[str, Any]) -> str:
+    beside = f"{machine['workers']} runs side by side, " if (machine.get("workers") or 1) > 1 else ""
+    return (
+        f"Measured on {machine['cores']} cores ({machine['processor']}), {beside}one thread each; Python "
+        f"{machine['python']}, torch {machine['torch']}."
+    )
+
+
+def _sets(sets: Sequence[Mapping[str, Any]]) -> list[str]:
+    parts = []
+    for played in sets:
+        parts += [
+            f"**{played['title']}.** {describe_levels(played['levels'], len(played['seeds']))}",
+            _rates_table(played["seeds"]),
+            _set_lengths(played["seeds"]),
+        ]
+    return parts
+
+
+def _set_lengths(seeds: Sequence[Mapping[str, Any]]) -> str:
+    return f"By optimal length:\n\n{_length_table(seeds)}"
+
+
+def _spread(rates: Sequence[Rate | None]) -> str:
+    shares = [rate.share for rate in rates if rate]
+    if not shares or len(shares) < len(rates):
+        return DASH
+    if len(shares) == 1:
+        return rates[0].write() if rates[0] else DASH
+    return f"{percent(mean_share(rates))} ({100 * min(shares):.1f}–{100 * max(shares):.1f})"
+
+
+def _seed_names(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"seed {seed['seed']}" for seed in seeds]
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,0 +1,146 @@
+"""Planning: which runs a study is made of, in which order, with which parameters. Nothing is read or started here.
+
+Members are ordinary runs. Each is given its sections whole: what the study's own command has read, its `--params`
+included, with the study's nested overrides. So a member can be started by hand and gives the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.options.study import StudyDefinition
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.storage import MANIFEST
+
+Kind = Literal["train", "control", "evaluate"]
+# Longest first, so that no worker is left alone with a long run at the end.
+_ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
+_ONE_THREAD = {"threads": 1}
+Sections = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a study.
+
+    Attributes:
+        run_id: name, unique within the study.
+        kind: what it does.
+        part: which control, which set of levels; empty for a training run.
+        seed: of the run.
+        root: data root.
+        params: what `--params` would give.
+        parameters: everything its result depends on, with all defaults, as JSON values.
+        after: run id of the member whose result it needs, or None.
+    """
+
+    run_id: str
+    kind: Kind
+    part: str
+    seed: int
+    root: Path
+    params: dict[str, Any]
+    parameters: dict[str, Any]
+    after: str | None = None
+
+    @property
+    def pipelines(self) -> list[str]:
+        """Names of the pipelines that are run."""
+        return ["data_sokoban", "evaluate_sokoban"] if self.kind == "evaluate" else [f"{self.kind}_sokoban"]
+
+    @property
+    def summary(self) -> Path:
+        """Where its evaluation is stored."""
+        return self.root / "08_reporting" / f"{self.kind}_sokoban" / self.run_id / "eval_summary.json"
+
+    @property
+    def models(self) -> Path:
+        """Where its policies and checkpoints are stored."""
+        return self.root / "06_models" / f"{self.kind}_sokoban" / self.run_id
+
+    @property
+    def outputs(self) -> list[Path]:
+        """Files that a finished member has."""
+        made = {
+            "train": ["policy/" + MANIFEST, "checkpoints/COMPLETE.json", "final_policy/" + MANIFEST],
+            "control": ["policy/" + MANIFEST],
+            "evaluate": [],
+        }
+        return [*(self.models / name for name in made[self.kind]), self.summary]
+
+
+def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path) -> list[Member]:
+    """All members of a study, longest first, each after the one it needs.
+
+    Args:
+        name: of the study, the first part of all run ids.
+        base: the sections `train_sokoban`, `sokoban` and `tracking` of the parameters.
+        root: data root of the command.
+
+    Raises:
+        ParameterError: an override is unknown or not allowed; names the study and the parameter.
+    """
+    own = root / "studies" / name if study.sokoban else root
+    given = {**base, **_override(base, study.train, study.sokoban)}
+    resolved = _resolve(f"study_{name}", given)
+    members = []
+    for seed in study.seeds:
+        run_id = f"{name}-seed{seed}"
+        members.append(_member(run_id, "train", "", seed, own, given, resolved))
+        for imitate in study.controls:
+            control = {"control_sokoban": {"source": {"run": "train_sokoban", "run_id": run_id}, "imitate": imitate}}
+            both = {**given, **control}, {**resolved, **control}
+            members.append(_member(f"{run_id}-{imitate}", "control", imitate, seed, own, *both, run_id))
+        for number, further in enumerate(study.evaluations):
+            levels = {**given, **_override(given, further.train, further.sokoban)}
+            everything = _resolve(f"study_{name}.evaluations.{number}", levels)
+            policy = str(own / "06_models" / "train_sokoban" / run_id / "final_policy")
+            source = {"run": "train_sokoban", "run_id": run_id, "checkpoint": policy}
+            evaluation = {"evaluate_sokoban": {"source": source}}
+            # A tracking store of its own for every set would cost more than the evaluation.
+            both = {**levels, **evaluation, "tracking": {"enabled": False}}, {**everything, **evaluation}
+            place = root / "studies" / name / further.name
+            members.append(_member(f"{run_id}-{further.name}", "evaluate", further.name, seed, place, *both, run_id))
+    return sorted(members, key=lambda member: _ORDER.index(member.kind))
+
+
+def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings merged name by name; anything else replaces what was there."""
+    merged = dict(base)
+    for change in changes:
+        for name, value in change.items():
+            before = merged.get(name)
+            merged[name] = merge(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _override(base: Sections, train: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        "train_sokoban": merge(base["train_sokoban"], train, _ONE_THREAD),
+        "sokoban": merge(base["sokoban"], data),
+    }
+
+
+def _resolve(path: str, given: Sections) -> dict[str, Any]:
+    options = validate_parameters(given["train_sokoban"], TrainOptions, prefix=f"{path}.train")
+    levels = validate_parameters(given["sokoban"], SokobanDataOptions, prefix=f"{path}.sokoban")
+    return {"train_sokoban": options.model_dump(mode="json"), "sokoban": levels.model_dump(mode="json")}
+
+
+def _member(
+    run_id: str,
+    kind: Kind,
+    part: str,
+    seed: int,
+    root: Path,
+    given: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    after: str | None = None,
+) -> Member:
+    own = {"run_id": run_id, "seed": seed}
+    return Member(run_id, kind, part, seed, root, {**own, **given}, {**own, **resolved}, after)

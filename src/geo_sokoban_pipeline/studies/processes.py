@@ -1,0 +1,157 @@
+"""Processes: the members of a study side by side, each an ordinary command with one thread.
+
+Members resume by themselves, so an interrupted study has nothing to clean up but its children: they end with it. A
+member that fails stops only those that need its result; the study fails once the others are through.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from geo_sokoban_pipeline.progress import Progress, track
+from geo_sokoban_pipeline.storage import write_json
+from geo_sokoban_pipeline.studies.command import Command
+from geo_sokoban_pipeline.studies.planning import Member
+from geo_sokoban_pipeline.studies.records import StudyFolder
+
+logger = logging.getLogger(__name__)
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 20.0
+_SHOWN_LINES = 15
+_LOCK = "run.lock"
+
+
+class MemberError(RuntimeError):
+    """Members of a study have failed; the message has their names, logs and last lines."""
+
+
+@dataclass
+class _Child:
+    member: Member
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    began: float
+    whole: bool  # nothing of the member was there before
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def run_members(
+    members: Sequence[Member], command: Command, folder: StudyFolder, workers: int | None, *, fresh: bool, name: str
+) -> None:
+    """Run the members that are not finished; returns once all are.
+
+    Args:
+        members: each after the one it needs; started in this order.
+        workers: processes side by side; None: one per core this process may use.
+        fresh: start every member anew, finished ones too.
+        name: of the study, for the progress.
+
+    Raises:
+        MemberError: at least one member failed; all that do not need it have been run.
+    """
+    limit = workers or len(os.sched_getaffinity(0))
+    waiting = [member for member in members if fresh or not folder.is_finished(member)]
+    done = {member.run_id for member in members} - {member.run_id for member in waiting}
+    failed: dict[str, str] = {}
+    running: list[_Child] = []
+    with track(f"study {name}", len(members), len(done)) as progress, _end_children(running):
+        while waiting or running:
+            for member in [m for m in waiting if m.after in failed]:
+                waiting.remove(member)
+                failed[member.run_id] = ""
+            ready = [member for member in waiting if member.after is None or member.after in done]
+            for member in ready[: limit - len(running)]:
+                waiting.remove(member)
+                running.append(_start(member, command, folder, fresh))
+            for child in [c for c in running if c.process.poll() is not None]:
+                running.remove(child)
+                _settle(child, folder, limit, done, failed, progress)
+            time.sleep(_POLL_SECONDS if running else 0)
+    reasons = [text for text in failed.values() if text]
+    if reasons:
+        raise MemberError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
+
+
+def _start(member: Member, command: Command, folder: StudyFolder, fresh: bool) -> _Child:
+    config, log = folder.config(member), folder.log(member)
+    params = {**member.params, **({"fresh": True} if fresh else {})}
+    write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": params}})
+    log.parent.mkdir(parents=True, exist_ok=True)
+    handle = log.open("ab")
+    whole = fresh or not any(entry.name != _LOCK for entry in _entries(member.models))
+    logger.info("%s: %s", member.run_id, "started" if whole else "goes on")
+    process = subprocess.Popen(
+        command.words(config),
+        cwd=command.project,
+        env=command.environment(member.root),
+        stdin=subprocess.DEVNULL,
+        stdout=handle,
+        stderr=subprocess.STDOUT,
+        # A Ctrl-C at the terminal goes to the study alone, which ends its children in order.
+        start_new_session=True,
+    )
+    return _Child(member, process, handle, time.monotonic(), whole)
+
+
+def _settle(
+    child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str], progress: Progress
+) -> None:
+    child.close()
+    member, seconds, code = child.member, time.monotonic() - child.began, child.process.returncode
+    if code == 0:
+        folder.write_record(member, seconds if child.whole else None, workers)
+        done.add(member.run_id)
+        logger.info("%s: done after %.1f minutes", member.run_id, seconds / 60)
+    else:
+        failed[member.run_id] = _describe_failure(member, code, folder.log(member))
+        logger.error("%s: failed", member.run_id)
+    progress.advance(note=f"{member.run_id} {'done' if code == 0 else 'failed'}, {seconds / 60:.1f} min")
+
+
+def _describe_failure(member: Member, code: int, log: Path) -> str:
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+    return "\n".join([f"{member.run_id} {how}; its log is {log}. The last lines:", *(f"  {line}" for line in lines)])
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+@contextmanager
+def _end_children(running: list[_Child]) -> Iterator[None]:
+    """End what still runs when the block is left, by an interrupt or a request to terminate too."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _leave) if in_main else None
+    try:
+        yield
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+        for child in running:
+            child.process.terminate()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for child in running:
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            child.close()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,171 @@
+"""Results: what the runs of a study have stored, read into one JSON value from which every table and figure follows.
+
+Solve rates are kept as counts, so that whoever reads the file can check and pool them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.evaluation.validation import START
+from geo_sokoban_pipeline.options.study import StudyDefinition
+from geo_sokoban_pipeline.options.training import SourceOptions
+from geo_sokoban_pipeline.run_store import RunStore
+from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.studies.planning import Member
+from geo_sokoban_pipeline.studies.records import StudyFolder
+
+_MODES = ("sampled", "greedy")
+_VALIDATION = "eval/validation/"
+
+
+def collect_results(
+    name: str, study: StudyDefinition, members: Sequence[Member], folder: StudyFolder
+) -> dict[str, Any]:
+    """Results of a study whose members are all finished.
+
+    Returns:
+        `study`, `title`, `max_minutes`, `bars`, `machine`, `levels` (what was played), `seeds` (per seed: rows of the
+        evaluation, CPU-seconds, minutes, curves), `sets` (per further set: title, levels, rows per seed).
+    """
+    trained = [member for member in members if member.kind == "train"]
+    seeds = []
+    for member in trained:
+        controls = [other for other in members if other.kind == "control" and other.after == member.run_id]
+        seeds.append(_describe_seed(member, controls, folder.read_record(member)))
+    first = trained[0]
+    return {
+        "study": name,
+        "title": study.title or name,
+        "max_minutes": study.max_minutes,
+        "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
+        "machine": _describe_machine(folder.read_record(first)),
+        "levels": _describe_levels(first),
+        "teacher": first.parameters["train_sokoban"]["warm_start"]["teacher"]["name"],
+        "seeds": seeds,
+        "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
+    }
+
+
+def _describe_seed(member: Member, controls: Sequence[Member], record: Mapping[str, Any]) -> dict[str, Any]:
+    from geo_sokoban_pipeline.training.control import grpo_cpu_seconds
+
+    source = SourceOptions(run="train_sokoban", run_id=member.run_id)
+    metrics = RunStore(member.root).metrics(source)
+    history = read_json(member.models / "policy" / "manifest.json")["history"]
+    spent = {"warm_start": history[-1]["cpu_seconds"] if history else 0.0, "grpo": grpo_cpu_seconds(metrics)}
+    curves = {"warm_start": _imitation_curve(history), "grpo": _loop_curve(metrics)}
+    rows = _rows(read_json(member.summary))
+    steps = {"warm_start": history[-1]["step"] if history else 0, "grpo": len(metrics)}
+    for control in controls:
+        manifest = read_json(control.models / "policy" / "manifest.json")
+        spent[f"control_{control.part}"] = manifest["cpu_seconds"]
+        steps[f"control_{control.part}"] = manifest["budget"]["steps"]
+        curves[f"control_{control.part}"] = _imitation_curve(manifest["history"])
+        rows += _rows(read_json(control.summary))
+    seconds = record.get("seconds")
+    return {
+        "seed": member.seed,
+        "run_id": member.run_id,
+        "minutes": None if seconds is None else round(seconds / 60, 2),
+        "cpu_seconds": {name: round(value, 1) for name, value in spent.items()},
+        "steps": steps,
+        "rows": rows,
+        "curves": curves,
+    }
+
+
+def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of an evaluation as counts; the last policy is `final` whatever its run calls it."""
+    last = summary["policies"][-1]
+    names = {last: last if last.startswith("control_") else "final", f"{last}_blank": "final_blank"}
+    return [
+        {
+            "player": "teacher" if row["policy"].startswith("teacher") else names.get(row["policy"], row["policy"]),
+            "mode": row["mode"],
+            "solved": row["solved"],
+            "episodes": row["episodes"],
+            "by_length": [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]],
+        }
+        for row in summary["rows"]
+    ]
+
+
+def _imitation_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
+    """[CPU-seconds, sampled rate, greedy rate] of each played validation."""
+    return [
+        [round(row["cpu_seconds"], 1), *(round(row[f"{mode}_solve_rate"], 4) for mode in _MODES)]
+        for row in history
+        if "sampled_solve_rate" in row
+    ]
+
+
+def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """The same for the loop, counted from its start; an iteration's validation plays what the iteration has left."""
+    from geo_sokoban_pipeline.training.control import grpo_cpu_seconds
+
+    spent = accumulate(grpo_cpu_seconds([dict(row)]) for row in metrics)
+    points = []
+    for seconds, row in zip(spent, metrics, strict=True):
+        for at, prefix in ((0.0, START), (seconds, _VALIDATION)):
+            rates = [rate for mode in _MODES if (rate := row.get(f"{prefix}{mode}_solve_rate")) is not None]
+            if len(rates) == len(_MODES):
+                points.append([round(at, 1), *(round(float(rate), 4) for rate in rates)])
+    return points
+
+
+def _describe_levels(member: Member) -> dict[str, Any]:
+    summary = read_json(member.summary)
+    lengths = [cell["length"] for cell in summary["rows"][0]["by_length"]]
+    data, train = member.parameters["sokoban"], member.parameters["train_sokoban"]
+    return {
+        "count": summary["prompts"],
+        "layouts": summary["layouts"],
+        "shared_layouts": _shared_layouts(member.root, member.root),
+        "move_limit": summary["move_limit"],
+        "lengths": [min(lengths), max(lengths)] if lengths else [],
+        "height": data["height"],
+        "width": data["width"],
+        "boxes": data["boxes"],
+        "validation_count": min(train["loop"]["eval_prompts"] or 10**9, data["counts"]["validation"] or 10**9),
+    }
+
+
+def _describe_set(name: str, title: str, members: Sequence[Member]) -> dict[str, Any]:
+    played = [member for member in members if member.kind == "evaluate" and member.part == name]
+    roots = {member.run_id: member.root for member in members}
+    levels = _describe_levels(played[0])
+    levels["shared_layouts"] = _shared_layouts(played[0].root, roots[str(played[0].after)])
+    return {
+        "name": name,
+        "title": title,
+        "levels": levels,
+        "seeds": [{"seed": member.seed, "rows": _rows(read_json(member.summary))} for member in played],
+    }
+
+
+def _shared_layouts(evaluated: Path, trained: Path) -> int:
+    """Wall layouts of the evaluation prompts of one data root that are among the training prompts of another."""
+    import pyarrow.parquet as pq
+
+    def layouts(root: Path, table: str) -> set[str]:
+        path = root / "05_model_input" / "sokoban" / f"{table}.parquet"
+        return set(pq.read_table(path, columns=["layout_hash"]).column(0).to_pylist())
+
+    return len(layouts(evaluated, "eval_prompts") & layouts(trained, "prompts"))
+
+
+def _describe_machine(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "workers": record.get("workers"),
+        "processor": platform.machine(),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+    }

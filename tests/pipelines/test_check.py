@@ -1,0 +1,82 @@
+"""The pre-flight as a command: a table, exit code 0 where the run can begin and 1 where it would fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_sokoban_pipeline.preflight.table import PreflightError
+from geo_sokoban_pipeline.run_lock import RunLock
+from geo_sokoban_pipeline.storage import read_json
+
+pytestmark = pytest.mark.slow
+
+CHECK = "--pipelines=check_sokoban"
+
+
+def table_of(project):
+    """Stored table, and the states of its checks by group and name."""
+    table = read_json(project.folder("08_reporting", "check_sokoban") / "table.json")
+    return table, {(check["group"], check["name"]): check for check in table["checks"]}
+
+
+def test_a_run_that_can_begin(project):
+    result = project.command(CHECK)
+    assert result.exit_code == 0, result.output
+    table, checks = table_of(project)
+    assert table["states"]["failure"] == 0
+    assert {group for group, _ in checks} == {
+        "parameters",
+        "data",
+        "model",
+        "own code",
+        "run",
+        "disk",
+        "memory",
+        "libraries",
+        "machine",
+        "network",
+        "timed",
+    }
+    assert "16 episodes" in checks["timed", "rollout"]["found"]
+    assert "s an iteration" in checks["timed", "estimate of the run"]["found"]
+    assert "Pre-flight of train_sokoban" in result.output
+    # Nothing of the run is made, nothing is left behind.
+    files = {path.relative_to(project.root).as_posix() for path in project.root.rglob("*") if path.is_file()}
+    assert files == {"06_models/check_sokoban/default/run.lock", "08_reporting/check_sokoban/default/table.json"}
+
+
+def test_a_run_that_would_fail(project):
+    words = "--params=train_sokoban.grpo.group_size=1,sokoban.counts.eval=99999,train_sokoban.policy.attention=sdqa"
+    result = project.command(CHECK, words)
+    assert result.exit_code == 1
+    (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    assert "train_sokoban/default: 3 failures" in line
+    assert "group_size=1" in line
+    table, checks = table_of(project)
+    failed = {name for name, check in checks.items() if check["state"] == "failure"}
+    assert failed == {
+        ("parameters", "group size"),
+        ("data", "counts"),
+        ("machine", "attention"),
+    }
+    assert checks["timed", "iteration"]["state"] == "skipped"
+
+
+def test_updates_that_diverge_are_a_row_not_a_traceback(project):
+    with pytest.raises(PreflightError, match="optimizer steps had no finite gradient"):
+        project.run("check_sokoban", params={"train_sokoban": {"optimizer": {"learning_rate": 1e30}}})
+
+
+def test_without_the_timed_part_and_on_a_stored_run(clone):
+    clone.run("check_sokoban", params={"check_sokoban": {"timed": False}})
+    table, checks = table_of(clone)
+    assert table["states"]["failure"] == 0
+    assert checks["timed", "iteration"]["state"] == "skipped"
+    assert checks["data", "stored prompts"]["state"] == "ok"
+    assert checks["run", "train_sokoban/default"]["found"].startswith("finished after 3 iterations")
+    lock = RunLock(clone.folder("06_models"))
+    with pytest.raises(PreflightError, match="in use by process"):
+        clone.run("check_sokoban", params={"check_sokoban": {"timed": False}})
+    lock.close()
+    with pytest.raises(PreflightError, match="grpo.gamma: stored 0.95, now 0.5"):
+        clone.run("check_sokoban", params={"train_sokoban": {"grpo": {"gamma": 0.5}}})

@@ -1,0 +1,120 @@
+"""Own code before a run: found, callable as the run calls it, and one episode of it makes a valid row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.options.policy import PolicyOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.preflight.checks import guard
+from geo_sokoban_pipeline.preflight.episode import EpisodeShape, check_signatures, play_one
+from geo_sokoban_pipeline.preflight.model import inspect_model
+
+RUN = "train_sokoban"
+FILES = {
+    "few.py": "def build_env(sample): ...\ndef reward(outcome): ...\ndef build_teacher(name): ...\n"
+    "def play_episodes(engine): ...\n",
+    "number.py": "build_env = reward = build_teacher = play_episodes = 3\n",
+    "broken.py": "def build_env(sample, args): raise OSError('no display')\n"
+    "def reward(outcome, args): raise KeyError('dist')\n"
+    "def build_teacher(name, patience, noise): raise RuntimeError('no teacher today')\n",
+    "odd.py": "def reward(outcome, args): return {'reward': float('nan')}\n",
+}
+SECTIONS = {
+    "env.factory": ("env", "factory"),
+    "reward.function": ("reward", "function"),
+    "rollout.function": ("rollout", "function"),
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def changes(parameter: str, spec: str) -> dict[str, Any]:
+    if parameter == "warm_start.teacher.factory":
+        return {"warm_start": {"teacher": {"factory": spec}}}
+    section, name = SECTIONS[parameter]
+    return {section: {name: spec}}
+
+
+@pytest.fixture(scope="module")
+def encoding() -> Policy:
+    shape = inspect_model(PolicyOptions())[1]
+    assert shape is not None and shape.encoding.model is None
+    return shape.encoding
+
+
+@pytest.fixture(scope="module")
+def rows(sokoban_rows: Any) -> list[dict[str, Any]]:
+    return sokoban_rows(32)
+
+
+@pytest.mark.parametrize("parameter", [*SECTIONS, "warm_start.teacher.factory"])
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("no_such_module.name", "no module 'no_such_module'"),
+        ("few.py", "cannot be called with"),
+        ("number.py", "is a int"),
+    ],
+)
+def test_unusable_own_code(make_subject: Any, files: Path, parameter: str, spec: str, text: str) -> None:
+    spec = str(files / spec) if spec.endswith(".py") else spec
+    checks = {
+        check.name: check
+        for check in check_signatures(RUN, make_subject(train_sokoban=changes(parameter, spec)).options)
+    }
+    assert len(checks) == 4
+    check = checks.pop(f"{RUN}.{parameter}")
+    assert check.state == "failure"
+    assert text in check.found
+    assert {other.state for other in checks.values()} == {"ok"}
+
+
+def test_one_episode_says_what_it_costs(make_subject: Any, encoding: Policy, rows: list[dict[str, Any]]) -> None:
+    options = make_subject().options
+    (check,), shape = play_one(encoding, rows, options, 0)
+    assert check.state == "ok"
+    assert shape.picture_tokens == 9 and shape.patches == 36  # 96×96 pixels
+    assert shape.prompt > shape.observation > shape.picture_tokens
+    assert 0 < shape.reply <= options.rollout.max_tokens_per_turn
+    assert shape.longest(options, 0) == shape.prompt + 10 * (8 + shape.observation)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "longest"),
+    [
+        ({"max_tokens_per_turn": None}, None),
+        ({"max_tokens_per_turn": 8, "max_turns": 3}, 30 + 3 * (8 + 20)),
+        ({"max_tokens_per_turn": None, "max_response_tokens": 100}, 30 + 100 + 20),
+        ({"max_tokens_per_turn": 8, "max_context_tokens": 64}, 64),
+    ],
+)
+def test_longest_episode(make_subject: Any, rollout: dict[str, Any], longest: int | None) -> None:
+    shape = EpisodeShape(prompt=30, observation=20, reply=6, patches=36, picture_tokens=9, picture_bytes=400)
+    assert shape.longest(make_subject(train_sokoban={"rollout": rollout}).options, 32_768) == longest
+
+
+@pytest.mark.parametrize(
+    ("parameter", "file", "text"),
+    [
+        ("env.factory", "broken.py", "OSError: no display"),
+        ("reward.function", "broken.py", "KeyError: 'dist'"),
+        ("reward.function", "odd.py", "reward=nan; numbers must be finite"),
+        ("warm_start.teacher.factory", "broken.py", "no teacher today"),
+    ],
+)
+def test_own_code_that_raises(
+    make_subject: Any, files: Path, encoding: Policy, rows: list[dict[str, Any]], parameter: str, file: str, text: str
+) -> None:
+    options = make_subject(train_sokoban=changes(parameter, str(files / file))).options
+    (check,) = guard("own code", "one episode", lambda: play_one(encoding, rows, options, 0)[0])
+    assert check.state == "failure"
+    assert text in check.found

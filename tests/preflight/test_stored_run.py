@@ -1,0 +1,144 @@
+"""What a run id holds: free, held by a process, to be continued, finished, damaged, of other settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.preflight.fingerprints import newest_checkpoints, stages
+from geo_sokoban_pipeline.preflight.stored_files import find_damage, find_damaged_rows
+from geo_sokoban_pipeline.preflight.stored_run import check_run, stored_checkpoint_bytes, stored_iteration_bytes
+from geo_sokoban_pipeline.preflight.subject import Subject
+from geo_sokoban_pipeline.run_lock import RunLock, find_holder
+from geo_sokoban_pipeline.storage import write_folder
+
+PARQUET = b"PAR1" + bytes(100) + b"PAR1"
+
+
+def store(subject: Subject, iterations: int = 3) -> None:
+    """Files as a run leaves them: manifests, metrics, trajectories; the weights are a few bytes."""
+    checkpoints = subject.models / "checkpoints"
+    for k in range(iterations):
+        write_folder(checkpoints / f"iter={k:05d}", fill({}))
+    for folder, fingerprint in stages(subject.run, subject.models, subject.parameters):
+        write_folder(folder, fill({"fingerprint": fingerprint}))
+    for k in range(iterations):
+        for kind in ("trajectories", "eval_trajectories"):
+            part = subject.outputs / kind / f"iter={k:05d}" / "part-000.parquet"
+            part.parent.mkdir(parents=True)
+            part.write_bytes(PARQUET)
+        row = subject.outputs / "metrics" / f"iter={k:05d}.json"
+        row.parent.mkdir(exist_ok=True)
+        row.write_text(json.dumps({"iteration": k}))
+
+
+def fill(entries: dict[str, Any]) -> Any:
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / "model.safetensors").write_bytes(b"weights")
+        return entries
+
+    return write
+
+
+def test_a_new_run_id(make_subject: Any) -> None:
+    (check,) = check_run(make_subject())
+    assert (check.state, check.found) == ("ok", "nothing is stored yet")
+
+
+def test_a_run_to_be_continued_and_a_finished_one(make_subject: Any) -> None:
+    subject = make_subject()
+    store(subject)
+    (check,) = check_run(subject)
+    assert (check.state, check.found) == ("ok", "3 of 140 iterations are stored: it continues from there")
+    mark = subject.models / "checkpoints" / "COMPLETE.json"
+    mark.write_text('{"iterations": 3}')
+    (check,) = check_run(make_subject(train_sokoban={"loop": {"iterations": 3}}))
+    assert check.found.startswith("finished after 3 iterations")
+    assert stored_checkpoint_bytes(subject.models) == len(b"weights")
+    assert stored_iteration_bytes(subject.outputs) == len(PARQUET)
+
+
+def test_other_settings_are_listed(make_subject: Any) -> None:
+    store(make_subject())
+    changed = make_subject(train_sokoban={"grpo": {"gamma": 0.5}})
+    (check,) = check_run(changed)
+    assert check.state == "failure"
+    assert "grpo.gamma: stored 0.95, now 0.5" in check.found
+    fresh = Subject("sokoban", changed.parameters.model_copy(update={"fresh": True}), changed.data_root)
+    (check,) = check_run(fresh)
+    assert (check.state, check.found) == ("ok", "is cleared first (fresh=true)")
+
+
+def test_a_held_lock_names_its_holder(make_subject: Any) -> None:
+    subject = make_subject()
+    assert find_holder(subject.models) is None
+    lock = RunLock(subject.models)
+    (check,) = check_run(subject)
+    lock.close()
+    assert check.state == "failure"
+    assert "is in use by process" in check.found
+    assert find_holder(subject.models) is None
+    RunLock(subject.models).close()  # the probe holds nothing
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "text"),
+    [
+        ("06_models/checkpoints/iter=00002/model.safetensors", cut, "has 4 bytes, 7 recorded"),
+        ("06_models/policy/model.safetensors", Path.unlink, "is missing"),
+        ("06_models/policy/manifest.json", cut, "is not readable JSON"),
+        ("07_model_output/trajectories/iter=00000/part-000.parquet", cut, "is no whole parquet file"),
+        ("07_model_output/eval_trajectories/iter=00001/part-000.parquet", cut, "is no whole parquet file"),
+        ("07_model_output/metrics/iter=00001.json", cut, "is not readable JSON"),
+        ("07_model_output/metrics/iter=00001.json", lambda path: path.write_text("[1]"), "holds a list, not a row"),
+    ],
+)
+def test_damage_is_named(make_subject: Any, name: str, damage: Any, text: str) -> None:
+    subject = make_subject()
+    store(subject)
+    layer, _, rest = name.partition("/")
+    path = (subject.models if layer == "06_models" else subject.outputs) / rest
+    damage(path)
+    (check,) = check_run(subject)
+    assert check.state == "failure"
+    assert str(path) in check.found
+    assert text in check.found
+
+
+def test_what_a_continued_run_makes_again_is_not_looked_at(make_subject: Any) -> None:
+    subject = make_subject()
+    store(subject)
+    for kind in ("trajectories", "metrics"):
+        (late,) = (subject.outputs / kind).glob("iter=00002*")
+        later = late.with_name(late.name.replace("00002", "00007"))
+        late.rename(later)
+        if later.is_dir():
+            cut(later / "part-000.parquet")
+        else:
+            cut(later)
+    assert find_damaged_rows(subject.models, subject.outputs) == []
+
+
+def test_foreign_files_are_nobodys_damage(make_subject: Any) -> None:
+    subject = make_subject()
+    store(subject)
+    for folder in (subject.outputs / "trajectories", subject.outputs / "metrics", subject.models / "checkpoints"):
+        (folder / "notes.txt").write_text("mine")
+        (folder / ".iter=00003.ab.tmp").mkdir()
+        (folder / "iter=copy").mkdir()
+        (folder / "iter=copy" / "manifest.json").write_text("{}")
+        (folder / "iter=copy" / "part-000.parquet").write_text("mine")
+    (subject.outputs / "metrics" / "iter=old.json").write_text("mine")
+    assert find_damage(subject.models, subject.outputs) == []
+    assert [path.name for path in newest_checkpoints(subject.models / "checkpoints")] == [
+        f"iter={k:05d}" for k in range(3)
+    ]
+    (check,) = check_run(subject)
+    assert check.state == "ok"

@@ -1,0 +1,92 @@
+"""The table: what is timed becomes an estimate, failures become one line, an error in a check becomes a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.preflight.checks import Check, guard
+from geo_sokoban_pipeline.preflight.table import PreflightError, as_table, judge, rows_of, summarise
+from geo_sokoban_pipeline.preflight.timing import Timing, describe_timing, estimate_run
+
+TIMING = Timing(
+    imitation_step=0.1,
+    rollout=2.56,
+    update=1.0,
+    save=0.44,
+    episodes=256,
+    tokens=51_200,
+    steps=6,
+    skipped=0,
+    checkpoint_bytes=6_000_000,
+    trajectory_bytes=400_000,
+    peak_bytes=900_000_000,
+)
+
+
+def test_a_run_is_estimated_from_one_iteration(make_subject: Any) -> None:
+    options = make_subject(train_sokoban={"loop": {"iterations": 100, "eval_interval": 20}}).options
+    parts = estimate_run(TIMING, options, validation=160, evaluation=640)
+    assert parts["warm start"] == pytest.approx(0.1 * options.warm_start.steps)
+    assert parts["iterations"] == pytest.approx(400.0)
+    # Six validations, sampled and greedy; two policies twice, and the last one twice with blank pictures.
+    assert parts["validations"] == pytest.approx(6 * 160 * 2 * 0.01)
+    assert parts["evaluation"] == pytest.approx(640 * 6 * 0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "text"),
+    [
+        ({}, "ok", ""),
+        ({"skipped": 2}, "failure", "2 of 6 optimizer steps had no finite gradient"),
+        ({"steps": 0}, "warning", "no group to train on"),
+    ],
+)
+def test_timed_rows(make_subject: Any, changes: dict[str, Any], state: str, text: str) -> None:
+    found = describe_timing(replace(TIMING, **changes), make_subject().options, 160, 640)
+    by_name = {check.name: check for check in found}
+    assert "100 episodes/s, 20,000 tokens/s" in by_name["rollout"].found
+    assert "4.00 s an iteration" in by_name["estimate of the run"].found
+    gradients = by_name.get("gradients", Check("", "", "ok", ""))
+    assert gradients.state == state
+    assert text in gradients.found
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        ([Check("a", "x", "ok", "fine")], None),
+        ([Check("a", "x", "warning", "slow", "hurry")], None),
+        (
+            [Check("a", "x", "ok", "fine"), Check("b", "y", "failure", "broken", "mend it")],
+            "first, b, y: broken; mend it",
+        ),
+    ],
+)
+def test_only_failures_stop(make_subject: Any, found: list[Check], error: str | None) -> None:
+    table = as_table(make_subject(), found)
+    if error is None:
+        judge(table)
+        assert "the run can begin" in summarise(table)
+    else:
+        with pytest.raises(PreflightError, match=error):
+            judge(table)
+    assert sum(table["states"].values()) == len(found)
+
+
+def test_rows_of_a_group_stand_together(make_subject: Any) -> None:
+    found = [Check("a", "1", "ok", ""), Check("b", "2", "ok", "", "do"), Check("a", "3", "ok", "")]
+    assert [(group, name) for group, name, _, _ in rows_of(as_table(make_subject(), found))] == [
+        ("a", "1"),
+        ("", "3"),
+        ("b", "2"),
+    ]
+
+
+def test_a_check_that_raises_is_a_failure() -> None:
+    def check() -> list[Check]:
+        raise KeyError("lost")
+
+    assert guard("a", "x", check) == [Check("a", "x", "failure", "KeyError: 'lost'")]

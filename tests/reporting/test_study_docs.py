@@ -1,0 +1,156 @@
+"""Documents of a study: markers, tables, figure; and that the committed ones are what their results give."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from geo_sokoban_pipeline.options.study import StudyOptions
+from geo_sokoban_pipeline.reporting.markers import MarkerError, read_section, replace_section
+from geo_sokoban_pipeline.reporting.study_docs import (
+    README_MARKER,
+    README_STUDY,
+    check_docs,
+    study_marker,
+    write_study,
+)
+from geo_sokoban_pipeline.reporting.study_figure import draw_study, mean_curve, stage_curve
+from geo_sokoban_pipeline.reporting.study_tables import render_readme, render_study
+from study_material import make_results, make_seed, row
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = "# Title\n\nprose\n\n<!-- a:begin -->\nold\n<!-- a:end -->\n\nmore\n"
+STUDIES = StudyOptions.model_fields["name"].annotation.__args__
+
+
+def table_rows(text, first):
+    return [line for line in text.splitlines() if line.startswith(f"| {first}")]
+
+
+def test_only_the_section_changes():
+    text = replace_section(DOCUMENT, "a", "new\n", Path("x.md"))
+    assert text == DOCUMENT.replace("\nold\n", "\n\nnew\n\n")
+    assert replace_section(text, "a", "new", Path("x.md")) == text
+    assert read_section(text, "a", Path("x.md")) == "new"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "no markers",
+        "<!-- a:begin --> only",
+        "only <!-- a:end -->",
+        "<!-- a:end --> <!-- a:begin -->",
+        DOCUMENT + DOCUMENT,
+    ],
+)
+def test_a_missing_marker_is_named(document):
+    with pytest.raises(MarkerError, match=r"x\.md: there must be one line `<!-- a:begin -->` and, below it, one line"):
+        replace_section(document, "a", "new", Path("x.md"))
+
+
+def test_tables_of_a_study():
+    text = render_study(make_results(make_seed(0, 420), make_seed(1, 380, minutes=None)))
+    (final,) = [line for line in table_rows(text, "**after GRPO, sampled**") if "[" in line]
+    assert "65.6\u202f% [61.9–69.2] | 59.4\u202f% [55.5–63.1] | 62.5\u202f%" in final
+    (gain,) = table_rows(text, "after GRPO, sampled: at least 20 points above warm start, intervals apart")
+    assert gain.endswith("| +25.6, apart: met | +19.4, apart: **not met** |")
+    (minutes,) = table_rows(text, "whole run")
+    assert minutes == "| whole run: at most 8 minutes | 7.5: met | – (was interrupted) |"
+    # Of seven bars four are met by both seeds, one is missed by the second, two have no value.
+    assert "**Bars** met by every seed: 4 of 7, missed: 1, not measured: 2." in text
+    assert "none of which occurs in training" in text
+    assert "<details>" in text
+
+
+def test_every_table_is_whole():
+    sets = [{"name": "x", "title": "8×8", "levels": make_results()["levels"] | {"shared_layouts": 3}, "seeds": []}]
+    sets[0]["seeds"] = [{"seed": 0, "rows": [row("final", 100), row("solver", 640, "-")]}]
+    text = render_study(make_results(make_seed(0, 420), sets=sets))
+    assert "3 of which occur in training too" in text
+    for block in re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE):
+        lines = block.strip().splitlines()
+        assert len({line.count("|") for line in lines}) == 1, block
+        assert len(lines) > 2
+
+
+def test_readme_table():
+    text = render_readme(make_results(make_seed(0, 420), make_seed(1, 380)))
+    assert table_rows(text, "**after GRPO**") == [
+        "| **after GRPO** | 62.5\u202f% (59.4–65.6) | 62.5\u202f% (62.5–62.5) |"
+    ]
+    assert table_rows(text, "random legal moves")[0].endswith("(20.0–20.0) |  |")
+
+
+def test_curves_of_a_seed_share_one_clock():
+    seed = make_seed(1, 400)
+    assert stage_curve(seed, "warm_start") == [(50.0, 0.2), (100.0, 0.4)]
+    assert stage_curve(seed, "grpo") == [(100.0, 0.4), (200.0, 0.5), (300.0, 0.65)]
+    # The control has no validation of its own beginning: it takes the last one of the warm start.
+    assert stage_curve(seed, "control_teacher") == [(100.0, 0.4), (210.0, 0.42), (301.5, 0.44)]
+    assert stage_curve(seed, "control_optimal") == []
+
+
+def test_mean_curve_of_unequal_lengths():
+    mean = mean_curve([[(0.0, 0.0), (10.0, 1.0)], [(0.0, 0.0), (5.0, 0.25), (20.0, 1.0)]])
+    assert mean[0] == (0.0, 0.0)
+    assert mean[-1] == pytest.approx((15.0, 1.0))
+    # Halfway: 0.5 at 5 and 0.5 at 10.
+    assert mean[12] == pytest.approx((7.5, 0.5))
+
+
+def test_figure_stands_alone():
+    text = draw_study(make_results(make_seed(0, 420), make_seed(1, 380)))
+    root = ElementTree.fromstring(text)
+    words = " ".join(part for part in root.itertext())
+    assert "GRPO" in words and "random legal moves" in words and "prefers-color-scheme:dark" in words
+    used = set(re.findall(r"s-([a-z]+)", re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)))
+    assert used and all(f".s-{name}{{--c:" in text for name in used)
+    assert text.count("<polyline") == 3 * 3 + 2
+
+
+def test_everything_is_written_and_prose_stays(tmp_path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    page = docs / "learning.md"
+    page.write_text("before\n<!-- study:default:begin -->\n<!-- study:default:end -->\nafter\n")
+    with pytest.raises(FileNotFoundError, match=r"README\.md"):
+        check_docs(docs, "default")
+    (tmp_path / "README.md").write_text("<!-- readme:results:begin --><!-- readme:results:end -->")
+    check_docs(docs, "default")
+    results = make_results(make_seed(0, 420))
+    written = write_study(docs, results)
+    assert {path.relative_to(tmp_path).as_posix() for path in written} == {
+        "docs/results/default.json",
+        "docs/img/learning_default.svg",
+        "docs/learning.md",
+        "README.md",
+    }
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and render_study(results) in text
+    first = {path: path.read_bytes() for path in written}
+    write_study(docs, json.loads((docs / "results" / "default.json").read_text()))
+    assert {path: path.read_bytes() for path in written} == first
+    with pytest.raises(MarkerError, match="study:long:begin"):
+        write_study(docs, copy.deepcopy(results) | {"study": "long"})
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_committed_docs_are_what_their_results_give(name):
+    docs, stored = ROOT / "docs", ROOT / "docs" / "results" / f"{name}.json"
+    page, readme = docs / "learning.md", ROOT / "README.md"
+    section = read_section(page.read_text(encoding="utf-8"), study_marker(name), page)
+    if not stored.is_file():
+        assert section == "", f"docs/learning.md has a section of {name}, but docs/results no {stored.name}"
+        return
+    results = json.loads(stored.read_text(encoding="utf-8"))
+    assert results["study"] == name
+    assert section == render_study(results).strip()
+    assert (docs / "img" / f"learning_{name}.svg").read_text(encoding="utf-8") == draw_study(results)
+    if name == README_STUDY:
+        assert read_section(readme.read_text(encoding="utf-8"), README_MARKER, readme) == render_readme(results).strip()

@@ -1,0 +1,87 @@
+"""Rates, differences and verdicts of a study."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_sokoban_pipeline.reporting.study_rates import (
+    Rate,
+    describe_bar,
+    find_rate,
+    judge_bar,
+    judge_minutes,
+    mean_share,
+    pool_lengths,
+)
+from study_material import make_seed, row
+
+ROWS = [row("warm_start", 256), row("final", 400), row("random_legal", 128, "-"), row("final", 300, "greedy")]
+
+
+@pytest.mark.parametrize(
+    ("player", "mode", "solved"),
+    [
+        ("final", "sampled", 400),
+        ("final", "greedy", 300),
+        ("random_legal", "greedy", 128),
+        ("warm_start", "greedy", None),
+    ],
+)
+def test_find_rate(player, mode, solved):
+    found = find_rate(ROWS, player, mode)
+    assert (found.solved if found else None) == solved
+
+
+def test_a_rate_is_written_with_its_interval():
+    # Wilson, 59 of 100 at 95 %: 0.4920 to 0.6813 (checked by hand).
+    assert Rate(59, 100).write() == "59.0\u202f% [49.2–68.1]"
+
+
+@pytest.mark.parametrize(
+    ("bar", "text", "met"),
+    [
+        ({"player": "final", "at_least": 62.5}, "62.5", True),
+        ({"player": "final", "at_least": 62.6}, "62.5", False),
+        ({"player": "final", "over": "warm_start", "at_least": 22.5}, "+22.5", True),
+        ({"player": "final", "over": "warm_start", "at_least": 22.6}, "+22.5", False),
+        ({"player": "final", "over": "warm_start", "at_least": 20, "apart": True}, "+22.5, apart", True),
+        ({"player": "warm_start", "over": "random_legal", "at_most": 5}, "+20.0", False),
+        ({"player": "random_legal", "over": "final", "at_most": 5}, "−42.5", True),
+        ({"player": "final", "over": "control_teacher", "at_least": 15}, "–", None),
+    ],
+)
+def test_bars(bar, text, met):
+    verdict = judge_bar(bar, ROWS)
+    assert (verdict.text, verdict.met) == (text, met)
+
+
+def test_overlapping_intervals_fail_a_bar_that_wants_them_apart():
+    few = [row("warm_start", 8, episodes=20), row("final", 13, episodes=20)]
+    bar = {"player": "final", "over": "warm_start", "at_least": 20}
+    assert judge_bar(bar, few).met is True
+    verdict = judge_bar({**bar, "apart": True}, few)
+    assert (verdict.met, verdict.text) == (False, "+25.0, intervals overlap")
+    # The better one may be the other.
+    assert judge_bar({"player": "warm_start", "over": "final", "at_most": 5, "apart": True}, few).met is False
+
+
+@pytest.mark.parametrize(("minutes", "met"), [(8.0, True), (8.01, False), (None, None)])
+def test_minutes(minutes, met):
+    assert judge_minutes(minutes, 8).met is met
+
+
+def test_bars_in_words():
+    bar = {"player": "final", "mode": "greedy", "over": "random_legal", "at_least": 35.0, "apart": True}
+    assert describe_bar(bar) == "after GRPO, greedy: at least 35 points above random legal moves, intervals apart"
+    assert describe_bar({"player": "warm_start", "at_least": 20}) == "warm start, sampled: at least 20 %"
+
+
+def test_lengths_are_pooled_over_seeds():
+    seeds = [make_seed(0, 330), make_seed(1, 350)]
+    pooled = pool_lengths(seeds, "final", "sampled")
+    assert {length: (rate.solved, rate.episodes) for length, rate in pooled.items()} == {1: (640, 640), 2: (40, 640)}
+
+
+@pytest.mark.parametrize(("rates", "mean"), [([Rate(1, 4), Rate(3, 4)], 0.5), ([Rate(1, 4), None], None), ([], None)])
+def test_a_mean_needs_every_seed(rates, mean):
+    assert mean_share(rates) == mean

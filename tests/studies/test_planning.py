@@ -1,0 +1,155 @@
+"""Planning a study: overrides, order, run ids, data roots, and what counts as finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.options.study import StudyDefinition
+from geo_sokoban_pipeline.studies.planning import merge, plan_members
+from geo_sokoban_pipeline.studies.records import StudyFolder
+
+CONF = Path(__file__).parents[2] / "conf" / "base" / "parameters"
+ROOT = Path("/data")
+
+
+def read(name):
+    return yaml.safe_load((CONF / f"{name}.yml").read_text(encoding="utf-8"))
+
+
+TRAIN = read("train_sokoban")["train_sokoban"]
+BASE = {"train_sokoban": TRAIN, "sokoban": read("sokoban")["sokoban"], "tracking": {"enabled": True}}
+
+
+def plan(study, name="default", root=ROOT):
+    return plan_members(name, StudyDefinition.model_validate(study), BASE, root)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "merged"),
+    [
+        ({"a": 1, "b": 2}, [{"b": 3}], {"a": 1, "b": 3}),
+        ({"a": {"b": 1, "c": 2}}, [{"a": {"c": 3}}], {"a": {"b": 1, "c": 3}}),
+        ({"a": [1, 2]}, [{"a": [3]}], {"a": [3]}),
+        ({"a": {"b": 1}}, [{"a": 5}], {"a": 5}),
+        ({"a": 5}, [{"a": {"b": 1}}], {"a": {"b": 1}}),
+        ({}, [{"a": {"b": 1}}, {"a": {"c": 2}}], {"a": {"b": 1, "c": 2}}),
+    ],
+)
+def test_merge(base, changes, merged):
+    before = repr(base)
+    assert merge(base, *changes) == merged
+    assert repr(base) == before
+
+
+def test_longest_first_and_each_after_what_it_needs():
+    sets = [{"name": "longer", "title": "Longer", "sokoban": {"max_solution": 12}}]
+    members = plan({"seeds": [3, 1], "controls": ["teacher", "optimal"], "evaluations": sets})
+    assert [(member.run_id, member.after) for member in members] == [
+        ("default-seed3", None),
+        ("default-seed1", None),
+        ("default-seed3-teacher", "default-seed3"),
+        ("default-seed3-optimal", "default-seed3"),
+        ("default-seed1-teacher", "default-seed1"),
+        ("default-seed1-optimal", "default-seed1"),
+        ("default-seed3-longer", "default-seed3"),
+        ("default-seed1-longer", "default-seed1"),
+    ]
+    assert {member.kind: member.pipelines for member in members} == {
+        "train": ["train_sokoban"],
+        "control": ["control_sokoban"],
+        "evaluate": ["data_sokoban", "evaluate_sokoban"],
+    }
+
+
+def test_parameters_of_members():
+    study = {
+        "seeds": [1],
+        "train": {"warm_start": {"teacher": {"name": "random_legal"}}},
+        "controls": ["optimal"],
+        "evaluations": [{"name": "longer", "title": "L", "train": {"rollout": {"max_turns": 16}}}],
+    }
+    train, control, evaluation = plan(study, "from_zero")
+    # Sections are given whole, so that what the study's own command was told reaches its members.
+    assert train.params == {
+        **BASE,
+        "run_id": "from_zero-seed1",
+        "seed": 1,
+        "train_sokoban": merge(TRAIN, study["train"], {"threads": 1}),
+    }
+    # All defaults are filled in, and what the study does not name is the base's.
+    resolved = train.parameters["train_sokoban"]
+    assert resolved["warm_start"]["teacher"] == {**resolved["warm_start"]["teacher"], "name": "random_legal"}
+    assert resolved["warm_start"]["steps"] == TRAIN["warm_start"]["steps"]
+    assert control.params["control_sokoban"] == {
+        "source": {"run": "train_sokoban", "run_id": "from_zero-seed1"},
+        "imitate": "optimal",
+    }
+    assert control.params["train_sokoban"] == train.params["train_sokoban"]
+    assert evaluation.params["train_sokoban"]["rollout"] == {**TRAIN["rollout"], "max_turns": 16}
+    assert evaluation.params["train_sokoban"]["warm_start"]["teacher"]["name"] == "random_legal"
+    assert evaluation.params["tracking"] == {"enabled": False}
+    source = evaluation.params["evaluate_sokoban"]["source"]
+    assert source["checkpoint"] == "/data/06_models/train_sokoban/from_zero-seed1/final_policy"
+
+
+def test_data_roots():
+    sets = [{"name": "longer", "title": "Longer"}]
+    assert [member.root for member in plan({"seeds": [0], "evaluations": sets})] == [
+        ROOT,
+        ROOT / "studies/default/longer",
+    ]
+    own = plan({"seeds": [0], "controls": ["teacher"], "evaluations": sets, "sokoban": {"max_solution": 5}})
+    assert [member.root for member in own] == [
+        ROOT / "studies/default",
+        ROOT / "studies/default",
+        ROOT / "studies/default/longer",
+    ]
+    assert {member.params["sokoban"]["max_solution"] for member in own} == {5}
+
+
+@pytest.mark.parametrize(
+    ("study", "message"),
+    [
+        (
+            {"train": {"loop": {"iteration": 5}}},
+            "study_default.train.loop.iteration=5: unknown name. Did you mean study_default.train.loop.iterations?",
+        ),
+        ({"sokoban": {"max_solution": 0}}, "study_default.sokoban.max_solution=0"),
+        (
+            {"evaluations": [{"name": "a", "title": "A", "sokoban": {"hight": 8}}]},
+            "study_default.evaluations.0.sokoban.hight=8: unknown name",
+        ),
+    ],
+)
+def test_wrong_overrides_are_named(study, message):
+    with pytest.raises(ParameterError) as error:
+        plan(study)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["default", "from_zero", "long"])
+def test_the_studies_of_the_project_can_be_planned(name):
+    study = read(f"studies/{name}")[f"study_{name}"]
+    members = plan(study, name)
+    assert len({member.run_id for member in members}) == len(members)
+    assert sum(member.kind == "train" for member in members) == len(study["seeds"])
+
+
+def test_finished_are_members_with_the_same_parameters_and_all_files(tmp_path):
+    (member,) = plan({"seeds": [0]}, root=tmp_path)
+    (other,) = plan({"seeds": [0], "train": {"loop": {"iterations": 150}}}, root=tmp_path)
+    folder = StudyFolder.of(tmp_path, "default")
+    folder.write_record(member, 12.5, 2)
+    assert not folder.is_finished(member)
+    for path in member.outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    assert folder.is_finished(member)
+    assert not folder.is_finished(other)
+    assert folder.read_record(member)["seconds"] == 12.5
+    member.summary.unlink()
+    assert not folder.is_finished(member)

@@ -1,0 +1,159 @@
+"""Members side by side: order, limit, failures, interruption; the commands are small programs that do as told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from geo_sokoban_pipeline.studies.planning import Member
+from geo_sokoban_pipeline.studies.processes import MemberError, run_members
+from geo_sokoban_pipeline.studies.records import StudyFolder
+
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+wanted = json.loads(Path(sys.argv[1].removeprefix("--config=")).read_text())["run"]["params"]
+root = Path(os.environ["GEO_SOKOBAN_DATA_ROOT"])
+with (root / "events").open("a") as events:
+    print("begin", wanted["run_id"], file=events, flush=True)
+    time.sleep(wanted.get("seconds", 0.0))
+    print("end", wanted["run_id"], file=events, flush=True)
+print("threads", os.environ["OMP_NUM_THREADS"], "fresh", wanted.get("fresh"))
+if wanted.get("code"):
+    sys.exit("the reason")
+summary = root / "08_reporting" / "evaluate_sokoban" / wanted["run_id"] / "eval_summary.json"
+summary.parent.mkdir(parents=True, exist_ok=True)
+summary.write_text("{}")
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Stands where `Command` does, with a program of its own."""
+
+    project: Path
+
+    def words(self, config):
+        return [sys.executable, "-S", "-c", PROGRAM, f"--config={config}"]
+
+    @staticmethod
+    def environment(root):
+        return {**os.environ, "GEO_SOKOBAN_DATA_ROOT": str(root), "OMP_NUM_THREADS": "1"}
+
+
+def member(root, run_id, after=None, **told):
+    return Member(run_id, "evaluate", "", 0, root, {"run_id": run_id, **told}, {"run_id": run_id}, after)
+
+
+def run(root, members, workers=2, fresh=False):
+    folder = StudyFolder.of(root, "x")
+    run_members(members, Program(root), folder, workers, fresh=fresh, name="x")
+    return folder
+
+
+def events(root):
+    path = root / "events"
+    return [tuple(line.split()) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_order_and_limit(tmp_path):
+    members = [
+        member(tmp_path, "a", seconds=0.6),
+        member(tmp_path, "b", seconds=0.2),
+        member(tmp_path, "a-control", after="a"),
+        member(tmp_path, "b-control", after="b", seconds=0.1),
+    ]
+    folder = run(tmp_path, members)
+    seen = events(tmp_path)
+    assert {seen[0], seen[1]} == {("begin", "a"), ("begin", "b")}
+    assert seen.index(("end", "b")) < seen.index(("begin", "b-control")) < seen.index(("begin", "a-control"))
+    assert seen.index(("end", "a")) < seen.index(("begin", "a-control"))
+    running = peak = 0
+    for what, _ in seen:
+        running += 1 if what == "begin" else -1
+        peak = max(peak, running)
+    assert peak == 2
+    assert folder.read_record(members[0])["seconds"] >= 0.6
+    assert "threads 1 fresh None" in folder.log(members[0]).read_text()
+
+
+def test_finished_members_are_left_alone_unless_fresh(tmp_path):
+    members = [member(tmp_path, "a"), member(tmp_path, "b", after="a")]
+    run(tmp_path, members)
+    (tmp_path / "events").unlink()
+    folder = run(tmp_path, members)
+    assert events(tmp_path) == []
+    run(tmp_path, members, fresh=True)
+    assert events(tmp_path) == [("begin", "a"), ("end", "a"), ("begin", "b"), ("end", "b")]
+    assert folder.log(members[1]).read_text().splitlines() == ["threads 1 fresh None", "threads 1 fresh True"]
+
+
+def test_the_others_finish_before_a_failure_is_told(tmp_path):
+    bad, good = member(tmp_path, "bad", code=1), member(tmp_path, "good", seconds=0.5)
+    needs, last = member(tmp_path, "needs", after="bad"), member(tmp_path, "last", after="good")
+    with pytest.raises(MemberError) as error:
+        run(tmp_path, [bad, good, needs, last])
+    text = str(error.value)
+    assert text.startswith("bad ended with exit code 1; its log is ")
+    assert str(StudyFolder.of(tmp_path, "x").log(bad)) in text and "  the reason" in text
+    assert "needs" not in text
+    assert {name for what, name in events(tmp_path) if what == "begin"} == {"bad", "good", "last"}
+    mended = member(tmp_path, "bad")
+    (tmp_path / "events").unlink()
+    run(tmp_path, [mended, good, needs, last])
+    assert {name for what, name in events(tmp_path) if what == "begin"} == {"bad", "needs"}
+
+
+def test_a_run_that_goes_on_has_no_time_of_its_own(tmp_path):
+    begun = member(tmp_path, "a")
+    begun.models.mkdir(parents=True)
+    (begun.models / "run.lock").touch()
+    assert run(tmp_path, [begun]).read_record(begun)["seconds"] is not None
+    (begun.models / "base_policy").mkdir()
+    begun.summary.unlink()
+    assert run(tmp_path, [begun]).read_record(begun)["seconds"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_children_end_with_the_study(tmp_path, number):
+    script = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import importlib.util
+spec = importlib.util.spec_from_file_location("cases", {__file__!r})
+cases = importlib.util.module_from_spec(spec)
+sys.modules["cases"] = cases
+spec.loader.exec_module(cases)
+from pathlib import Path
+root = Path({str(tmp_path)!r})
+cases.run(root, [cases.member(root, "a", seconds=60), cases.member(root, "b", seconds=60)])
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as study:
+        deadline = time.monotonic() + 60
+        while len(events(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(events(tmp_path)) == 2, study.stderr and study.stderr.read()
+        children = [int(word) for word in Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()]
+        assert len(children) == 2
+        study.send_signal(number)
+        study.wait(30)
+    assert study.returncode != 0
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert [what for what, _ in events(tmp_path)] == ["begin", "begin"]
+
+
+def test_works_outside_the_main_thread(tmp_path):
+    worker = threading.Thread(target=run, args=(tmp_path, [member(tmp_path, "a")]))
+    worker.start()
+    worker.join(30)
+    assert events(tmp_path)[-1] == ("end", "a")
+    assert json.loads(StudyFolder.of(tmp_path, "x").config(member(tmp_path, "a")).read_text())["run"]["pipelines"]

@@ -1,0 +1,52 @@
+"""What is read from stored runs: rows under common names, curves on the clock of their stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from geo_sokoban_pipeline.studies.results import _imitation_curve, _loop_curve, _rows
+
+
+def summary(policies: list[str], *rows: tuple[str, str]) -> dict[str, Any]:
+    lengths = [{"length": 1, "solved": 3, "episodes": 4}]
+    counts = {"solved": 3, "episodes": 4, "by_length": lengths}
+    return {"policies": policies, "rows": [{"policy": policy, "mode": mode, **counts} for policy, mode in rows]}
+
+
+def test_rows_of_a_run_and_of_an_evaluation_have_the_same_names():
+    run = summary(
+        ["warm_start", "final"],
+        ("warm_start", "sampled"),
+        ("final", "greedy"),
+        ("final_blank", "sampled"),
+        ("random", "-"),
+    )
+    assert [row["player"] for row in _rows(run)] == ["warm_start", "final", "final_blank", "random"]
+    name = "long-seed0@/somewhere/final_policy"
+    other = summary([name], (name, "sampled"), (f"{name}_blank", "sampled"), ("teacher (direct)", "-"))
+    assert [row["player"] for row in _rows(other)] == ["final", "final_blank", "teacher"]
+    control = summary(["control_optimal"], ("control_optimal", "sampled"))
+    assert _rows(control) == [
+        {"player": "control_optimal", "mode": "sampled", "solved": 3, "episodes": 4, "by_length": [[1, 3, 4]]}
+    ]
+
+
+def test_curve_of_the_loop():
+    def rates(prefix: str, sampled: float) -> dict[str, float]:
+        return {f"{prefix}sampled_solve_rate": sampled, f"{prefix}greedy_solve_rate": 0.5}
+
+    rows = [
+        {"perf/cpu_time": 2.0, "perf/save_cpu_time": 0.0} | rates("eval/start/", 0.25),
+        {"perf/cpu_time": 2.0, "perf/save_cpu_time": 0.5} | rates("eval/validation/", 0.5),
+        {"perf/cpu_time": 1.0, "perf/save_cpu_time": None},
+        {"perf/cpu_time": 1.0, "perf/save_cpu_time": 0.5} | rates("eval/validation/", 0.75),
+    ]
+    assert _loop_curve(rows) == [[0.0, 0.25, 0.5], [4.5, 0.5, 0.5], [7.0, 0.75, 0.5]]
+
+
+def test_curve_of_imitation_has_only_played_rows():
+    history = [
+        {"step": 1, "cpu_seconds": 1.0, "validation_loss": 2.0},
+        {"step": 2, "cpu_seconds": 2.04, "sampled_solve_rate": 0.125, "greedy_solve_rate": 0.25},
+    ]
+    assert _imitation_curve(history) == [[2.0, 0.125, 0.25]]

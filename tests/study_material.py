@@ -1,0 +1,80 @@
+"""A small made study: numbers chosen so that every branch of the tables and bars is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def row(player: str, solved: int, mode: str = "sampled", episodes: int = 640) -> dict[str, Any]:
+    half = episodes // 2
+    return {
+        "player": player,
+        "mode": mode,
+        "solved": solved,
+        "episodes": episodes,
+        "by_length": [[1, min(solved, half), half], [2, max(0, solved - half), episodes - half]],
+    }
+
+
+def make_seed(seed: int, final: int, minutes: float | None = 7.5, greedy: int = 400) -> dict[str, Any]:
+    return {
+        "seed": seed,
+        "run_id": f"default-seed{seed}",
+        "minutes": minutes,
+        "cpu_seconds": {"warm_start": 100.0, "grpo": 200.0, "control_teacher": 201.5},
+        "steps": {"warm_start": 1000, "grpo": 140, "control_teacher": 2000},
+        "rows": [
+            row("warm_start", 256),
+            row("warm_start", 224, "greedy"),
+            row("final", final),
+            row("final", greedy, "greedy"),
+            row("final_blank", 60),
+            row("random", 90, "-"),
+            row("random_legal", 128, "-"),
+            row("teacher", 250, "-"),
+            row("solver", 640, "-"),
+            row("control_teacher", 280),
+            row("control_teacher", 240, "greedy"),
+        ],
+        "curves": {
+            "warm_start": [[50.0, 0.2, 0.15], [100.0, 0.4, 0.35]],
+            "grpo": [[0.0, 0.4, 0.35], [100.0, 0.5, 0.5], [200.0, 0.6 + 0.05 * seed, 0.6]],
+            "control_teacher": [[110.0, 0.42, 0.36], [201.5, 0.44, 0.37]],
+        },
+    }
+
+
+BARS: list[dict[str, Any]] = [
+    {"player": "warm_start", "mode": "sampled", "at_least": 20.0, "apart": False},
+    {"player": "final", "mode": "sampled", "over": "warm_start", "at_least": 20.0, "apart": True},
+    {"player": "final", "mode": "greedy", "over": "warm_start", "at_least": 15.0, "apart": False},
+    {"player": "final", "mode": "sampled", "over": "random_legal", "at_least": 25.0, "apart": False},
+    {"player": "final_blank", "mode": "sampled", "over": "random_legal", "at_most": 5.0, "apart": False},
+    {"player": "final", "mode": "sampled", "over": "control_optimal", "at_least": 0.0, "apart": False},
+]
+
+
+def make_results(
+    *seeds: dict[str, Any], name: str = "default", sets: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    return {
+        "study": name,
+        "title": "The default run",
+        "max_minutes": 8.0,
+        "bars": BARS,
+        "machine": {"cores": 2, "workers": 2, "processor": "x86_64", "torch": "2.13.0", "python": "3.11.7"},
+        "levels": {
+            "count": 640,
+            "layouts": 57,
+            "shared_layouts": 0,
+            "move_limit": 10,
+            "lengths": [1, 2],
+            "height": 6,
+            "width": 6,
+            "boxes": 1,
+            "validation_count": 160,
+        },
+        "teacher": "direct",
+        "seeds": list(seeds),
+        "sets": sets or [],
+    }

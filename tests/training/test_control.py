@@ -1,0 +1,149 @@
+"""The control: its budget, its levels, and that it goes on exactly where the warm start ended."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
+from geo_sokoban_pipeline.options.study import ControlOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
+from geo_sokoban_pipeline.training.control import (
+    Budget,
+    ControlError,
+    continue_warm_start,
+    control_options,
+    grpo_cpu_seconds,
+    plan_budget,
+    repeat_levels,
+)
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
+
+
+def start(steps: int = 1000, seconds: float | None = 100.0) -> PolicyFolder:
+    row = {"step": steps} | ({} if seconds is None else {"cpu_seconds": seconds})
+    return PolicyFolder(Path("policy"), {"history": [{"step": 1, "cpu_seconds": 0.2}, row] if steps else []})
+
+
+def metrics(*seconds: float) -> list[dict[str, Any]]:
+    return [{"perf/cpu_time": value, "perf/save_cpu_time": 0.5} for value in seconds]
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "steps"),
+    [
+        (metrics(99.5, 99.5), 1.0, 2000),  # 200 CPU-seconds at 0.1 a step
+        (metrics(99.5, 99.5), 0.5, 1000),
+        (metrics(99.5, 99.56), 1.0, 2001),  # rounded up
+        (metrics(0.001), 0.01, 1),
+        ([{"perf/cpu_time": 10.0, "perf/save_cpu_time": None}], 1.0, 100),
+    ],
+)
+def test_steps(rows, share, steps):
+    budget = plan_budget(start(), rows, episodes_per_step=24, share=share)
+    assert (budget.steps, budget.first) == (steps, 24_000)
+    assert budget.entries()["grpo_cpu_seconds"] == pytest.approx(grpo_cpu_seconds(rows))
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows", "message"),
+    [
+        (start(steps=0), metrics(1.0), "has no warm start to go on with"),
+        (start(seconds=None), metrics(1.0), "has no warm start to go on with"),
+        (start(), [], "has no iterations with perf/cpu_time"),
+        (start(), [{"iteration": 0}], "has no iterations with perf/cpu_time"),
+    ],
+)
+def test_runs_without_a_budget_are_named(policy, rows, message):
+    with pytest.raises(ControlError, match=message):
+        plan_budget(policy, rows, 24, 1.0)
+
+
+def test_levels_come_as_often_as_they_were_drawn():
+    prompts = [{"id": "1", "level_hash": "a", "solution_length": 3}, {"id": "2", "solution_length": 5}]
+    repeated = repeat_levels(prompts, {"a": 2, "2": 3})
+    assert [row["id"] for row in repeated] == ["2", "2", "2", "1", "1"]
+    assert {row["solution_length"] for row in repeated} == {None}
+    with pytest.raises(ControlError, match="1 levels of the source run are not in sokoban.prompts"):
+        repeat_levels(prompts, {"b": 1})
+
+
+def test_teacher_of_the_control(train_options):
+    assert control_options(train_options, ControlOptions()) == train_options
+    optimal = control_options(train_options, ControlOptions(imitate="optimal")).warm_start.teacher
+    assert (optimal.name, optimal.noise, optimal.solved_only) == ("solver", 0.0, False)
+
+
+@pytest.fixture(scope="module")
+def options(train_options: TrainOptions) -> TrainOptions:
+    warm = {"episodes_per_step": 4, "validation_episodes": 2, "warmup_steps": 0, "decay_fraction": 0.0, "play_every": 0}
+    values = train_options.model_dump()
+    values["warm_start"] |= warm | {"steps": 3, "learning_rate": 0.003}
+    values["rollout"]["max_turns"] = 3
+    return TrainOptions.model_validate(values)
+
+
+def imitate(policy, rows, options, **changes):
+    warm = options.warm_start.model_copy(update=changes)
+    changed = options.model_copy(update={"warm_start": warm})
+    policy = copy.deepcopy(policy)
+    backend = build_imitator(policy, warm)
+    history = imitate_teacher(policy, rows, rows[:4], changed, 0, backend)
+    return policy, backend, history
+
+
+def same_weights(one, other):
+    pairs = zip(one.model.state_dict().items(), other.model.state_dict().items(), strict=True)
+    return all(torch.equal(first, second) for (_, first), (_, second) in pairs)
+
+
+def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_rows, options, tmp_path):
+    """Without schedules, 3 steps and a control of 2 are 5 steps: weights, moments and numbers of demonstrations."""
+    rows = sokoban_rows(24, max_solution=3)
+    whole, _, _ = imitate(tiny_policy, rows, options, steps=5)
+    _, backend, history = imitate(tiny_policy, rows, options)
+    folder = write_policy(tmp_path / "policy", policy_and_trainer_writer(backend, {"history": history}))
+    assert {"optimizer.safetensors", "trainer_state.json"} <= set(folder.manifest["files"])
+    budget = Budget(1.0, 0.1, steps=2, first=3 * 4)
+    continued = load_policy(folder.path)
+    more, _ = continue_warm_start(continued, folder.path, rows, rows[:4], options, 0, budget)
+    assert more[-1]["step"] == 2
+    assert same_weights(whole, continued)
+    # Each part matters: other numbers, or no moments, give other weights.
+    repeated = load_policy(folder.path)
+    continue_warm_start(repeated, folder.path, rows, rows[:4], options, 0, Budget(1.0, 0.1, steps=2, first=0))
+    assert not same_weights(whole, repeated)
+    forgetful = load_policy(folder.path)
+    longer = options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"steps": 2})})
+    imitate_teacher(forgetful, rows, rows[:4], longer, 0, first=12)
+    assert not same_weights(whole, forgetful)
+
+
+def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):
+    rows = sokoban_rows(24, max_solution=3)
+    blind, _, plain = imitate(tiny_policy, rows, options, validate_every=100)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    watched, _, history = imitate(tiny_policy, rows, options, validate_every=1, play_every=2)
+    assert torch.equal(before, torch.get_rng_state())
+    assert same_weights(blind, watched)
+    assert [row["step"] for row in plain] == [3]
+    assert [row["step"] for row in history] == [1, 2, 3]
+    assert ["sampled_solve_rate" in row for row in history] == [False, True, True]
+    assert all(0 <= row["greedy_solve_rate"] <= 1 for row in history[1:])
+    seconds = [row["cpu_seconds"] for row in history]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+def test_demonstrations_of_one_pool_are_drawn_uniformly(tiny_policy, sokoban_rows, options):
+    """What `repeat_levels` relies on: rows without a length are one difficulty, whatever their true lengths."""
+    rows = sokoban_rows(24, max_solution=3)
+    pool = repeat_levels(rows, {str(row["level_hash"]): 1 for row in rows[:4]})
+    assert Demonstrator(pool, tiny_policy, options, 0, "training")._labels == ["None"]
