@@ -175,8 +175,8 @@ class SokobanEnv:
         """The episode in numbers.
 
         Keys: success (0 or 1), lost (0 or 1), steps, turns, invalid_turns, invalid_share (of turns), boxes_on_target,
-        dist0 and dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it was
-        solved.
+        dist0 and dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it
+        was solved.
         """
         turns, success = len(self.turn_rewards), self.board.is_solved
         metrics = {
