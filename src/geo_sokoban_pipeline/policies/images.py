@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from geo_sokoban_pipeline.envs.png import encode_png
 
-DEFAULT_CACHE_BYTES = 256 << 20
+DEFAULT_CACHE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,7 +74,7 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.loop import set_threads
+    from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.updating import update_policy
 
     options, seed = subject.options, subject.parameters.seed

@@ -340,7 +340,7 @@ def _finite(source: str, values: Mapping[str, float]) -> dict[str, float]:
     return numbers
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _decode(uri: str) -> Image.Image:
     """Picture of a prompt; the episodes of a group share it."""
     image = read_data_uri(uri, max_bytes=_MAX_IMAGE_BYTES, max_pixels=_MAX_IMAGE_PIXELS)

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from geo_sokoban_pipeline.evaluation.validation import start_names, validate_policy
 from geo_sokoban_pipeline.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.folders import PolicyFolder
@@ -29,7 +27,7 @@ from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
 from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-from geo_sokoban_pipeline.training.garbage import freeze_survivors
+from geo_sokoban_pipeline.training.process import freeze_survivors, set_threads
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 from geo_sokoban_pipeline.training.updating import Scorer, update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
@@ -241,13 +239,6 @@ class _Loop:
             self.saved = retained(self.saved, loop.keep_last, best)
             chunk[RETAIN] = self.saved
         return chunk
-
-
-def set_threads(threads: int | None) -> int:
-    """Set torch's threads where a number is given; returns the number in force."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return torch.get_num_threads()
 
 
 def _note(rows: dict[str, Any]) -> str:

@@ -22,8 +22,8 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.garbage import freeze_survivors
 from geo_sokoban_pipeline.training.objectives import ImitationObjective
+from geo_sokoban_pipeline.training.process import freeze_survivors
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 
 Rows = Sequence[dict[str, Any]]

@@ -18,8 +18,8 @@ from geo_sokoban_pipeline.envs.sokoban import text
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 
 MIN_CELL_PX = 8
-# Decoded pictures kept of one size of board, about 3,600 of 6×6 cells of 16 px.
-_PICTURE_BYTES = 128 << 20
+# Decoded pictures kept of one size of board, about 900 of 6×6 cells of 16 px.
+_PICTURE_BYTES = 32 << 20
 
 _WALL, _FLOOR, _GRID = (176, 80, 50), (8, 8, 8), (255, 255, 255)
 _TARGET_LINE, _TARGET_FILL = (220, 40, 40), (200, 30, 30)
@@ -40,9 +40,9 @@ def render(board: Board, cell_px: int = 64) -> Image.Image:
     return Image.fromarray(_pixels(board, cell_px))
 
 
-@lru_cache(maxsize=32_768)
+@lru_cache(maxsize=8192)
 def render_png(board: Board, cell_px: int = 64) -> bytes:
-    """PNG file of `render`, kept for the 32,768 boards used last (a board of 6×6 cells of 16 px takes 0.6 kB)."""
+    """PNG file of `render`, kept for the 8,192 boards used last (a board of 6×6 cells of 16 px takes 0.6 kB)."""
     return encode_png(_pixels(board, cell_px))
 
 

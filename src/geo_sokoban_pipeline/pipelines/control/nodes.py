@@ -33,7 +33,7 @@ def continue_imitation(
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
     from geo_sokoban_pipeline.training.control import continue_warm_start, control_options, plan_budget
-    from geo_sokoban_pipeline.training.loop import set_threads
+    from geo_sokoban_pipeline.training.process import set_threads
 
     options = read_options(train)
     control = read_control(options.task, parameters)
@@ -72,7 +72,7 @@ def evaluate_control(
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, played as the run's own policies are."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.loop import set_threads
+    from geo_sokoban_pipeline.training.process import set_threads
 
     options = read_options(train)
     control = read_control(options.task, parameters)

@@ -34,7 +34,8 @@ def collect_trajectories(
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.loop import partition, set_threads
+    from geo_sokoban_pipeline.training.loop import partition
+    from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.trajectory_files import name_parts
 
     settings = read_options(train)
@@ -68,7 +69,8 @@ def update_on_stored(
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
     from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
-    from geo_sokoban_pipeline.training.loop import build_scorer, partition, set_threads
+    from geo_sokoban_pipeline.training.loop import build_scorer, partition
+    from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.updating import update_policy
     from geo_sokoban_pipeline.trajectories import table_to_trajectories
     from geo_sokoban_pipeline.trajectory_files import read_trajectories
@@ -109,7 +111,7 @@ def evaluate_stored(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.loop import set_threads
+    from geo_sokoban_pipeline.training.process import set_threads
 
     settings = read_options(train)
     options = validate_parameters(parameters, EvaluatePipelineOptions, prefix=f"evaluate_{settings.task}")

@@ -68,7 +68,7 @@ def warm_start(
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.training.backends.fsdp import DivergedError
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
-    from geo_sokoban_pipeline.training.loop import set_threads
+    from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 
     threads = set_threads(options.threads)
@@ -130,7 +130,7 @@ def evaluate_policies(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Warm-start policy, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
-    from geo_sokoban_pipeline.training.loop import set_threads
+    from geo_sokoban_pipeline.training.process import set_threads
 
     reached("final evaluation")
     options = read_options(parameters)
