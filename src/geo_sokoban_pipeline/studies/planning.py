@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.storage import MANIFEST
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
 _ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
-_ONE_THREAD = {"threads": 1}
+_ONE_THREAD = {"threads": 1, "processes": 1}
 Sections = Mapping[str, Mapping[str, Any]]
 
 

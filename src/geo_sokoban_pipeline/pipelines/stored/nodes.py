@@ -67,9 +67,9 @@ def update_on_stored(
     from geo_sokoban_pipeline.options.training import SourceOptions
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.schemas import PRUNE
-    from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+    from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend, build_scorer
     from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
-    from geo_sokoban_pipeline.training.loop import build_scorer, partition
+    from geo_sokoban_pipeline.training.loop import partition
     from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.updating import update_policy
     from geo_sokoban_pipeline.trajectories import table_to_trajectories
