@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import PlaySettings, TooManyFailuresError, play_episodes
 from geo_sokoban_pipeline.storage import read_json
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.checkpointing import compare_workers
 from geo_sokoban_pipeline.training.crew import Crew, open_crew
 from geo_sokoban_pipeline.training.crew_child import CrewError
 from geo_sokoban_pipeline.training.objectives import GrpoObjective
@@ -155,6 +156,7 @@ def test_the_childrens_time_is_counted(crew: Crew, shared_policy: Policy, option
     assert crew.cpu_clock() - began > 1.2 * (time.process_time() - own)
 
 
+@pytest.mark.slow
 def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, options: TrainOptions, rows: Rows) -> None:
     # An odd number, so that the parts differ; fewer steps than would let rounding grow.
     warm = {"steps": 3, "episodes_per_step": 7, "validation_episodes": 4, "validate_every": 1, "play_every": 3}
@@ -183,6 +185,7 @@ def test_an_exception_of_a_child_is_raised_here_with_its_traceback(
         crew.renew(1)
 
 
+@pytest.mark.slow
 def test_a_child_that_was_killed_is_named(shared_policy: Policy, options: TrainOptions) -> None:
     crew = Crew(copy.deepcopy(shared_policy), options)
     crew.renew(1)
@@ -197,6 +200,7 @@ import sys, time
 from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.training.checkpointing import compare_workers
 from geo_sokoban_pipeline.training.crew import Crew
 
 if __name__ == "__main__":
@@ -207,6 +211,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_no_child_outlives_its_parent(tmp_path: Path, sign: signal.Signals) -> None:
     script = tmp_path / "parent.py"
@@ -247,15 +252,27 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
     process = kedro_command(*command, data_root=tmp_path / "two", **killed, GEO_SOKOBAN_KILL_NTH="2")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
-    assert "processes" not in finish(kedro_command(*command, data_root=tmp_path / "two"))
+    assert "this run used" not in finish(kedro_command(*command, data_root=tmp_path / "two"))
     assert_same_run(read_run(tmp_path / "one"), read_run(tmp_path / "two"))
-    manifests = (tmp_path / "one" / "06_models").rglob("checkpoints/iter=*/manifest.json")
-    assert {read_json(path)["processes"] for path in manifests} == {2}
-    fewer = finish(
-        kedro_command(
-            command[0],
-            command[1].replace("iterations=2", "iterations=3").replace("processes=2", "processes=1"),
-            data_root=tmp_path / "one",
-        )
-    )
-    assert "this run used 2 processes before and uses 1 now" in " ".join(fewer.split())
+    manifests = list((tmp_path / "one" / "06_models").rglob("checkpoints/iter=*/manifest.json"))
+    assert [read_json(path)["processes"] for path in manifests] == [2, 2]
+    finish(kedro_command("--pipeline=update_sokoban", command[1], data_root=tmp_path / "one"))
+    live, replayed = (read_run(tmp_path / "one", run)["weights"] for run in ("train_sokoban", "update_sokoban"))
+    assert set(replayed) < set(live)
+    assert {name: live[name] for name in replayed} == replayed
+
+
+@pytest.mark.parametrize(
+    ("manifest", "warned"),
+    [
+        ({}, []),
+        ({"threads": 1, "processes": 2}, []),
+        ({"threads": 1}, ["this run used 1 processes before and uses 2 now"]),  # of a version without the option
+        ({"threads": 4, "processes": 2}, ["this run used 4 threads before and uses 1 now"]),
+    ],
+)
+def test_other_numbers_than_before_are_said(
+    manifest: dict[str, int], warned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    compare_workers(manifest, {"threads": 1, "processes": 2})
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == warned

@@ -34,6 +34,7 @@ def collect_trajectories(
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.crew import open_crew
     from geo_sokoban_pipeline.training.loop import partition
     from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.trajectory_files import name_parts
@@ -47,13 +48,17 @@ def collect_trajectories(
     rows = read_rows(prompts)
     first = int(source.manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings.prompts, seed, source.manifest.get("sampler"))
-    collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine)
     yield {PRUNE: -1}, {PRUNE: -1}
-    for iteration in range(first, first + options.iterations):
-        engine.update_weights(None, first)
-        trajectories, metrics = collector.collect(iteration, sampler)
-        row = {"iteration": iteration, "policy_version": first, **metrics}
-        yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
+    with open_crew(policy, settings) as crew:
+        play = None if crew is None else crew.play
+        collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
+        for iteration in range(first, first + options.iterations):
+            engine.update_weights(None, first)
+            if crew is not None:
+                crew.renew(first)
+            trajectories, metrics = collector.collect(iteration, sampler)
+            row = {"iteration": iteration, "policy_version": first, **metrics}
+            yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
     engine.close()
 
 
@@ -69,6 +74,7 @@ def update_on_stored(
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend, build_scorer
     from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
+    from geo_sokoban_pipeline.training.crew import open_crew
     from geo_sokoban_pipeline.training.loop import partition
     from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.updating import update_policy
@@ -91,15 +97,18 @@ def update_on_stored(
         reference = build_scorer(
             runs.policy(SourceOptions(**{**options.source.model_dump(), "checkpoint": "start"})), settings
         )
-    metrics = update_policy(
-        trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
-    )
+    with open_crew(policy, settings) as crew:
+        backend.crew = crew
+        metrics = update_policy(
+            trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
+        )
     entries = {
         "iteration": iteration,
         "policy_version": iteration + 1,
         "source": options.source.model_dump(),
         "started_from": hash_files(start.manifest["files"]),
         "threads": threads,
+        "processes": settings.processes,
     }
     row = {"iteration": iteration, "policy_version": iteration, **metrics}
     name = partition(iteration)
