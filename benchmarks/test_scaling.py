@@ -97,6 +97,7 @@ def cost_of_iterations(policy: Policy, options: TrainOptions, rows: Rows, episod
         costs: Costs = {}
         costs["rollout"], (played, _) = timed(lambda k=round_: collector.collect(k, sampler))  # type: ignore[misc]
         costs["scoring"], _ = timed(lambda p=played: score_trajectories(p, grpo, options.reward.args))  # type: ignore[misc]
+        costs["rollout"] -= costs["scoring"]  # playing has scored them already
         costs["update"], _ = timed(
             lambda p=played, k=round_: update_policy(p, policy, backend, grpo, options.optimizer, k, 0)  # type: ignore[misc]
         )
