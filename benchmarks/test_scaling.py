@@ -55,7 +55,7 @@ def options() -> TrainOptions:
     grpo = defaults.grpo.model_copy(update={"filter": "none"})
     # One conversation per episode at every size: waiting in line is another cost.
     rollout = defaults.rollout.model_copy(update={"max_conversations": max(SIZES)})
-    return defaults.model_copy(update={"warm_start": warm, "grpo": grpo, "rollout": rollout})
+    return defaults.model_copy(update={"processes": 1, "warm_start": warm, "grpo": grpo, "rollout": rollout})
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,7 @@ def cost_of_iterations(policy: Policy, options: TrainOptions, rows: Rows, episod
         costs: Costs = {}
         costs["rollout"], (played, _) = timed(lambda k=round_: collector.collect(k, sampler))  # type: ignore[misc]
         costs["scoring"], _ = timed(lambda p=played: score_trajectories(p, grpo, options.reward.args))  # type: ignore[misc]
+        costs["rollout"] -= costs["scoring"]  # playing has scored them already
         costs["update"], _ = timed(
             lambda p=played, k=round_: update_policy(p, policy, backend, grpo, options.optimizer, k, 0)  # type: ignore[misc]
         )

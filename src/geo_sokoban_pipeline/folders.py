@@ -73,6 +73,21 @@ def check_policy_files(folder: Path) -> None:
         )
 
 
+def find_policy_folder(path: str, section: str = "policy") -> Path:
+    """The local folder that `<section>.path` names.
+
+    Raises:
+        FileNotFoundError: there is none; the message has the choices.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{section}.path={path}: no such folder. Give the folder of a downloaded Qwen3-VL policy, its hub id with "
+            f"{section}.source=hub, or {section}.source=tiny for the one built here."
+        )
+    return folder
+
+
 def check_model_type(name: str, config: Path) -> None:
     """See that a configuration file is of a Qwen3-VL model.
 

@@ -1,7 +1,9 @@
-"""Stored runs: finds the policy, checkpoint or trajectories that a `source` names, whoever wrote them."""
+"""Stored runs: their folders, and the policy, checkpoint or trajectories that a `source` names, whoever wrote them."""
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,45 @@ from typing import Any
 from geo_sokoban_pipeline.folders import PolicyFolder, open_policy
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
 from geo_sokoban_pipeline.options.training import SourceOptions
+from geo_sokoban_pipeline.run_lock import LOCK_FILE
 from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_json, read_manifest
+
+
+@dataclass(frozen=True)
+class RunFolders:
+    """The three folders of one run id of one run.
+
+    Attributes:
+        models: policies, checkpoints, lock.
+        outputs: trajectories, metrics.
+        reports: evaluation summary, report.
+    """
+
+    models: Path
+    outputs: Path
+    reports: Path
+
+    @classmethod
+    def of(cls, data_root: Path, run: str, run_id: str) -> RunFolders:
+        """Folders of `run_id` of the namespace `run`."""
+        layers = ("06_models", "07_model_output", "08_reporting")
+        return cls(*(data_root / layer / run / run_id for layer in layers))
+
+    def clear(self) -> None:
+        """Delete everything but the lock.
+
+        Stored state goes first, and each entry by a rename: a clearing that is interrupted leaves a run that starts
+        anew, never one that continues from half of its files.
+        """
+        for folder in (self.models, self.outputs, self.reports):
+            entries = [entry for entry in folder.iterdir() if entry.name != LOCK_FILE] if folder.is_dir() else []
+            for entry in entries:
+                doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
+                entry.rename(doomed)
+                if doomed.is_dir():
+                    shutil.rmtree(doomed)
+                else:
+                    doomed.unlink()
 
 
 class SourceError(ValueError):
@@ -81,6 +121,10 @@ class RunStore:
         """Parquet files of all stored trajectories, by iteration and part."""
         stored = self._trajectories(source)
         return [file for number in sorted(stored) for file in sorted(stored[number].glob("part-*.parquet"))]
+
+    def is_complete(self, source: SourceOptions) -> bool:
+        """Whether a run's loop has reached its goal."""
+        return (self._models(source) / "checkpoints" / "COMPLETE.json").is_file()
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""

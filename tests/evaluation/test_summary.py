@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, is_baseline, play_baseline
+from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, is_baseline, patient_teacher, play_baseline
 from geo_sokoban_pipeline.evaluation.playing import blank_image
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.folders import write_policy
@@ -40,6 +40,7 @@ def test_every_row_plays_the_same_prompts(evaluated: tuple[dict[str, Any], dict[
     assert names == {
         *((policy, mode) for policy in ("warm_start", "final", "final_blank") for mode in ("sampled", "greedy")),
         *((policy, "-") for policy in ("random", "random_legal", "solver", "teacher (direct)")),
+        ("teacher (direct), never gives up", "-"),
     }
     assert summary["prompts"] == 12
     for row in summary["rows"]:
@@ -103,6 +104,28 @@ def test_the_teacher_plays_as_it_demonstrates(rows: Any, train_options: TrainOpt
 def test_name_of_the_teacher(teacher: dict[str, Any], label: str, repeated: bool) -> None:
     options = TeacherOptions.model_validate(teacher)
     assert (describe_teacher(options), is_baseline(options)) == (label, repeated)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "patient"),
+    [
+        ({"name": "direct", "patience": 1, "noise": 0.1}, {"name": "direct", "patience": None, "noise": 0.1}),
+        ({"name": "direct", "patience": None}, None),
+        ({"name": "solver"}, None),
+        ({"name": "direct", "factory": "own.py"}, None),
+    ],
+)
+def test_who_plays_without_giving_up(teacher: dict[str, Any], patient: dict[str, Any] | None) -> None:
+    expected = None if patient is None else TeacherOptions.model_validate(patient)
+    assert patient_teacher(TeacherOptions.model_validate(teacher)) == expected
+
+
+def test_who_never_gives_up_plays_on(rows: Any, train_options: TrainOptions) -> None:
+    impatient = TeacherOptions(name="direct", patience=1)
+    patient = patient_teacher(impatient)
+    assert patient is not None
+    turns = [sum(r.turns for r in play_baseline(who, rows, train_options, seed=0)) for who in (impatient, patient)]
+    assert turns[0] < turns[1]
 
 
 def test_solver_gives_up_beyond_its_states(rows: Any, train_options: TrainOptions) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from geo_sokoban_pipeline.hooks import tracking
 from geo_sokoban_pipeline.hooks.mlflow_run import NOTE, flatten
-from geo_sokoban_pipeline.hooks.runs import RunFolders
 from geo_sokoban_pipeline.hooks.tracking import artifacts_of
+from geo_sokoban_pipeline.run_store import RunFolders
 
 
 def test_flatten():

@@ -11,7 +11,9 @@ import sys
 import pytest
 
 from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.pipelines.study.nodes import plan_study
 from geo_sokoban_pipeline.run_lock import RunLock
+from geo_sokoban_pipeline.studies.command import Command
 from runs import ROOT, finish, kedro_command
 
 PIPELINES = ("data_sokoban", "evaluate_sokoban", "rollout_sokoban", "train_sokoban", "update_sokoban")
@@ -181,6 +183,13 @@ def test_package_and_a_run_from_the_wheel(tmp_path):
     packed = {path.relative_to(site).as_posix() for path in site.rglob("geo_sokoban_pipeline/**/*") if path.is_file()}
     source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("geo_sokoban_pipeline/**/*")}
     assert {name for name in source if (ROOT / "src" / name).is_file() and "__pycache__" not in name} <= packed
+
+
+def test_a_study_needs_a_project_folder(tmp_path):
+    """An installed package has no folder from which a study could start `kedro run`."""
+    command = Command(tmp_path, "conf", None, tmp_path / "data", lambda root: root)
+    with pytest.raises(FileNotFoundError, match=r"no project folder: it has no pyproject\.toml"):
+        plan_study(command, {}, {}, {}, {}, {}, {}, {})
 
 
 def copy_project(folder):

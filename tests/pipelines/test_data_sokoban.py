@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,9 @@ def test_hub_layout(tmp_path, shared_data, offline_hub):
     (raw / "train.parquet").write_bytes((shared_data / "sokoban_raw_sample.parquet").read_bytes())
     first = run(tmp_path / "first", hub_parameters(raw))
     assert first.load("sokoban.data_report")["rows_read"] == 400
+    hub = SokobanDataOptions.model_validate(hub_parameters(raw)).hub
+    streamed = islice(hub_rows(hub, section="sokoban", streaming=True), 5)
+    assert list(streamed) == list(islice(hub_rows(hub, section="sokoban"), 5))
     frame = first.load("sokoban.prompts")[["id", "prompt", "images", "extra_info", "ability", "data_source"]]
     frame.to_parquet(processed / "train.parquet")
     second = run(tmp_path / "second", hub_parameters(processed, processed=True))

@@ -7,20 +7,21 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 from kedro.io import DatasetError
 
-from mounts import leave_free, set_read_only, small_disk
+from mounts import closable_folder, leave_free, set_read_only, small_disk
 from runs import assert_same_run, read_run
 
 pytestmark = pytest.mark.slow
 
 MODELS, OUTPUTS = "06_models/train_sokoban/default", "07_model_output/train_sokoban/default"
 DISK = 64 << 20
+Disk = Callable[[Path, int], AbstractContextManager[Path]]
 
 
 def rewind(root: Path) -> None:
@@ -44,11 +45,11 @@ def disks() -> Iterator[ExitStack]:
         yield stack
 
 
-def put_on_disk(disks: ExitStack, folder: Path) -> Path:
-    """Move a folder's content onto a small disk of its own."""
+def put_on_disk(disks: ExitStack, folder: Path, kind: Disk = small_disk) -> Path:
+    """Move a folder's content onto a small disk of its own, or into a folder that can be closed."""
     aside = folder.with_name(f"{folder.name}_aside")
     folder.rename(aside)
-    disks.enter_context(small_disk(folder, DISK))
+    disks.enter_context(kind(folder, DISK))
     shutil.copytree(aside, folder, dirs_exist_ok=True)
     shutil.rmtree(aside)
     return folder
@@ -88,7 +89,7 @@ def test_a_full_disk(finished_run, clone, disks, name, free, said):
 )
 def test_a_read_only_folder(finished_run, clone, disks, name, place):
     rewind(clone.root)
-    folder = put_on_disk(disks, clone.root / name)
+    folder = put_on_disk(disks, clone.root / name, closable_folder)
     set_read_only(folder, True)
     with pytest.raises(DatasetError) as error:
         clone.run()
@@ -101,7 +102,7 @@ def test_a_read_only_folder(finished_run, clone, disks, name, place):
 
 
 def test_a_read_only_data_root_stops_before_any_work(project, disks):
-    disks.enter_context(small_disk(project.root, DISK))
+    disks.enter_context(closable_folder(project.root, DISK))
     set_read_only(project.root, True)
     result = project.command("--pipelines=train_sokoban")
     assert result.exit_code == 1

@@ -10,12 +10,14 @@ import pytest
 from geo_sokoban_pipeline.audit_files import audit_files
 from geo_sokoban_pipeline.fingerprint import FingerprintError
 from geo_sokoban_pipeline.hooks.mlflow_run import NOTE
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.schemas import validate_trajectories
 from geo_sokoban_pipeline.storage import read_json
 from runs import assert_same_run, read_run
 
 pytestmark = pytest.mark.slow
 
+WIDTH = TinyPolicyOptions().hidden
 MODELS = "06_models/train_sokoban/default"
 IMITATE = "geo_sokoban_pipeline.training.warm_start.imitate_teacher"
 UPDATE = "geo_sokoban_pipeline.training.loop.update_policy"
@@ -159,13 +161,14 @@ def test_only_missing_outputs(clone, count_calls):
 @pytest.mark.parametrize(
     ("changes", "lines"),
     [
-        ({"train_sokoban": {"grpo": {"gamma": 0.5}}}, ["grpo.gamma: stored 0.95, now 0.5"]),
+        # Stored are the values of conf/test, or else the defaults of the options.
+        ({"train_sokoban": {"grpo": {"groups_per_step": 4}}}, ["grpo.groups_per_step: stored 2, now 4"]),
         (
             {"seed": 1, "train_sokoban": {"warm_start": {"steps": 5}}},
             ["seed: stored 0, now 1", "warm_start.steps: stored 24, now 5"],
         ),
         ({"sokoban": {"max_solution": 5}}, ["data.max_solution: stored 4, now 5"]),
-        ({"train_sokoban": {"policy": {"tiny": {"hidden": 32}}}}, ["policy.tiny.hidden: stored 64, now 32"]),
+        ({"train_sokoban": {"policy": {"tiny": {"hidden": 32}}}}, [f"policy.tiny.hidden: stored {WIDTH}, now 32"]),
     ],
 )
 def test_other_settings_stop_before_any_work(finished_run, changes, lines):

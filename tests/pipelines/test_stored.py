@@ -26,7 +26,8 @@ def weights(folder):
 def test_update_replays_an_iteration_bit_for_bit(clone, iteration):
     k = 2 if iteration is None else iteration
     given = {} if iteration is None else {"iteration": iteration}
-    clone.run("update_sokoban", params={"update_sokoban": source(**given)})
+    # The seed of this command is another one: what is replayed has its own.
+    clone.run("update_sokoban", params={"update_sokoban": source(**given), "seed": 5})
     made = clone.folder("06_models", "update_sokoban") / "checkpoints" / f"iter={k:05d}"
     expected = clone.root / MODELS / "checkpoints" / f"iter={k:05d}"
     assert weights(made) == weights(expected)
@@ -35,6 +36,16 @@ def test_update_replays_an_iteration_bit_for_bit(clone, iteration):
     trained = {name: value for name, value in row.items() if name.startswith("train/")}
     assert trained and trained == {name: stored[name] for name in trained}
     assert audit_files(clone.folder("06_models", "update_sokoban")) == []
+
+
+def test_an_update_in_several_passes_has_the_order_of_its_run(clone):
+    """The order of the later passes follows from the seed of the run, not from that of the command."""
+    options = {"update_sokoban": source(iteration=1), "train_sokoban": {"grpo": {"passes": 3, "groups_per_step": 1}}}
+    made = []
+    for seed in (0, 5):
+        clone.run("update_sokoban", params={**options, "seed": seed})
+        made.append(weights(clone.folder("06_models", "update_sokoban") / "checkpoints" / "iter=00001"))
+    assert made[0] == made[1] != weights(clone.root / MODELS / "checkpoints" / "iter=00001")
 
 
 @pytest.mark.parametrize("checkpoint", ["start", 1])
@@ -76,7 +87,7 @@ def test_evaluate_any_policy(clone):
         clone.run("evaluate_sokoban", params=parameters)
         summary = clone.load("evaluate_sokoban.eval_summary")
         assert summary["source"]["checkpoint"] == checkpoint
-        assert (summary["prompts"], len(summary["rows"])) == (3, 5)
+        assert (summary["prompts"], len(summary["rows"])) == (3, 6)
         summaries[checkpoint] = [{**row, "policy": ""} for row in summary["rows"]]
     # The same weights under four names; the report of the last one is there.
     same = [summaries[name] for name in ("latest", "final", newest, str(checkpoints / f"iter={newest:05d}"))]

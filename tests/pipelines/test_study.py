@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 SOURCE = {"run": "train_sokoban", "run_id": "default"}
 CONTINUE = "geo_sokoban_pipeline.training.control.continue_warm_start"
+TIME = "geo_sokoban_pipeline.training.control.time_steps"
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +84,25 @@ def test_missing_docs_stop_before_any_run(project, tmp_path):
     assert not (project.root / "06_models" / "train_sokoban").exists()
 
 
+def test_a_data_root_that_ignores_the_variable_is_refused(project, tmp_path):
+    """Members with levels of their own would write them over the shared ones."""
+    conf = tmp_path / "conf"
+    shutil.copytree(ROOT / "conf", conf)
+    (conf / "test" / "globals.yml").write_text(f"data_root: {tmp_path / 'fixed'}\n")
+    words = ("--pipelines=study_sokoban", f"--conf-source={conf}")
+    result = project.command(*words, "--params=study.name=long")
+    assert result.exit_code == 1
+    place = tmp_path / "fixed" / "studies" / "long" / "longer"
+    assert (
+        f"does not follow GEO_SOKOBAN_DATA_ROOT. A run of this study belongs into {place}, but would" in result.output
+    )
+    assert f"write into {tmp_path / 'fixed'}. Write `data_root: ${{oc.env:GEO_SOKOBAN_DATA_ROOT, " in result.output
+    assert not (tmp_path / "fixed" / "06_models" / "train_sokoban").exists()
+
+
 @pytest.mark.parametrize("imitate", ["teacher", "optimal"])
 def test_control_of_a_finished_run(clone, count_calls, imitate):
-    continued = count_calls(CONTINUE)
+    continued, timed = count_calls(CONTINUE), count_calls(TIME)
     source = read_run(clone.root)
     parameters = {"control_sokoban": {"source": SOURCE, "imitate": imitate}, "run_id": f"default-{imitate}"}
     clone.run("control_sokoban", params=parameters)
@@ -93,6 +111,7 @@ def test_control_of_a_finished_run(clone, count_calls, imitate):
     budget = manifest["budget"]
     assert manifest["history"][-1]["step"] == budget["steps"] > 0
     assert budget["steps"] >= budget["grpo_cpu_seconds"] / budget["cpu_seconds_per_step"]
+    assert read_json(folder.parent / "budget.json")["budget"] == budget
     ((_, start, rows, _, options, _, planned),) = continued
     assert planned.first == 24 * 8  # after the last demonstration of the warm start
     assert start.name == "policy" and (start / "optimizer.safetensors").is_file()
@@ -111,10 +130,44 @@ def test_control_of_a_finished_run(clone, count_calls, imitate):
 
     # Again: the stored policy is taken; with another share it is another control.
     clone.run("control_sokoban", params=parameters)
-    assert len(continued) == 1
-    parameters["control_sokoban"]["share"] = 3.0
-    with pytest.raises(FingerprintError, match=r"control\.steps: stored"):
+    assert len(continued) == len(timed) == 1
+    # Lost, it is made again with the stored number of steps, whatever a step costs now: the same policy, bit for bit.
+    weights = (folder / "model.safetensors").read_bytes()
+    shutil.rmtree(folder)
+    clone.run("control_sokoban", params=parameters)
+    assert (len(continued), len(timed)) == (2, 1)
+    assert (folder / "model.safetensors").read_bytes() == weights
+    # GRPO of the run has taken longer since, or was run again: another control.
+    row = clone.folder("07_model_output") / "metrics" / "iter=00001.json"
+    stored = row.read_text()
+    row.write_text(json.dumps({**json.loads(stored), "perf/cpu_time": 100.0}))
+    with pytest.raises(FingerprintError, match=r"input\.grpo_cpu_seconds: stored"):
         clone.run("control_sokoban", params=parameters)
+    row.write_text(stored)
+    parameters["control_sokoban"]["share"] = 3.0
+    with pytest.raises(FingerprintError, match=r"control\.share: stored 1\.0, now 3\.0"):
+        clone.run("control_sokoban", params=parameters)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"seed": 3}, r"seed: stored 0, now 3"),
+        ({"train_sokoban": {"warm_start": {"clip": 0.5}}}, r"warm_start\.clip: stored 1\.0, now 0\.5"),
+        ({"train_sokoban": {"loop": {"iterations": 4}}}, r"3 of loop\.iterations=4 iterations are stored"),
+    ],
+)
+def test_a_control_has_the_settings_of_its_run(clone, count_calls, parameters, message):
+    timed = count_calls(TIME)
+    with pytest.raises(ControlError, match=message):
+        clone.run("control_sokoban", params={"control_sokoban": {"source": SOURCE}, **parameters})
+    assert timed == []
+
+
+def test_a_run_that_was_taken_up_again_has_no_control(clone):
+    (clone.folder("06_models") / "checkpoints" / "COMPLETE.json").unlink()
+    with pytest.raises(ControlError, match="is not finished"):
+        clone.run("control_sokoban", params={"control_sokoban": {"source": SOURCE}})
 
 
 def test_a_run_without_measured_seconds_has_no_control(clone):

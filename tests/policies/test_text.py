@@ -124,6 +124,36 @@ def test_the_last_layer_runs_only_where_it_is_wanted(policy, monkeypatch):
     assert states.shape == (1, 1, embeddings.shape[2])
 
 
+@pytest.mark.parametrize("part", ["", ".self_attn"])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_no_hook_of_the_last_layer_is_bypassed(policy, part, register):
+    """FSDP2 gathers weights in such hooks."""
+    language = policy.model.model.language_model
+    module = language.layers[-1].get_submodule(part.lstrip("."))
+    seen = []
+    handle = getattr(module, register)(lambda *_: seen.append(1))
+    embeddings, positions = random_states(policy, rows=1, length=8)
+    wanted = torch.tensor([[7, 2]])
+    watched = run_text(language, embeddings, positions, wanted=wanted)
+    handle.remove()
+    assert seen == [1]
+    torch.testing.assert_close(watched, run_text(language, embeddings, positions, wanted=wanted), atol=1e-5, rtol=1e-5)
+
+
+def test_a_class_made_of_the_last_layer_is_called_whole(policy):
+    """What FSDP2 does to a layer in place."""
+    layer = policy.model.model.language_model.layers[-1]
+    own = type(layer)
+    embeddings, _ = random_states(policy, rows=1, length=8)
+    wanted = torch.tensor([[7, 2]])
+    assert text._is_worth_it(layer, wanted, embeddings)
+    layer.__class__ = type(f"FSDP{own.__name__}", (own,), {})
+    try:
+        assert not text._is_worth_it(layer, wanted, embeddings)
+    finally:
+        layer.__class__ = own
+
+
 def test_place_images_changes_pads_alone():
     embeddings = torch.zeros(2, 3, 4)
     mask = torch.tensor([[True, False, False], [False, True, True]])

@@ -12,6 +12,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.preflight.checks import guard
 from geo_sokoban_pipeline.preflight.episode import EpisodeShape, check_signatures, play_one
 from geo_sokoban_pipeline.preflight.model import inspect_model
+from geo_sokoban_pipeline.preflight.plugins import check_plugins
 
 RUN = "train_sokoban"
 FILES = {
@@ -86,6 +87,47 @@ def test_one_episode_says_what_it_costs(make_subject: Any, encoding: Policy, row
     assert shape.prompt > shape.observation > shape.picture_tokens
     assert 0 < shape.reply <= options.rollout.max_tokens_per_turn
     assert shape.longest(options, 0) == shape.prompt + 10 * (8 + shape.observation)
+
+
+def test_the_longest_prompt_counts(make_subject: Any, encoding: Policy, rows: list[dict[str, Any]]) -> None:
+    options = make_subject().options
+    usual = play_one(encoding, rows, options, 0)[1].prompt
+    short = rows[0] | {"solution_length": 99}  # this one is played
+    wordy = rows[1] | {"prompt": f"{rows[1]['prompt']} and think about it before you move" * 3, "solution_length": 1}
+    wordy["prompt"] = wordy["prompt"].replace("<image>", "", 2)
+    (_,), shape = play_one(encoding, [short, wordy, *rows[2:8]], options, 0)
+    assert shape.prompt > usual + 20
+    with pytest.raises(RuntimeError, match="cannot be encoded"):
+        play_one(encoding, [short, rows[1] | {"images": ["no picture"]}], options, 0)
+
+
+OWN_WORLD = """
+class World:
+    def reset(self): return {"obs_str": "begin"}, {}
+    def step(self, text): return {"obs_str": f"you said {text}"}, False, {}
+    def format_observation(self, observation):
+        return {"role": "user", "content": [{"type": "text", "text": observation["obs_str"]}]}
+    def close(self): pass
+def build_env(sample, args): return World()
+def reward(outcome, args): return {"reward": 0.5}
+"""
+
+
+def test_an_own_environment_needs_no_teacher_without_a_warm_start(
+    make_subject: Any, tmp_path: Path, encoding: Policy
+) -> None:
+    (tmp_path / "world.py").write_text(OWN_WORLD)
+    spec, rows = str(tmp_path / "world.py"), [{"id": "one", "prompt": "Say something", "images": None}]
+    own = {"env": {"factory": spec, "args": {}}, "reward": {"function": spec, "args": {}}}
+    without = {"steps": 0, "teacher": {"factory": "no_such.teacher"}}
+    options = make_subject(train_sokoban={**own, "warm_start": without}).options
+    assert {check.state for check in check_signatures(RUN, options)} == {"ok"}
+    check_plugins(RUN, make_subject(train_sokoban={**own, "warm_start": without}).parameters)
+    (check,), shape = play_one(encoding, rows, options, 0)
+    assert (check.state, check.found.startswith("one plain reply: 1 turns")) == ("ok", True)
+    assert shape.reply == 0 and shape.observation > 0
+    with pytest.raises(AttributeError, match="board"):  # the teacher of Sokoban looks at its board
+        play_one(encoding, rows, make_subject(train_sokoban=own).options, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from geo_sokoban_pipeline.datasets.frames import FrameDataset
 from geo_sokoban_pipeline.envs.sokoban import generate_levels
+from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.preflight.checks import guard
 from geo_sokoban_pipeline.preflight.levels import (
@@ -82,8 +86,9 @@ def test_a_hub_that_cannot_be_reached(make_subject: Any) -> None:
     ("options", "state", "text"),
     [
         ({}, "ok", "train of "),
-        ({"counts": {"train": 99_999}}, "failure", "sokoban.counts.train=99999: this split's walls yield"),
+        ({"counts": {"train": 99_999}}, "failure", "sokoban.counts.train=99999: its walls yield"),
         ({"counts": {"eval": 50_000}}, "failure", "sokoban.counts.eval=50000"),
+        ({"min_solution": 60, "max_solution": 70}, "failure", "validation=256: its walls yield 0; sokoban.counts.eval"),
         ({"height": 10, "width": 10}, "skipped", "too many levels"),
         ({"source": "file", "file": {"path": "x"}}, "skipped", "read as a whole"),
     ],
@@ -131,12 +136,42 @@ def test_stored_prompts(make_subject: Any, stored: Path, changes: dict[str, Any]
         assert text in found[0].found
 
 
-def test_torn_prompts_are_named(make_subject: Any, stored: Path) -> None:
-    path = stored / "prompts.parquet"
+def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
-    (check,) = check_stored_prompts(make_subject(sokoban=SMALL).data, stored)
+
+
+def without_columns(path: Path) -> None:
+    pq.write_table(pq.read_table(path).drop_columns(["level_xsb", "id"]), path)
+
+
+def of_somebody_else(path: Path) -> None:
+    pq.write_table(pa.table({"id": [1], "prompt": [2], "images": [None], "solution_length": ["long"]}), path)
+
+
+def without_a_level(path: Path) -> None:
+    table = pq.read_table(path)
+    place = table.column_names.index("level_xsb")
+    pq.write_table(table.set_column(place, "level_xsb", pa.array([7] * len(table))), path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (cut, "not readable"),
+        (without_columns, "no id, level_xsb in its rows"),
+        (of_somebody_else, "1 rows, 24 asked for; no images, data_source, level_xsb"),
+        (without_a_level, "its first row is no level"),
+    ],
+)
+def test_spoilt_prompts_are_named_and_not_used(make_subject: Any, stored: Path, spoil: Any, text: str) -> None:
+    path = stored / "prompts.parquet"
+    spoil(path)
+    options = make_subject(sokoban=SMALL).data
+    (check,) = check_stored_prompts(options, stored)
     assert check.state == "warning"
-    assert f"{path}: not readable" in check.found
+    assert str(path) in check.found and text in check.found
+    _, reading = sample_levels(options, 16, None)
+    assert len(sample_prompts(options, reading, stored)) == len(reading.levels)
 
 
 def test_prompts_to_try_are_the_stored_ones_where_they_fit(make_subject: Any, stored: Path) -> None:
@@ -146,4 +181,29 @@ def test_prompts_to_try_are_the_stored_ones_where_they_fit(make_subject: Any, st
     made = sample_prompts(subject.data, reading, stored / "nowhere")
     assert len(made) == len(reading.levels)
     assert made[0]["images"][0].startswith("data:image/png")
-    assert expected_counts(subject.data, reading) == SMALL["counts"]
+    assert expected_counts(subject.data, reading, 16) == SMALL["counts"]
+
+
+def test_stored_prompts_of_another_source_are_not_taken_for_those_of_a_file(
+    make_subject: Any, stored: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "levels.txt").write_text(LEVEL)
+    options = make_subject(sokoban={**SMALL, "source": "file", "file": {"path": str(tmp_path / "levels.txt")}}).data
+    (check,) = check_stored_prompts(options, stored)
+    assert (check.state, "cannot be told" in check.found) == ("skipped", True)
+    _, reading = sample_levels(options, 16, None)
+    (row,) = sample_prompts(options, reading, stored)
+    assert row["level_xsb"] == LEVEL.rstrip("\n")
+
+
+def test_counts_of_a_file_are_known_once_it_is_read_as_a_whole(make_subject: Any, tmp_path: Path) -> None:
+    levels = generate_levels(60, 0, 6, 6, 1)
+    (tmp_path / "many.txt").write_text("\n\n".join(level.board.to_xsb() for level in levels))
+    asked = {"train": None, "validation": 3, "eval": None}
+    file = {"source": "file", "file": {"path": str(tmp_path / "many.txt")}, "counts": asked}
+    options = make_subject(sokoban=file).data
+    part, whole = (sample_levels(options, rows, None)[1] for rows in (20, 100))
+    assert expected_counts(options, part, 20) == asked
+    dealt = Counter(split for _, split in read_source(options).levels)
+    assert dealt["validation"] == 3
+    assert expected_counts(options, whole, 100) == dealt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_torchvision,
     check_type,
 )
+from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.network import check_keys, check_servers, needed_servers
 
 RUN = "train_sokoban"
@@ -75,16 +77,21 @@ def test_threads(threads: int | None, cores: int, load: float, state: str) -> No
 @pytest.mark.parametrize(
     ("name", "state", "text"),
     [
-        ("sdpa", "ok", "sdpa"),
-        ("flash_attention_2", "failure", "flash-attn"),
-        ("sdqa", "failure", "policy.attention=sdqa: known are"),
+        ("sdpa", "ok", "qwen3_vl takes it"),
+        ("eager", "ok", "qwen3_vl takes it"),
+        # Their packages need a GPU, and are no dependencies.
+        ("flash_attention_2", "failure", "the package for FlashAttention"),
+        ("flash_attention_3", "failure", "the package for FlashAttention"),
+        ("flash_attention_4", "failure", "the package for FlashAttention"),
+        ("sdqa", "failure", 'policy.attention=sdqa: Specified `attn_implementation="sdqa"` is not supported'),
     ],
 )
-def test_attention(name: str, state: str, text: str) -> None:
-    check = check_attention(name)
+def test_attention(model: ModelShape, name: str, state: str, text: str) -> None:
+    check = check_attention(name, model.config)
     assert check.state == state
     assert text in check.found
     assert check.state == "ok" or "attention=sdpa" in check.way_out
+    assert model.config._attn_implementation != name or name == "sdpa"
 
 
 @pytest.mark.parametrize(("dtype", "states"), [("float32", {"ok"}), ("bfloat16", {"ok", "failure"})])
@@ -93,20 +100,18 @@ def test_types_are_tried(dtype: str, states: set[str]) -> None:
     assert check_type("float16").state in ("warning", "failure")
 
 
-def test_accelerator_of_the_tests(make_subject: Any) -> None:
-    assert [check.name for check in check_accelerator(make_subject().options.policy)] == [
-        "accelerator",
-        "attention",
-        "type",
-    ]
+def test_accelerator_of_the_tests() -> None:
+    check = check_accelerator()
+    assert (check.name, "torch" in check.found) == ("accelerator", True)
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """Lets in whoever has the token `good`."""
+    """Lets in whoever has the token `good`, or the name and password `me:it`; other tokens are codes to answer with."""
 
     def do_GET(self) -> None:
-        allowed = self.headers.get("Authorization") == "Bearer good"
-        self.send_response(200 if allowed else 401)
+        kind, _, token = (self.headers.get("Authorization") or "").partition(" ")
+        allowed = token == ("good" if kind == "Bearer" else base64.b64encode(b"me:it").decode())
+        self.send_response(200 if allowed else int(token) if token.isdigit() else 401)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
@@ -155,6 +160,42 @@ def test_tracking_server_that_is_not_there(make_subject: Any) -> None:
     assert "tracking.uri=null" in check.way_out
 
 
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:99999", "http://127.0.0.1:port/x", "http://[::1"])
+def test_addresses_that_cannot_be_read_are_warnings(make_subject: Any, uri: str) -> None:
+    (check,) = check_servers(needed_servers(tracking(make_subject, uri)), 1.0)
+    assert (check.state, "tracking.uri=null" in check.way_out) == ("warning", True)
+
+
+def test_a_server_that_speaks_something_else_is_a_warning(make_subject: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(2):  # the port is tried, then asked
+                talk, _ = server.accept()
+                with talk:
+                    talk.sendall(b"220 mail.example.org ready\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (check,) = check_servers(needed_servers(tracking(make_subject, uri)), 5.0)
+        thread.join()
+    assert (check.state, "BadStatusLine" in check.found) == ("warning", True)
+
+
+@pytest.mark.parametrize(("login", "state"), [("me:it", "ok"), ("me:wrong", "warning")])
+def test_a_login_in_the_address_is_used_and_not_shown(
+    make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch, login: str, state: str
+) -> None:
+    for name in ("TOKEN", "USERNAME", "PASSWORD"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    uri = server.replace("http://", f"http://{login}@")
+    (check,) = check_servers(needed_servers(tracking(make_subject, f"{uri}/path?api_key=secret")), 5.0)
+    assert check.state == state
+    assert check.found.startswith(f"{server}: ")
+    assert not any(word in str(check.to_json()) for word in ("me:", "secret"))
+
+
 HUB = {"train_sokoban": {"policy": {"source": "hub", "path": "someone/gated"}}}
 
 
@@ -162,9 +203,13 @@ HUB = {"train_sokoban": {"policy": {"source": "hub", "path": "someone/gated"}}}
     ("changes", "token", "state", "text"),
     [
         ({}, "", "ok", "nothing comes from the hub"),
-        (HUB, "", "failure", "the hub refuses access (401); no HF_TOKEN"),
+        (HUB, "", "failure", "the hub refuses access (401); no token"),
         (HUB, "bad", "failure", "the hub refuses access (401); HF_TOKEN is set"),
-        (HUB, "good", "ok", "lets this user in"),
+        (HUB, "good", "ok", "lets this user in; HF_TOKEN is set"),
+        (HUB, "403", "failure", "the hub refuses access (403)"),
+        (HUB, "404", "failure", "has none of this name, or hides it from this user (404)"),
+        (HUB, "429", "warning", "does not answer the question (429)"),
+        (HUB, "500", "warning", "does not answer the question (500)"),
         ({"sokoban": {"source": "hub"}}, "", "failure", "Xiaofeng77/sokoban"),
     ],
 )
@@ -172,17 +217,47 @@ def test_keys(
     make_subject: Any,
     server: str,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     changes: dict[str, Any],
     token: str,
     state: str,
     text: str,
 ) -> None:
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    point_hub_at(server, monkeypatch, tmp_path)
     monkeypatch.setenv("HF_TOKEN", token)
     (check,) = check_keys(make_subject(**changes).parameters, RUN, 5.0)
     assert check.state == state
     assert text in check.found
     assert "good" not in check.found and "bad" not in check.found
+
+
+def test_a_token_of_the_login_file(
+    make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    point_hub_at(server, monkeypatch, tmp_path)
+    (tmp_path / "token").write_text("good")
+    (check,) = check_keys(make_subject(**HUB).parameters, RUN, 5.0)
+    assert (check.state, check.found.endswith("with the token of `hf auth login`")) == ("ok", True)
+
+
+def test_a_run_with_its_own_copy_asks_for_no_policy(
+    make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    point_hub_at(server, monkeypatch, tmp_path)
+    (check,) = check_keys(make_subject(**HUB).parameters, RUN, 5.0, has_policy=True)
+    assert (check.state, check.found) == ("ok", "none needed: nothing comes from the hub")
+
+
+def point_hub_at(server: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Ask the test's server instead of the hub, with no token but those of the test."""
+    import huggingface_hub.constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "ENDPOINT": server,
+        "HF_HUB_OFFLINE": False,
+        "HF_TOKEN_PATH": str(folder / "token"),
+        "HF_STORED_TOKENS_PATH": str(folder / "stored_tokens"),
+    }.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)

@@ -99,15 +99,15 @@ def test_a_whole_folder(policy_folder: Path, shards: int) -> None:
     assert f"{shards} weight files" in check.found
 
 
-def test_shapes_of_tiny_and_folder_agree(policy_folder: Path) -> None:
+def test_shapes_of_tiny_and_folder_agree(policy_folder: Path, tiny_weights: int) -> None:
     _, tiny = inspect_model(PolicyOptions())
     found, folder = inspect_model(PolicyOptions(source="folder", path=str(policy_folder)))
     assert {check.state for check in found} == {"ok"}
     assert tiny is not None and folder is not None
-    assert (tiny.parameters, tiny.context, tiny.weight_bytes) == (482_432, 32_768, 4 * 482_432)
+    assert (tiny.parameters, tiny.context, tiny.weight_bytes) == (tiny_weights, 32_768, 4 * tiny_weights)
     assert (folder.parameters, folder.context) == (tiny.parameters, tiny.context)
     half = inspect_model(PolicyOptions(source="folder", path=str(policy_folder), dtype="bfloat16"))[1]
-    assert half is not None and half.weight_bytes == 2 * 482_432
+    assert half is not None and half.weight_bytes == 2 * tiny_weights
 
 
 def test_tokens_of_another_model_are_found(policy_folder: Path) -> None:
@@ -134,13 +134,71 @@ def test_a_hub_policy_is_taken_from_the_cache_or_refused(hub_cache: Path, policy
     assert check.state == "failure"
     for words in ("policy.path=someone/tiny", "policy.source=folder", "policy.source=tiny"):
         assert words in check.found
-    repository = hub_cache / "models--someone--tiny"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("abc")
-    shutil.copytree(policy_folder, repository / "snapshots" / "abc")
+    snapshot = cache(hub_cache, policy_folder)
     found, shape = inspect_model(options)
     assert {check.state for check in found} == {"ok"}
-    assert shape is not None and shape.folder == repository / "snapshots" / "abc"
+    assert shape is not None and shape.folder == snapshot
+
+
+def cache(hub_cache: Path, folder: Path, names: tuple[str, ...] | None = None) -> Path:
+    """Put files of a folder into the hub's cache as a snapshot of `someone/tiny`; None: all."""
+    repository = hub_cache / "models--someone--tiny"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / "main").write_text("abc")
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if names is None or path.name in names:
+            shutil.copyfile(path, snapshot / path.name)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("config.json",),
+        ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        ("config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json"),
+        ("config.json", "model-00001-of-00002.safetensors", "tokenizer.json"),
+    ],
+)
+def test_an_incomplete_copy_of_the_hub_is_fetched_by_the_run(
+    hub_cache: Path,
+    policy_folder: Path,
+    tiny_weights: int,
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+) -> None:
+    import huggingface_hub.constants
+
+    if "model.safetensors" not in names:
+        shard_weights(policy_folder)
+    cache(hub_cache, policy_folder, names)
+    options = PolicyOptions(source="hub", path="someone/tiny")
+    (offline, _), _ = inspect_model(options)
+    assert (offline.state, "HF_HUB_OFFLINE" in offline.found) == ("failure", True)
+    # Nobody answers there, so the configuration comes from the cache.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    (files, size), shape = inspect_model(options)
+    assert (files.state, "not complete in the cache" in files.found) == ("warning", True)
+    assert files.way_out == "fetch it before: hf download someone/tiny"
+    assert f"{tiny_weights:,} weights" in size.found
+    assert shape is not None and (shape.folder, shape.encoding) == (None, None)
+
+
+def test_a_torn_file_of_the_cache_is_a_failure(hub_cache: Path, policy_folder: Path) -> None:
+    truncate(cache(hub_cache, policy_folder))
+    (check,), shape = inspect_model(PolicyOptions(source="hub", path="someone/tiny"))
+    assert (check.name, check.state, shape) == ("weights", "failure", None)
+
+
+@pytest.mark.parametrize("source", ["folder", "hub"])
+def test_a_run_goes_on_with_its_own_copy(hub_cache: Path, policy_folder: Path, source: Any) -> None:
+    options = PolicyOptions(source=source, path="someone/gone")
+    found, shape = inspect_model(options, policy_folder)
+    assert {check.state for check in found} == {"ok"}
+    assert shape is not None and shape.folder == policy_folder
 
 
 def test_a_missing_folder_is_refused() -> None:

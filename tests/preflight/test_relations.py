@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_relations
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_moves, check_relations
 
 RUN = "train_sokoban"
 
 
-def test_the_default_fits(make_subject: Any) -> None:
-    (check,) = check_relations(RUN, make_subject().options)
+def test_the_recipe_fits(train_options: TrainOptions) -> None:
+    (check,) = check_relations(RUN, train_options)
     assert (check.state, check.found) == ("ok", "all fit each other")
 
 
@@ -28,13 +29,35 @@ def test_the_default_fits(make_subject: Any) -> None:
         ({"loop": {"eval_interval": 999}}, "warning", "only the policy before training is validated"),
         ({"loop": {"save_interval": 999}}, "warning", "a killed run begins anew"),
         ({"rollout": {"max_conversations": 100}}, "warning", "256 episodes are played in 3 waves"),
+        ({"loop": {"save_interval": 7}, "evaluation": {"checkpoint": "best"}}, "ok", "all fit each other"),
+        (
+            {"loop": {"iterations": 139, "save_interval": 21}, "evaluation": {"checkpoint": "best"}},
+            "failure",
+            "evaluation.checkpoint=best: with eval_interval=20, save_interval=21 and 139 iterations no saved policy",
+        ),
     ],
 )
 def test_what_does_not_fit(make_subject: Any, changes: dict[str, Any], state: str, text: str) -> None:
     (check,) = check_relations(RUN, make_subject(train_sokoban=changes).options)
     assert check.state == state
     assert text in check.found
-    assert check.way_out
+    assert bool(check.way_out) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest", "states"),
+    [
+        ({}, 10, []),
+        ({}, 11, ["warning"]),
+        ({"env": {"args": {"max_actions_per_turn": 2}}}, 20, []),
+        ({"rollout": {"max_turns": 4}}, 8, ["warning"]),
+        ({"rollout": {"max_turns": 4}, "env": {"factory": "worlds.build_env"}}, 8, []),
+    ],
+)
+def test_moves_that_levels_need(make_subject: Any, changes: Any, longest: int, states: list[str]) -> None:
+    found = check_moves(RUN, make_subject(train_sokoban=changes).options, longest)
+    assert [check.state for check in found] == states
+    assert all(f"levels need up to {longest}" in check.found for check in found)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +71,13 @@ def test_what_does_not_fit(make_subject: Any, changes: dict[str, Any], state: st
         ((6144, 256, 0), {}, "warning", "the evaluation at the end says nothing"),
         ((6144, 100, 640), {}, "warning", "loop.eval_prompts=160: there are 100"),
         ((6144, 256, 640), {"evaluation": {"prompts": 1000}}, "warning", "evaluation.prompts=1000: there are 640"),
+        (
+            (6144, 0, 640),
+            {"warm_start": {"steps": 0}, "evaluation": {"checkpoint": "best"}},
+            "failure",
+            "evaluation.checkpoint=best: without validation levels",
+        ),
+        ((None, None, None), {}, "ok", "as many as there are for training"),
     ],
 )
 def test_levels(make_subject: Any, counts: Any, changes: dict[str, Any], state: str, text: str) -> None:
@@ -60,7 +90,8 @@ def test_levels(make_subject: Any, counts: Any, changes: dict[str, Any], state: 
     ("episode", "context", "prompt", "reply", "changes", "state", "text"),
     [
         (300, 32768, 28, 6, {}, "ok", "28 in the prompt, up to 300 in all"),
-        (300, 256, 28, 6, {}, "failure", "up to 300 with train_sokoban.rollout.max_turns=10; the model holds 256"),
+        (300, 256, 28, 6, {}, "warning", "up to 300 with train_sokoban.rollout.max_turns=10; the model holds 256"),
+        (300, 28, 28, 6, {}, "failure", "a prompt takes 28 tokens, the context holds 28"),
         (300, 32768, 40, 6, {"rollout": {"max_context_tokens": 32}}, "failure", "a prompt takes 40 tokens"),
         (None, 32768, 28, 6, {}, "warning", "no limit but the model's context of 32768 tokens"),
         (300, 32768, 28, 12, {}, "warning", "the teacher's replies take 12 tokens; max_tokens_per_turn=8"),

@@ -10,7 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.preflight.fingerprints import newest_checkpoints, stages
 from geo_sokoban_pipeline.preflight.stored_files import find_damage, find_damaged_rows
-from geo_sokoban_pipeline.preflight.stored_run import check_run, stored_checkpoint_bytes, stored_iteration_bytes
+from geo_sokoban_pipeline.preflight.stored_run import Stored, check_run, read_stored
 from geo_sokoban_pipeline.preflight.subject import Subject
 from geo_sokoban_pipeline.run_lock import RunLock, find_holder
 from geo_sokoban_pipeline.storage import write_folder
@@ -57,8 +57,12 @@ def test_a_run_to_be_continued_and_a_finished_one(make_subject: Any) -> None:
     mark.write_text('{"iterations": 3}')
     (check,) = check_run(make_subject(train_sokoban={"loop": {"iterations": 3}}))
     assert check.found.startswith("finished after 3 iterations")
-    assert stored_checkpoint_bytes(subject.models) == len(b"weights")
-    assert stored_iteration_bytes(subject.outputs) == len(PARQUET)
+    weights, rows = len(b"weights"), len(PARQUET)
+    assert read_stored(subject) == Stored(3, 3, True, True, checkpoint_bytes=weights, iteration_bytes=rows)
+    fresh = Subject("sokoban", subject.parameters.model_copy(update={"fresh": True}), subject.data_root)
+    assert read_stored(fresh) == Stored()
+    cut(subject.models / "checkpoints" / "iter=00002" / "manifest.json")
+    assert read_stored(subject).checkpoint_bytes is None
 
 
 def test_other_settings_are_listed(make_subject: Any) -> None:

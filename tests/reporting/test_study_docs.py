@@ -62,8 +62,10 @@ def test_tables_of_a_study():
     assert gain.endswith("| +25.6, apart: met | +19.4, apart: **not met** |")
     (minutes,) = table_rows(text, "whole run")
     assert minutes == "| whole run: at most 8 minutes | 7.5: met | – (was interrupted) |"
-    # Of seven bars four are met by both seeds, one is missed by the second, two have no value.
-    assert "**Bars** met by every seed: 4 of 7, missed: 1, not measured: 2." in text
+    (spent,) = table_rows(text, "control: more of the warm start: spent at least 0.97 of GRPO's CPU-seconds")
+    assert spent.endswith("| 1.01: met | 0.96: **not met** |")
+    # Of eight bars four are met by both seeds, two are missed by the second, two have no value.
+    assert "**Bars** met by every seed: 4 of 8, missed: 2, not measured: 2." in text
     assert "none of which occurs in training" in text
     assert "<details>" in text
 
@@ -77,6 +79,26 @@ def test_every_table_is_whole():
         lines = block.strip().splitlines()
         assert len({line.count("|") for line in lines}) == 1, block
         assert len(lines) > 2
+
+
+def test_every_player_is_in_the_table_by_length():
+    text = render_study(make_results(make_seed(0, 330), make_seed(1, 350)))
+    whole, seeds = text.partition("**By optimal length**")[2].split("<details>")
+    for player in ("random moves", "teacher", "teacher, never gives up", "solver (optimal)"):
+        assert table_rows(whole, player), player
+    assert table_rows(whole, "after GRPO, blank pictures, sampled")
+    # Means and extremes of seeds that play the same levels; an interval only within a seed.
+    assert table_rows(whole, "after GRPO, sampled") == ["| after GRPO, sampled | 100 (100–100) | 6 (3–9) |"]
+    assert "[" not in whole.split("**What it took")[0]
+    assert table_rows(seeds, "after GRPO, sampled")[0] == "| after GRPO, sampled | 100 [99–100] | 3 [2–6] |"
+
+
+def test_what_a_study_was_made_with():
+    text = render_study(make_results(make_seed(0, 420)))
+    assert "Measured on 2 cores (A 7, x86_64), 2 runs side by side, one thread each; this package 0.1.0 (commit" in text
+    assert "commit abc and unknown), Python 3.11.7, torch 2.13.0, transformers 5.23.0." in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| 0 |")]
+    assert "| 202 (2\u202f000 steps, 1.01 of GRPO) |" in line
 
 
 def test_readme_table():
@@ -97,11 +119,13 @@ def test_curves_of_a_seed_share_one_clock():
 
 
 def test_mean_curve_of_unequal_lengths():
-    mean = mean_curve([[(0.0, 0.0), (10.0, 1.0)], [(0.0, 0.0), (5.0, 0.25), (20.0, 1.0)]])
-    assert mean[0] == (0.0, 0.0)
-    assert mean[-1] == pytest.approx((15.0, 1.0))
-    # Halfway: 0.5 at 5 and 0.5 at 10.
-    assert mean[12] == pytest.approx((7.5, 0.5))
+    mean = mean_curve([[(0.0, 0.0), (10.0, 1.0)], [(2.0, 0.25), (6.0, 0.25), (20.0, 0.95)]])
+    # From where the second begins to where the first ends, at equal x.
+    assert mean[0] == pytest.approx((2.0, (0.2 + 0.25) / 2))
+    assert mean[12] == pytest.approx((6.0, (0.6 + 0.25) / 2))
+    assert mean[-1] == pytest.approx((10.0, (1.0 + 0.45) / 2))
+    assert mean_curve([[(0.0, 0.0), (10.0, 1.0)], [(10.0, 0.0), (20.0, 1.0)]]) == []
+    assert mean_curve([[(0.0, 0.5), (3.0, 1.0)]]) == [(0.0, 0.5), (3.0, 1.0)]
 
 
 def test_figure_stands_alone():

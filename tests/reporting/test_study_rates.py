@@ -10,8 +10,9 @@ from geo_sokoban_pipeline.reporting.study_rates import (
     find_rate,
     judge_bar,
     judge_minutes,
+    judge_spent,
+    length_rates,
     mean_share,
-    pool_lengths,
 )
 from study_material import make_seed, row
 
@@ -76,10 +77,20 @@ def test_bars_in_words():
     assert describe_bar({"player": "warm_start", "at_least": 20}) == "warm start, sampled: at least 20 %"
 
 
-def test_lengths_are_pooled_over_seeds():
+def test_lengths_stay_apart_by_seed():
     seeds = [make_seed(0, 330), make_seed(1, 350)]
-    pooled = pool_lengths(seeds, "final", "sampled")
-    assert {length: (rate.solved, rate.episodes) for length, rate in pooled.items()} == {1: (640, 640), 2: (40, 640)}
+    assert length_rates(seeds, "final", "sampled") == {1: [Rate(320, 320)] * 2, 2: [Rate(10, 320), Rate(30, 320)]}
+    assert length_rates(seeds, "control_optimal", "sampled") == {}
+
+
+@pytest.mark.parametrize(
+    ("spent", "text", "met"),
+    [({"control": 194.0}, "0.97", True), ({"control": 193.0}, "0.96", False), ({"control": 270.0}, "1.35", True)]
+    + [({}, "–", None), ({"control": 1.0, "grpo": 0.0}, "–", None)],
+)
+def test_what_a_control_has_spent(spent, text, met):
+    verdict = judge_spent({"cpu_seconds": {"grpo": 200.0, **spent}}, "control", 0.97)
+    assert (verdict.text[:4], verdict.met) == (text, met)
 
 
 @pytest.mark.parametrize(("rates", "mean"), [([Rate(1, 4), Rate(3, 4)], 0.5), ([Rate(1, 4), None], None), ([], None)])

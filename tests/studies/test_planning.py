@@ -143,13 +143,37 @@ def test_finished_are_members_with_the_same_parameters_and_all_files(tmp_path):
     (member,) = plan({"seeds": [0]}, root=tmp_path)
     (other,) = plan({"seeds": [0], "train": {"loop": {"iterations": 150}}}, root=tmp_path)
     folder = StudyFolder.of(tmp_path, "default")
-    folder.write_record(member, 12.5, 2)
+    folder.write_record(member, 12.5, 2, {"version": "1"})
     assert not folder.is_finished(member)
     for path in member.outputs:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     assert folder.is_finished(member)
     assert not folder.is_finished(other)
-    assert folder.read_record(member)["seconds"] == 12.5
+    record = folder.read_record(member)
+    assert (record["seconds"], record["workers"], record["maker"]) == (12.5, 2, {"version": "1"})
     member.summary.unlink()
     assert not folder.is_finished(member)
+
+
+def test_a_new_generation_forgets_what_was_finished(tmp_path):
+    old, added = plan({"seeds": [0, 1]}, root=tmp_path)
+    folder = StudyFolder.of(tmp_path, "default")
+    for path in old.outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    folder.write_record(old, 1.0, 1, {})
+    stored = folder.record(old).read_bytes()
+    assert folder.is_finished(old) and not folder.is_outdated(old)
+    folder.begin_generation([old])
+    # A record that was not deleted in time does not count either.
+    folder.record(old).write_bytes(stored)
+    assert folder.is_outdated(old) and not folder.is_finished(old)
+    folder.note_begun(old)
+    assert not folder.is_outdated(old) and not folder.is_finished(old)
+    folder.write_record(old, 1.0, 1, {})
+    assert folder.is_finished(old)
+    # What joins the study later is not made anew: it may have been run by hand.
+    assert not folder.is_outdated(added)
+    folder.begin_generation([old, added])
+    assert folder.is_outdated(old) and folder.is_outdated(added)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from geo_sokoban_pipeline.run_lock import RunLock
 from geo_sokoban_pipeline.studies.planning import Member
 from geo_sokoban_pipeline.studies.processes import MemberError, run_members
 from geo_sokoban_pipeline.studies.records import StudyFolder
@@ -26,6 +27,10 @@ root = Path(os.environ["GEO_SOKOBAN_DATA_ROOT"])
 with (root / "events").open("a") as events:
     print("begin", wanted["run_id"], file=events, flush=True)
     time.sleep(wanted.get("seconds", 0.0))
+    for _ in range(1500):  # half a minute, should the event never come
+        if wanted.get("until", "") in (root / "events").read_text():
+            break
+        time.sleep(0.02)
     print("end", wanted["run_id"], file=events, flush=True)
 print("threads", os.environ["OMP_NUM_THREADS"], "fresh", wanted.get("fresh"))
 if wanted.get("code"):
@@ -66,11 +71,12 @@ def events(root):
 
 
 def test_order_and_limit(tmp_path):
+    # Each waits for another one's event, so that the order does not hang on the speed of the machine.
     members = [
-        member(tmp_path, "a", seconds=0.6),
-        member(tmp_path, "b", seconds=0.2),
+        member(tmp_path, "a", seconds=0.2, until="end b-control"),
+        member(tmp_path, "b", until="begin a"),
         member(tmp_path, "a-control", after="a"),
-        member(tmp_path, "b-control", after="b", seconds=0.1),
+        member(tmp_path, "b-control", after="b"),
     ]
     folder = run(tmp_path, members)
     seen = events(tmp_path)
@@ -82,7 +88,7 @@ def test_order_and_limit(tmp_path):
         running += 1 if what == "begin" else -1
         peak = max(peak, running)
     assert peak == 2
-    assert folder.read_record(members[0])["seconds"] >= 0.6
+    assert folder.read_record(members[0])["seconds"] >= 0.2
     assert "threads 1 fresh None" in folder.log(members[0]).read_text()
 
 
@@ -94,7 +100,50 @@ def test_finished_members_are_left_alone_unless_fresh(tmp_path):
     assert events(tmp_path) == []
     run(tmp_path, members, fresh=True)
     assert events(tmp_path) == [("begin", "a"), ("end", "a"), ("begin", "b"), ("end", "b")]
-    assert folder.log(members[1]).read_text().splitlines() == ["threads 1 fresh None", "threads 1 fresh True"]
+    assert folder.read_record(members[0])["maker"]["cores"] >= 1
+
+
+def test_an_interrupted_fresh_study_is_finished_by_the_next_command(tmp_path):
+    """Every member is cleared once: what the first command has made anew is kept, what it has not is not taken over."""
+    names = ("a", "b", "c")
+    members = [member(tmp_path, name) for name in names]
+    run(tmp_path, members)
+    for begun in members:
+        begun.models.mkdir(parents=True)
+        (begun.models / "old").touch()
+    (tmp_path / "events").unlink()
+    bad = [members[0], member(tmp_path, "b", code=1), member(tmp_path, "c", after="b")]
+    with pytest.raises(MemberError):
+        run(tmp_path, bad, workers=1, fresh=True)
+    assert [(begun.models / "old").exists() for begun in members] == [False, False, True]
+    (members[0].models / "new").touch()
+    (members[1].models / "half").touch()
+    (tmp_path / "events").unlink()
+    folder = run(tmp_path, members, workers=1)
+    assert [name for what, name in events(tmp_path) if what == "end"] == ["b", "c"]
+    assert [sorted(path.name for path in begun.models.glob("[!r]*")) for begun in members] == [["new"], ["half"], []]
+    assert [folder.read_record(begun)["seconds"] is None for begun in members] == [False, True, False]
+    (tmp_path / "events").unlink()
+    run(tmp_path, members)
+    assert events(tmp_path) == []
+
+
+def test_a_member_waits_until_its_run_is_free(tmp_path, caplog):
+    """As after a study that was killed, where a child of it was left."""
+    held, other = member(tmp_path, "held"), member(tmp_path, "other")
+    lock = RunLock(held.models)
+    study = threading.Thread(target=run, args=(tmp_path, [held, other]))
+    study.start()
+    deadline = time.monotonic() + 30
+    while ("end", "other") not in events(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    assert ("begin", "held") not in events(tmp_path)
+    lock.close()
+    study.join(30)
+    assert events(tmp_path)[-1] == ("end", "held")
+    assert f"held waits. {held.models} is in use by process {os.getpid()}" in caplog.text
+    assert caplog.text.count("held waits") == 1
 
 
 def test_the_others_finish_before_a_failure_is_told(tmp_path):
@@ -123,7 +172,17 @@ def test_a_run_that_goes_on_has_no_time_of_its_own(tmp_path):
     assert run(tmp_path, [begun]).read_record(begun)["seconds"] is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        pytest.param(
+            signal.SIGKILL, marks=pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+        ),
+    ],
+)
 def test_children_end_with_the_study(tmp_path, number):
     script = f"""
 import sys
@@ -147,8 +206,34 @@ cases.run(root, [cases.member(root, "a", seconds=60), cases.member(root, "b", se
         study.send_signal(number)
         study.wait(30)
     assert study.returncode != 0
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    # After a kill the kernel ends them, a moment later.
+    deadline = time.monotonic() + (10 if number == signal.SIGKILL else 0)
+    while any(is_alive(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(is_alive(child) for child in children)
     assert [what for what, _ in events(tmp_path)] == ["begin", "begin"]
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process is there and is no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_hangup_that_is_ignored_stays_so(tmp_path):
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGHUP))
+        timer.start()
+        run(tmp_path, [member(tmp_path, "a", seconds=0.8)])
+        timer.join()
+        assert events(tmp_path)[-1] == ("end", "a")
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_works_outside_the_main_thread(tmp_path):

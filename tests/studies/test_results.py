@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from geo_sokoban_pipeline.studies.results import _imitation_curve, _loop_curve, _rows
+from geo_sokoban_pipeline.studies.results import _describe_machine, _imitation_curve, _loop_curve, _rows
 
 
 def summary(policies: list[str], *rows: tuple[str, str]) -> dict[str, Any]:
@@ -23,8 +23,9 @@ def test_rows_of_a_run_and_of_an_evaluation_have_the_same_names():
     )
     assert [row["player"] for row in _rows(run)] == ["warm_start", "final", "final_blank", "random"]
     name = "long-seed0@/somewhere/final_policy"
-    other = summary([name], (name, "sampled"), (f"{name}_blank", "sampled"), ("teacher (direct)", "-"))
-    assert [row["player"] for row in _rows(other)] == ["final", "final_blank", "teacher"]
+    patient = ("teacher (direct), never gives up", "-")
+    other = summary([name], (name, "sampled"), (f"{name}_blank", "sampled"), ("teacher (direct)", "-"), patient)
+    assert [row["player"] for row in _rows(other)] == ["final", "final_blank", "teacher", "teacher_patient"]
     control = summary(["control_optimal"], ("control_optimal", "sampled"))
     assert _rows(control) == [
         {"player": "control_optimal", "mode": "sampled", "solved": 3, "episodes": 4, "by_length": [[1, 3, 4]]}
@@ -50,3 +51,11 @@ def test_curve_of_imitation_has_only_played_rows():
         {"step": 2, "cpu_seconds": 2.04, "sampled_solve_rate": 0.125, "greedy_solve_rate": 0.25},
     ]
     assert _imitation_curve(history) == [[2.0, 0.125, 0.25]]
+
+
+def test_everything_that_made_a_study_is_named():
+    one = {"workers": 2, "maker": {"cores": 2, "processor": "A", "commit": "a", "torch": "2", "version": "1"}}
+    other = {"workers": 1, "maker": {"cores": 2, "processor": None, "commit": "b", "torch": "2", "version": "1"}}
+    machine = _describe_machine({"x": one, "y": other, "z": {"workers": None}})
+    assert (machine["workers"], machine["commit"]) == (2, ["a", "b", None])
+    assert (machine["processor"], machine["torch"]) == (["A", None], ["2", None])

@@ -17,19 +17,24 @@ from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_write
 from geo_sokoban_pipeline.training.control import (
     Budget,
     ControlError,
+    check_source,
     continue_warm_start,
     control_options,
     grpo_cpu_seconds,
     plan_budget,
     repeat_levels,
+    time_steps,
 )
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 
+SETTINGS = {"seed": 0, "warm_start.steps": 1000, "input.prompts": "a"}
 
-def start(steps: int = 1000, seconds: float | None = 100.0) -> PolicyFolder:
-    row = {"step": steps} | ({} if seconds is None else {"cpu_seconds": seconds})
-    return PolicyFolder(Path("policy"), {"history": [{"step": 1, "cpu_seconds": 0.2}, row] if steps else []})
+
+def start(steps: int = 1000, **fingerprint: Any) -> PolicyFolder:
+    history = [{"step": 1, "cpu_seconds": 0.2}, {"step": steps, "cpu_seconds": 100.0}] if steps else []
+    stored = {**SETTINGS, "input.base_policy": "b", **fingerprint}
+    return PolicyFolder(Path("policy"), {"history": history, "fingerprint": stored})
 
 
 def metrics(*seconds: float) -> list[dict[str, Any]]:
@@ -47,23 +52,36 @@ def metrics(*seconds: float) -> list[dict[str, Any]]:
     ],
 )
 def test_steps(rows, share, steps):
-    budget = plan_budget(start(), rows, episodes_per_step=24, share=share)
+    budget = plan_budget(start(), rows, episodes_per_step=24, share=share, cpu_seconds_per_step=0.1)
     assert (budget.steps, budget.first) == (steps, 24_000)
     assert budget.entries()["grpo_cpu_seconds"] == pytest.approx(grpo_cpu_seconds(rows))
 
 
 @pytest.mark.parametrize(
-    ("policy", "rows", "message"),
+    ("policy", "rows", "complete", "message"),
     [
-        (start(steps=0), metrics(1.0), "has no warm start to go on with"),
-        (start(seconds=None), metrics(1.0), "has no warm start to go on with"),
-        (start(), [], "has no iterations with perf/cpu_time"),
-        (start(), [{"iteration": 0}], "has no iterations with perf/cpu_time"),
+        (start(steps=0), metrics(1.0), True, "has no warm start to go on with"),
+        (start(), [], False, "is not finished: 0 of loop.iterations=1 iterations"),
+        (start(), metrics(1.0), False, "is not finished: 1 of loop.iterations=1 iterations"),
+        (
+            start(),
+            metrics(1.0, 1.0),
+            True,
+            "2 of loop.iterations=1 iterations are stored. Train it to its end, or give",
+        ),
+        (start(), [{"iteration": 0}], True, "has no iterations with perf/cpu_time"),
+        (start(seed=2), metrics(1.0), True, r"made with other settings.*\n  seed: stored 2, now 0\nA control differs"),
+        (start(**{"input.prompts": "c"}), metrics(1.0), True, r"\n  input\.prompts: stored c, now a\n"),
+        (start(**{"env.args.cell_px": 8}), metrics(1.0), True, r"\n  env\.args\.cell_px: stored 8, now \(absent\)\n"),
     ],
 )
-def test_runs_without_a_budget_are_named(policy, rows, message):
+def test_runs_that_cannot_have_a_control_are_named(policy, rows, complete, message):
     with pytest.raises(ControlError, match=message):
-        plan_budget(policy, rows, 24, 1.0)
+        check_source(policy, rows, 1, complete=complete, wanted=SETTINGS)
+
+
+def test_a_finished_run_with_these_settings_may_have_a_control():
+    check_source(start(), metrics(1.0, 2.0), 2, complete=True, wanted=SETTINGS)
 
 
 def test_levels_come_as_often_as_they_were_drawn():
@@ -124,6 +142,27 @@ def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_
     longer = options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"steps": 2})})
     imitate_teacher(forgetful, rows, rows[:4], longer, 0, first=12)
     assert not same_weights(whole, forgetful)
+
+
+def test_timing_leaves_no_trace_and_sees_the_cost_of_a_teacher(
+    tiny_policy, sokoban_rows, options, tmp_path, monkeypatch
+):
+    rows = sokoban_rows(24, max_solution=3)
+    _, backend, history = imitate(tiny_policy, rows, options)
+    folder = write_policy(tmp_path / "policy", policy_and_trainer_writer(backend, {"history": history}))
+    before = {path: path.read_bytes() for path in folder.path.iterdir()}
+    monkeypatch.setattr("geo_sokoban_pipeline.training.control._TIMED", 4)
+    monkeypatch.setattr("geo_sokoban_pipeline.training.control._WARMING", 1)
+    torch.manual_seed(5)
+    drawn = torch.get_rng_state()
+    costs = {}
+    for turns in (1, 3):
+        teacher = options.warm_start.teacher.model_copy(update={"name": "random", "max_turns": turns})
+        warm = options.warm_start.model_copy(update={"teacher": teacher, "episodes_per_step": 16})
+        costs[turns] = time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0)
+    assert costs[3] > costs[1] > 0
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
 def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):

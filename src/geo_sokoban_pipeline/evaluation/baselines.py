@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.seeding import python_generator
 
 logger = logging.getLogger(__name__)
 BASELINES = ("random", "random_legal", "solver")
+PATIENT = ", never gives up"  # end of the name of a teacher who plays on to the last move
 
 
 def play_baseline(
@@ -62,6 +63,15 @@ def describe_teacher(teacher: TeacherOptions) -> str:
     own = teacher.factory != TeacherOptions().factory
     name = f"{teacher.name} of {teacher.factory}" if own else teacher.name
     return f"teacher ({name}, noise {teacher.noise:g})" if teacher.noise else f"teacher ({name})"
+
+
+def patient_teacher(teacher: TeacherOptions) -> TeacherOptions | None:
+    """The teacher without giving up, which costs a player levels that demonstrations need not; None: is the same one.
+
+    A demonstration that ends at a block teaches nothing wrong, but a player who ends there cannot solve the level.
+    """
+    impatient = teacher.factory == TeacherOptions().factory and teacher.name == "direct"
+    return teacher.model_copy(update={"patience": None}) if impatient and teacher.patience is not None else None
 
 
 def is_baseline(teacher: TeacherOptions) -> bool:

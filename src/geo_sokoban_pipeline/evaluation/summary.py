@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.evaluation.baselines import (
     BASELINES,
+    PATIENT,
     describe_teacher,
     is_baseline,
     move_limit,
+    patient_teacher,
     play_baseline,
 )
 from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
@@ -118,6 +120,9 @@ def _baseline_rows(prompts: Rows, options: TrainOptions, seed: int) -> list[dict
     players = {name: TeacherOptions.model_validate({"name": name}) for name in BASELINES}
     if options.warm_start.steps and not is_baseline(teacher):
         players[describe_teacher(teacher)] = teacher
+        patient = patient_teacher(teacher)
+        if patient is not None:
+            players[describe_teacher(teacher) + PATIENT] = patient
     return [
         summarise_episodes(play_baseline(player, prompts, options, seed), policy=label, mode="-")
         for label, player in players.items()

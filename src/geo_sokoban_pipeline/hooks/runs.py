@@ -1,4 +1,4 @@
-"""Runs: which folders a command may write, that nobody else writes them meanwhile, and how they are emptied.
+"""Runs: which folders a command may write, and that nobody else writes them meanwhile.
 
 A run is a namespace that bears the name of a pipeline (`train_sokoban`), together with a run id. Its folders are
 `{layer}/{run}/{run_id}` as in `conf/base/catalog`. Data sources (`sokoban`) are namespaces too, but no runs: their
@@ -8,10 +8,7 @@ nodes give the same result each time, in any number of processes.
 from __future__ import annotations
 
 import logging
-import shutil
-import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +25,7 @@ from geo_sokoban_pipeline.preflight.plugins import check_plugins
 from geo_sokoban_pipeline.preflight.policies import check_starting_policy
 from geo_sokoban_pipeline.preflight.stored_files import find_damaged_rows
 from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.run_store import RunFolders
 from geo_sokoban_pipeline.storage import CorruptFolderError
 
 if TYPE_CHECKING:
@@ -53,43 +51,6 @@ _SELECTIONS_THAT_NEED_STORED_DATA = {
     "from_inputs": "--from-inputs",
     "node_names": "--nodes",
 }
-
-
-@dataclass(frozen=True)
-class RunFolders:
-    """The three folders of one run id of one run.
-
-    Attributes:
-        models: policies, checkpoints, lock.
-        outputs: trajectories, metrics.
-        reports: evaluation summary, report.
-    """
-
-    models: Path
-    outputs: Path
-    reports: Path
-
-    @classmethod
-    def of(cls, data_root: Path, run: str, run_id: str) -> RunFolders:
-        """Folders of `run_id` of the namespace `run`."""
-        layers = ("06_models", "07_model_output", "08_reporting")
-        return cls(*(data_root / layer / run / run_id for layer in layers))
-
-    def clear(self) -> None:
-        """Delete everything but the lock.
-
-        Stored state goes first, and each entry by a rename: a clearing that is interrupted leaves a run that starts
-        anew, never one that continues from half of its files.
-        """
-        for folder in (self.models, self.outputs, self.reports):
-            entries = [entry for entry in folder.iterdir() if entry.name != LOCK_FILE] if folder.is_dir() else []
-            for entry in entries:
-                doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
-                entry.rename(doomed)
-                if doomed.is_dir():
-                    shutil.rmtree(doomed)
-                else:
-                    doomed.unlink()
 
 
 def run_names(pipeline: Pipeline, registered: Iterable[str]) -> list[str]:

@@ -18,7 +18,8 @@ from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.hooks.mlflow_run import MlflowRun, connect
 from geo_sokoban_pipeline.hooks.parameters import settings_of
-from geo_sokoban_pipeline.hooks.runs import RunFolders, run_names
+from geo_sokoban_pipeline.hooks.runs import run_names
+from geo_sokoban_pipeline.run_store import RunFolders
 from geo_sokoban_pipeline.storage import read_json
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from geo_sokoban_pipeline.options.base import StrictModel
 
 
 class TinyPolicyOptions(StrictModel):
-    """Sizes of the tiny Qwen3-VL that the project builds itself; the defaults give about 0.48 million weights."""
+    """Sizes of the tiny Qwen3-VL that the project builds itself; the defaults give about 0.45 million weights."""
 
     vocabulary: int = Field(384, ge=256, description="BPE entries before special tokens; 256 are the bytes.")
     hidden: PositiveInt = Field(64, description="Width of the language model.")
@@ -20,7 +20,7 @@ class TinyPolicyOptions(StrictModel):
     head_dim: int = Field(32, ge=8, multiple_of=2, description="Width of one head.")
     mlp: PositiveInt = Field(192, description="Inner width of the language model's MLP.")
     vision_hidden: PositiveInt = Field(64, description="Width of the vision tower.")
-    vision_layers: PositiveInt = Field(2, description="Layers of the vision tower.")
+    vision_layers: PositiveInt = Field(1, description="Layers of the vision tower.")
     vision_heads: PositiveInt = Field(2, description="Heads of the vision tower.")
     vision_mlp: PositiveInt = Field(128, description="Inner width of the vision tower's MLP.")
     vision_grid: PositiveInt = Field(16, description="Side of the learned grid of position embeddings, in patches.")
@@ -76,7 +76,7 @@ class TeacherOptions(StrictModel):
 class WarmStartOptions(StrictModel):
     """Supervised imitation before GRPO; `steps: 0` passes the policy through."""
 
-    steps: int = Field(1370, ge=0, description="Optimizer steps at most; 0 leaves the policy as it is.")
+    steps: int = Field(800, ge=0, description="Optimizer steps at most; 0 leaves the policy as it is.")
     episodes_per_step: PositiveInt = Field(24, description="Fresh demonstrations per step.")
     learning_rate: PositiveFloat = Field(1.5e-3, description="Highest learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.98), description="AdamW betas.")

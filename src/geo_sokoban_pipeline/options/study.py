@@ -68,6 +68,9 @@ class StudyDefinition(StrictModel):
     )
     controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
     max_minutes: PositiveFloat | None = Field(None, description="Budget of a whole run in minutes. None: none.")
+    least_spent: PositiveFloat | None = Field(
+        0.97, description="CPU-seconds that a control must have spent at least, in multiples of GRPO's. None: no bar."
+    )
     evaluations: tuple[EvaluationSetOptions, ...] = Field((), description="Further sets of evaluation levels.")
     bars: tuple[BarOptions, ...] = Field((), description="What every seed has to reach.")
 

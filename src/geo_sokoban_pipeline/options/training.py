@@ -86,17 +86,17 @@ class GrpoOptions(StrictModel):
 class OptimizerOptions(StrictModel):
     """AdamW and its schedule."""
 
-    learning_rate: PositiveFloat = Field(7e-4, description="Highest learning rate.")
+    learning_rate: PositiveFloat = Field(1e-3, description="Highest learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas.")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
-    clip: PositiveFloat = Field(1.0, description="Largest gradient norm.")
-    warmup_iterations: int = Field(6, ge=0, description="Iterations of linear warm-up.")
+    clip: PositiveFloat = Field(0.3, description="Largest gradient norm.")
+    warmup_iterations: int = Field(10, ge=0, description="Iterations of linear warm-up.")
     schedule_iterations: PositiveInt = Field(
         200,
         description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended.",
     )
-    decay_fraction: float = Field(0.3, ge=0, le=1, description="Last share of the schedule over which the rate falls.")
+    decay_fraction: float = Field(0.5, ge=0, le=1, description="Last share of the schedule over which the rate falls.")
     decay_to: float = Field(0.1, ge=0, le=1, description="Share of the highest rate at the end and after it.")
     max_tokens: PositiveInt = Field(8192, description="Padded tokens of a micro-batch.")
     logit_chunk: PositiveInt = Field(16_384, description="Positions whose logits are held at once.")
@@ -120,7 +120,7 @@ class LoopOptions(StrictModel):
 
     iterations: PositiveInt = Field(200, description="Iterations in all; raising it extends a finished run.")
     save_interval: PositiveInt = Field(1, description="Iterations between checkpoints; the last one is always saved.")
-    eval_interval: int = Field(25, ge=0, description="Iterations between validations; 0: none.")
+    eval_interval: int = Field(20, ge=0, description="Iterations between validations; 0: none.")
     eval_prompts: PositiveInt | None = Field(160, description="Validation prompts played. None: all.")
     keep_last: PositiveInt | None = Field(3, description="Newest checkpoints kept. None: all.")
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")

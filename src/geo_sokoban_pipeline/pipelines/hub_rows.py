@@ -24,27 +24,28 @@ class SourceUnavailableError(RuntimeError):
     """A data set cannot be loaded; the message says what to set, and the choice without a network."""
 
 
-def hub_rows(options: HubSource, *, section: str) -> Iterator[dict[str, Any]]:
+def hub_rows(options: HubSource, *, section: str, streaming: bool = False) -> Iterator[dict[str, Any]]:
     """Rows as plain Python values; pictures stay as they are stored, nothing is decoded.
 
     Args:
         options: which data set.
         section: name of the parameters it came from, for messages: `sokoban` or `geo3k`.
+        streaming: fetch rows as they are asked for, where only the first ones are wanted; nothing is cached.
 
     Raises:
         SourceUnavailableError: offline, unknown data set or split, or files that `datasets` cannot read.
     """
-    dataset = _load(options, section)
+    dataset = _load(options, section, streaming)
     return (row for batch in dataset.with_format("arrow").iter(batch_size=1024) for row in batch.to_pylist())
 
 
-def _load(options: HubSource, section: str) -> Any:
+def _load(options: HubSource, section: str, streaming: bool) -> Any:
     from datasets.exceptions import DatasetsError
 
     from datasets import load_dataset
 
     try:
-        return load_dataset(options.dataset, revision=options.revision, split=options.split)
+        return load_dataset(options.dataset, revision=options.revision, split=options.split, streaming=streaming)
     # RuntimeError is what the hub client raises once its connection is closed.
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0]

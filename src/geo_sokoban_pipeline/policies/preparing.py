@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.folders import TRAINER_FILES, link_or_copy
+from geo_sokoban_pipeline.folders import TRAINER_FILES, find_policy_folder, link_or_copy
 from geo_sokoban_pipeline.hub import fetch_policy
 from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
@@ -31,13 +31,8 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
         return policy_writer(build_tiny_policy(options.tiny, seed), entries)
     assert options.path is not None  # the options check it
     source = (
-        Path(options.path).expanduser() if options.source == "folder" else fetch_policy(options.path, options.revision)
+        find_policy_folder(options.path) if options.source == "folder" else fetch_policy(options.path, options.revision)
     )
-    if not source.is_dir():
-        raise FileNotFoundError(
-            f"policy.path={options.path}: no such folder. Give the folder of a downloaded Qwen3-VL policy, its hub id "
-            "with policy.source=hub, or policy.source=tiny for the one built here."
-        )
     # Loaded once to be refused now rather than after the warm start.
     load_policy(source, options.dtype, options.attention)
 

@@ -72,8 +72,18 @@ def place_images(embeddings: Tensor, image_mask: Tensor, features: Tensor) -> Te
 
 
 def _is_worth_it(layer: nn.Module, wanted: Tensor, embeddings: Tensor) -> bool:
-    """Few positions, and a layer whose insides are known: a mixture of experts routes in ways of its own."""
-    return isinstance(layer, Qwen3VLTextDecoderLayer) and 2 * wanted.shape[1] <= embeddings.shape[1]
+    """Few positions, and a layer whose insides are known and whose own call may be left out.
+
+    A mixture of experts routes in ways of its own. FSDP2 makes a class of its own of a layer and gathers its weights in
+    hooks, which only a call of the layer runs.
+    """
+    plain = type(layer) is Qwen3VLTextDecoderLayer and not any(map(_has_hooks, (layer, layer.self_attn)))
+    return plain and 2 * wanted.shape[1] <= embeddings.shape[1]
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    forward, backward = (module._forward_hooks, module._forward_pre_hooks), (module._backward_hooks,)
+    return any((*forward, *backward, module._backward_pre_hooks))
 
 
 def _run_layer_at(

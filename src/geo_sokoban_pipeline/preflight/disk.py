@@ -1,6 +1,7 @@
-"""Disk of a run: how many bytes it will write and keep, whether they fit, and whether its folders can be written.
+"""Disk of a run: how many bytes it will still write and keep, whether they fit, whether its folders can be written.
 
 Sizes are those of what the run has stored already where it has, else computed from the model's shape and one episode.
+Only what is known to be needed is a failure; what an upper bound asks for is a warning.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.options.training import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.preflight.checks import Check
 from geo_sokoban_pipeline.preflight.episode import EpisodeShape
+from geo_sokoban_pipeline.preflight.stored_run import Stored
 from geo_sokoban_pipeline.storage import free_bytes, nearest_folder
 
 _GROUP = "disk"
@@ -26,22 +28,27 @@ _LONGEST_NAME = ".part-000.parquet.00000000.tmp"
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """Bytes that a run keeps at most, by kind.
+    """Bytes that a run still has to write and keeps, at most, by kind.
 
     Attributes:
-        measured: the size of an iteration's trajectories is known from stored ones; a computed one counts no picture
-            twice and no byte as compressed, and is several times too large where boards repeat.
+        measured: part of `trajectories` whose size is known from stored ones; a computed one counts no picture twice
+            and no byte as compressed, and is several times too large where boards repeat.
     """
 
     checkpoints: int
     policies: int
     trajectories: int
-    measured: bool = False
+    measured: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
         return self.checkpoints + self.policies + self.trajectories
+
+    @property
+    def certain(self) -> int:
+        """What is no mere upper bound."""
+        return self.checkpoints + self.policies + self.measured
 
 
 def plan_disk(
@@ -51,9 +58,8 @@ def plan_disk(
     *,
     validation: int,
     evaluation: int,
-    checkpoint_bytes: int | None = None,
-    iteration_bytes: int | None = None,
-    done: int = 0,
+    stored: Stored,
+    linked: bool = False,
 ) -> DiskPlan:
     """Bytes that a run still has to write and will keep.
 
@@ -61,28 +67,48 @@ def plan_disk(
         weight_bytes: of the model.
         shape: of an episode, for stored episodes.
         validation, evaluation: prompts that are played.
-        checkpoint_bytes, iteration_bytes: measured size of a checkpoint, and of an iteration's trajectories.
-        done: iterations that are stored.
+        stored: what is there already.
+        linked: the starting policy lies on the disk of the data root, so that its files are shared and not copied.
     """
     loop = options.loop
-    left = max(loop.iterations - done, 0)
-    one = checkpoint_bytes or _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
-    saved = -(-loop.iterations // loop.save_interval)
-    # The best one may be older than the newest, and one more lies there while it is written.
-    kept = saved if loop.keep_last is None else min(saved, loop.keep_last + int(loop.keep_best) + 1)
-    episodes = options.grpo.groups * options.grpo.group_size
+    left = max(loop.iterations - stored.iterations, 0)
     per_episode = episode_bytes(options, shape)
-    validations = left // loop.eval_interval + 1 if loop.eval_interval else 0
-    validated = validations * 2 * validation
+    validations = count_validations(loop, stored.iterations) * 2 * validation
     played = 2 * evaluation * (options.evaluation.samples + int(options.evaluation.greedy))
-    per_iteration = iteration_bytes or episodes * per_episode
-    return DiskPlan(
-        checkpoints=kept * one,
-        # Starting, warm-start and final policy; the last one shares the files of its checkpoint.
-        policies=2 * (weight_bytes + _TEXT_BYTES),
-        trajectories=left * per_iteration + (validated + played) * per_episode,
-        measured=iteration_bytes is not None,
+    episodes = options.grpo.groups * options.grpo.group_size
+    iterations = left * (stored.iteration_bytes or episodes * per_episode)
+    one = stored.checkpoint_bytes or _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
+    base = 0 if stored.base_policy or linked else weight_bytes + _TEXT_BYTES
+    # The optimizer state lies beside what the warm start has made; without one, the files are the base policy's.
+    learnt = (
+        0 if stored.policy or not options.warm_start.steps else _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
     )
+    return DiskPlan(
+        checkpoints=_checkpoints(options, left, stored) * one,
+        policies=base + learnt,  # the final one shares the files of its checkpoint
+        trajectories=iterations + (validations + played) * per_episode,
+        measured=0 if stored.iteration_bytes is None else iterations,
+    )
+
+
+def count_validations(loop: LoopOptions, done: int) -> int:
+    """Validations that a run has still to make, the one before training included, with so many iterations done."""
+    if not loop.eval_interval:
+        return 0
+    last = max(loop.iterations, done)
+    return last // loop.eval_interval - done // loop.eval_interval + int(done == 0)
+
+
+def _checkpoints(options: TrainOptions, left: int, stored: Stored) -> int:
+    """Checkpoints that will lie beside the stored ones at most."""
+    loop = options.loop
+    if not left:
+        return 0
+    to_save = -(-loop.iterations // loop.save_interval) - stored.iterations // loop.save_interval
+    if loop.keep_last is None:
+        return to_save
+    # The best one may be older than the newest, and one more lies there while it is written.
+    return min(to_save, max(loop.keep_last + int(loop.keep_best) + 1 - stored.checkpoints, 1))
 
 
 def episode_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
@@ -97,17 +123,29 @@ def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
     """Whether a plan fits on the disk of the data root.
 
     Args:
-        free: bytes that are free; None: as the file system says.
+        free: bytes that the run will find free; None: as the file system says.
     """
     there = free_bytes(root) if free is None else free
     parts = f"checkpoints {size(plan.checkpoints)}, policies {size(plan.policies)}, trajectories "
     text = f"{size(plan.total)} needed at most ({parts}{size(plan.trajectories)}), {size(there)} free at {root}"
     way_out = "free space, move data_root, or lower loop.keep_last or loop.iterations"
-    if (plan.total if plan.measured else plan.checkpoints + plan.policies) > there:
+    if plan.certain > there:
         return Check(_GROUP, "space", "failure", text, way_out)
     if plan.total > there:
-        return Check(_GROUP, "space", "warning", text, way_out)
+        return Check(_GROUP, "space", "warning", f"{text}; an upper bound", way_out)
     return Check(_GROUP, "space", "ok", text)
+
+
+def held_bytes(folders: list[Path]) -> int:
+    """Bytes that deleting folders frees: a file that is linked from elsewhere too frees none."""
+    links: dict[tuple[int, int], int] = {}
+    found = 0
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        status = path.stat()
+        key = status.st_dev, status.st_ino
+        links[key] = links.get(key, 0) + 1
+        found += status.st_size if links[key] == status.st_nlink else 0
+    return found
 
 
 def check_writable(folders: list[Path]) -> list[Check]:

@@ -1,12 +1,13 @@
 """One episode before a run: own code is called as the run will call it, and what an episode costs in tokens is counted.
 
-The warm start's teacher plays, so environment, reward, template and the trajectory contract all take part; no weight
-is needed.
+The warm start's teacher plays, or one plain reply where no warm start is wanted, so environment, reward, template and
+the trajectory contract all take part; no weight is needed.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
 
 _GROUP = "own code"
+_PLAIN_REPLY = "<answer>Up</answer>"
+_PROMPTS = 32  # that are encoded to find the longest one
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,9 @@ class EpisodeShape:
     """Tokens, pictures and bytes of an episode's parts; a picture's tokens are among those of its message.
 
     Attributes:
-        prompt: tokens of the longest prompt.
-        observation: tokens of the longest observation; of a prompt where the teacher gave up at once.
-        reply: tokens of the longest reply, the end token included; 0 where the teacher gave up at once.
+        prompt: tokens of the longest of the prompts that were encoded.
+        observation: tokens of the longest observation; of a prompt where there was none.
+        reply: tokens of the teacher's longest reply, the end token included; 0 where it gave up at once, or none plays.
         patches: patches of the largest picture; 0 without pictures.
         picture_tokens: language tokens of the largest picture.
         picture_bytes: of the largest picture's PNG.
@@ -62,12 +65,14 @@ class EpisodeShape:
 
 def check_signatures(run: str, options: TrainOptions) -> list[Check]:
     """Whether the objects that the parameters name can be found and called with what the run hands them."""
-    wanted: tuple[tuple[str, str, str, tuple[Any, ...]], ...] = (
+    wanted: list[tuple[str, str, str, tuple[Any, ...]]] = [
         ("env.factory", options.env.factory, "build_env", ("sample", "args")),
         ("reward.function", options.reward.function, "reward", ("outcome", "args")),
-        ("warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher", ("name", 1, 0.0)),
         ("rollout.function", options.rollout.function, "play_episodes", ("engine", "policy", [], "settings", None)),
-    )
+    ]
+    if options.warm_start.steps:  # without one, nobody is imitated
+        spec = options.warm_start.teacher.factory
+        wanted.append(("warm_start.teacher.factory", spec, "build_teacher", ("name", 1, 0.0)))
     found: list[Check] = []
     for name, spec, default, arguments in wanted:
         path = f"{run}.{name}"
@@ -95,14 +100,20 @@ class _Teacher:
     name, software_version, seeded = "teacher", "", True
 
 
+class _NoWorld:
+    """Stands where no environment is needed: a prompt is written without it."""
+
+    def reset(self) -> None: ...
+
+
 def play_one(
     encoding: Policy, rows: list[dict[str, Any]], options: TrainOptions, seed: int
 ) -> tuple[list[Check], EpisodeShape]:
-    """Let the teacher play one episode, and check its row as a save would.
+    """Let the teacher play one episode, or answer once where there is no warm start; check its row as a save would.
 
     Args:
         encoding: a policy, whose model may be None.
-        rows: prompts; the one with the longest solution is played.
+        rows: prompts; the one with the longest solution is played, a few dozen are encoded.
 
     Raises:
         RuntimeError: the environment, the teacher or the reward raised; the message has the error.
@@ -112,44 +123,67 @@ def play_one(
     if episode.status == "failed":
         raise RuntimeError(f"the episode failed: {episode.error}")
     validate_trajectories(trajectories_to_table([episode], encoding.table_context))
-    shape = _shape(episode, encoding)
+    prompts = [_encode_prompt(encoding, one, options) for one in rows[:: -(-len(rows) // _PROMPTS)]]
+    shape = _shape(episode, prompts, encoding, options)
     reward = "no reward" if episode.reward is None else f"reward {episode.reward:.2f}"
     turns = int(episode.metrics.get("turns", 0))
-    text = f"teacher {options.warm_start.teacher.name}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
+    player = f"teacher {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain reply"
+    text = f"{player}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
     return [Check(_GROUP, "one episode", "ok", text)], shape
 
 
 def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Trajectory:
-    teacher_options = options.warm_start.teacher
-    build_env = load_object(options.env.factory, default_name="build_env")
-    build_teacher = load_object(teacher_options.factory, default_name="build_teacher")
     reward = load_object(options.reward.function, default_name="reward")
-    # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
-    rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
-    settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
-    talk = Conversation(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
-    generator = python_generator(seed, "preflight")
-    teacher = build_teacher(teacher_options.name, teacher_options.patience, teacher_options.noise)
+    talk = _begin(encoding, row, options, seed)
     codec = encoding.codec
-    wanted = talk.start(build_env)
-    while wanted and (text := teacher.reply(talk.env, generator)) is not None:
-        ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
-        wanted = talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
+    if talk.start(load_object(options.env.factory, default_name="build_env")):
+        for text in _replies(talk, options, seed):
+            ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
+            if not talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0)):
+                break
     if talk.status == "pending":
         talk.status = "completed"  # the teacher gave up, which no policy can
     return talk.finish(reward, _Teacher(), 0.0)  # type: ignore[arg-type]  # only its names are read
 
 
-def _shape(episode: Trajectory, encoding: Policy) -> EpisodeShape:
+def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Conversation:
+    # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
+    rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
+    settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
+    return Conversation(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
+
+
+def _replies(talk: Conversation, options: TrainOptions, seed: int) -> Iterator[str]:
+    """What the teacher answers until it gives up; one plain reply where a run asks no teacher."""
+    if not options.warm_start.steps:
+        yield _PLAIN_REPLY
+        return
+    chosen = options.warm_start.teacher
+    build_teacher = load_object(chosen.factory, default_name="build_teacher")
+    teacher = build_teacher(chosen.name, chosen.patience, chosen.noise)
+    generator = python_generator(seed, "preflight")
+    while (text := teacher.reply(talk.env, generator)) is not None:
+        yield text
+
+
+def _encode_prompt(encoding: Policy, row: dict[str, Any], options: TrainOptions) -> Trajectory:
+    talk = _begin(encoding, row, options, 0)
+    talk.start(lambda sample, args: _NoWorld())
+    if talk.error is not None:
+        raise RuntimeError(f"the prompt {row.get('id')} cannot be encoded: {talk.error}")
+    return talk.snapshot()
+
+
+def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, options: TrainOptions) -> EpisodeShape:
     spans = {
         role: [t.token_end - t.token_start for t in episode.turns if t.role == role] for role in ("user", "assistant")
     }
-    patches = max((t * h * w for t, h, w in episode.image_grid_thw), default=0)
+    patches = max((t * h * w for one in (episode, *prompts) for t, h, w in one.image_grid_thw), default=0)
     return EpisodeShape(
-        prompt=spans["user"][0],
+        prompt=max(spans["user"][0], *(one.prompt_length for one in prompts)),
         observation=max(spans["user"][1:], default=spans["user"][0]),
-        reply=max(spans["assistant"], default=0),
+        reply=max(spans["assistant"], default=0) if options.warm_start.steps else 0,
         patches=patches,
         picture_tokens=patches // encoding.codec.merge_size**2,
-        picture_bytes=max((len(image) for image in episode.images), default=0),
+        picture_bytes=max((len(image) for one in (episode, *prompts) for image in one.images), default=0),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading
 from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
-from geo_sokoban_pipeline.preflight.disk import check_paths, check_space, check_writable, plan_disk
+from geo_sokoban_pipeline.preflight.disk import check_paths, check_space, check_writable, held_bytes, plan_disk
 from geo_sokoban_pipeline.preflight.episode import EpisodeShape, check_signatures, play_one
 from geo_sokoban_pipeline.preflight.levels import (
     check_stored_prompts,
@@ -21,19 +21,23 @@ from geo_sokoban_pipeline.preflight.levels import (
     sample_levels,
     sample_prompts,
 )
-from geo_sokoban_pipeline.preflight.machine import check_accelerator, check_libraries, check_threads, check_torchvision
+from geo_sokoban_pipeline.preflight.machine import (
+    check_accelerator,
+    check_attention,
+    check_libraries,
+    check_threads,
+    check_torchvision,
+    check_type,
+)
 from geo_sokoban_pipeline.preflight.memory import check_memory, free_memory, plan_memory
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.network import check_keys, check_servers, needed_servers
 from geo_sokoban_pipeline.preflight.plugins import check_plugins
-from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_relations
-from geo_sokoban_pipeline.preflight.stored_run import (
-    check_run,
-    stored_checkpoint_bytes,
-    stored_iteration_bytes,
-    stored_iterations,
-)
+from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_moves, check_relations
+from geo_sokoban_pipeline.preflight.stored_files import find_damaged_files
+from geo_sokoban_pipeline.preflight.stored_run import check_run, read_stored
 from geo_sokoban_pipeline.preflight.subject import Subject
+from geo_sokoban_pipeline.storage import free_bytes, nearest_folder
 
 
 @dataclass
@@ -68,52 +72,80 @@ def inspect_run(subject: Subject, load_hub_rows: HubLoader | None) -> Findings:
     findings.checks += check_relations(subject.run, options)
     _inspect_data(subject, load_hub_rows, findings)
     _inspect_model(subject, findings)
-    findings.checks += guard("own code", "arguments", lambda: _check_arguments(subject))
-    findings.checks += check_signatures(subject.run, options)
-    _inspect_episode(subject, findings)
+    _inspect_own_code(subject, findings)
     findings.checks += guard("run", subject.run, lambda: check_run(subject))
     findings.checks += guard("disk", "space", lambda: _check_disk(subject, findings))
     findings.checks += guard("memory", "in all", lambda: _check_memory(subject, findings))
     findings.checks += guard("libraries", "versions", lambda: [*check_libraries(), check_torchvision()])
-    findings.checks += guard("machine", "accelerator", lambda: check_accelerator(options.policy))
+    findings.checks += guard("machine", "accelerator", lambda: [check_accelerator()])
+    findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
+    findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
     findings.checks += [check_threads(options.threads)]
     findings.checks += guard("network", "ports", lambda: check_servers(needed_servers(parameters), timeout))
-    findings.checks += guard("network", "keys", lambda: check_keys(parameters, subject.run, timeout))
+    has_policy = subject.base_policy is not None
+    findings.checks += guard(
+        "network", "keys", lambda: check_keys(parameters, subject.run, timeout, has_policy=has_policy)
+    )
     return findings
 
 
 def _inspect_data(subject: Subject, load_hub_rows: HubLoader | None, findings: Findings) -> None:
     stored = _prompts(subject)
     reading: Reading | None = None
+    found = guard("data", "counts", lambda: check_yields(subject.data))
     try:
         checks, reading = sample_levels(subject.data, subject.settings.rows, load_hub_rows)
         findings.checks += checks
         findings.rows = sample_prompts(subject.data, reading, stored)
     except Exception as error:  # files, a hub and a generator: each has errors of its own, and the rest still counts
-        findings.checks.append(failure_of("data", "source", error))
-    findings.checks += guard("data", "counts", lambda: check_yields(subject.data))
+        # Counts that cannot be had stop the generator too: one cause, one failure.
+        if not _failed(found):
+            findings.checks.append(failure_of("data", "source", error))
+    findings.checks += found
     findings.checks += guard("data", "stored prompts", lambda: check_stored_prompts(subject.data, stored))
     if reading is not None:
-        counts = expected_counts(subject.data, reading)
-        findings.checks += check_counts(
-            subject.run, subject.options, counts["train"], counts["validation"], counts["eval"]
-        )
-        asked = subject.options.loop.eval_prompts, subject.options.evaluation.prompts
-        findings.validation = min(asked[0] or counts["validation"], counts["validation"])
-        findings.evaluation = min(asked[1] or counts["eval"], counts["eval"])
+        _inspect_counts(subject, reading, findings)
+
+
+def _inspect_counts(subject: Subject, reading: Reading, findings: Findings) -> None:
+    run, options, data = subject.run, subject.options, subject.data
+    counts = expected_counts(data, reading, subject.settings.rows)
+    findings.checks += check_counts(run, options, counts["train"], counts["validation"], counts["eval"])
+    lengths = [level.solution_length for level, _ in reading.levels if level.solution_length is not None]
+    longest = data.max_solution if data.source == "generate" else max(lengths, default=0)
+    findings.checks += check_moves(run, options, longest)
+    findings.validation = _least(options.loop.eval_prompts, counts["validation"])
+    findings.evaluation = _least(options.evaluation.prompts, counts["eval"])
 
 
 def _inspect_model(subject: Subject, findings: Findings) -> None:
+    own = subject.base_policy
+    if own is not None and find_damaged_files(own):
+        text = f"{own} is damaged: see the group run"
+        findings.checks.append(Check("model", "files", "skipped", text))
+        return
     try:
-        checks, findings.model = inspect_model(subject.options.policy)
+        checks, findings.model = inspect_model(subject.options.policy, own)
         findings.checks += checks
     except Exception as error:  # a foreign folder may break its libraries in any way
         findings.checks.append(failure_of("model", "policy", error))
 
 
+def _inspect_own_code(subject: Subject, findings: Findings) -> None:
+    """Signatures, arguments, one episode: each only where the one before has not failed for the same cause."""
+    found = check_signatures(subject.run, subject.options)
+    if not _failed(found):
+        found += guard("own code", "arguments", lambda: _check_arguments(subject))
+    findings.checks += found
+    if _failed(found):
+        findings.checks.append(Check("own code", "one episode", "skipped", "what failed above would end it"))
+    else:
+        _inspect_episode(subject, findings)
+
+
 def _inspect_episode(subject: Subject, findings: Findings) -> None:
     options, model = subject.options, findings.model
-    if model is None or not findings.rows:
+    if model is None or model.encoding is None or not findings.rows:
         findings.checks.append(_skipped("own code", "one episode"))
         return
     try:
@@ -133,21 +165,22 @@ def _check_arguments(subject: Subject) -> list[Check]:
 
 
 def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
-    folders = [subject.models, subject.outputs, subject.data_root / "08_reporting" / subject.run, _prompts(subject)]
-    found = [*check_writable(folders), check_paths(subject.outputs)]
-    if findings.model is None or findings.shape is None:
+    folders = [subject.models, subject.outputs, subject.reports]
+    found = [*check_writable([*folders, _prompts(subject)]), check_paths(subject.outputs)]
+    model, root = findings.model, subject.data_root
+    if model is None or findings.shape is None:
         return [*found, _skipped("disk", "space")]
     plan = plan_disk(
         subject.options,
-        findings.model.weight_bytes,
+        model.weight_bytes,
         findings.shape,
         validation=findings.validation,
         evaluation=findings.evaluation,
-        checkpoint_bytes=stored_checkpoint_bytes(subject.models),
-        iteration_bytes=stored_iteration_bytes(subject.outputs),
-        done=0 if subject.parameters.fresh else stored_iterations(subject.models),
+        stored=read_stored(subject),
+        linked=model.folder is not None and model.folder.stat().st_dev == nearest_folder(root).stat().st_dev,
     )
-    return [*found, check_space(plan, subject.data_root)]
+    cleared = held_bytes(folders) if subject.parameters.fresh else 0
+    return [*found, check_space(plan, root, free_bytes(root) + cleared)]
 
 
 def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
@@ -155,13 +188,35 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     if model is None or shape is None:
         return [_skipped("memory", "in all")]
     longest = shape.longest(subject.options, model.context)
-    plan = plan_memory(subject.options, model, shape, model.context if longest is None else longest)
+    plan = plan_memory(
+        subject.options,
+        model,
+        shape,
+        model.context if longest is None else longest,
+        validation=findings.validation,
+        evaluation=findings.evaluation,
+    )
     free, where = free_memory()
     return check_memory(plan, free, subject.settings.memory_share, where)
 
 
+def _check_attention(subject: Subject, findings: Findings) -> Check:
+    if findings.model is None:
+        return _skipped("machine", "attention")
+    return check_attention(subject.options.policy.attention, findings.model.config)
+
+
 def _prompts(subject: Subject) -> Path:
     return subject.data_root / "05_model_input" / subject.task
+
+
+def _failed(found: list[Check]) -> bool:
+    return any(check.state == "failure" for check in found)
+
+
+def _least(*counts: int | None) -> int:
+    """The least of what is known; 0 where nothing is."""
+    return min((count for count in counts if count is not None), default=0)
 
 
 def _skipped(group: str, name: str) -> Check:

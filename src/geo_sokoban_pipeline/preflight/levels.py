@@ -21,6 +21,8 @@ from geo_sokoban_pipeline.preflight.checks import Check
 
 Row = dict[str, Any]
 _GROUP = "data"
+# Without these, a stored row is nobody's prompt.
+_COLUMNS = ("id", "prompt", "images", "data_source", "level_xsb", "level_hash", "layout_hash", "split_rule")
 _TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
 
 
@@ -52,32 +54,31 @@ def check_yields(options: SokobanDataOptions) -> list[Check]:
     yields = split_yields(options)
     if yields is None:
         return [Check(_GROUP, "counts", "skipped", "the setting holds too many levels to count them")]
-    short = {split: there for split, there in yields.items() if there < (getattr(options.counts, split) or 0)}
+    short = [split for split, there in yields.items() if there < (getattr(options.counts, split) or 0)]
     if not short:
         return [Check(_GROUP, "counts", "ok", ", ".join(f"{split} of {yields[split]:,}" for split in SPLITS))]
-    return [
-        Check(
-            _GROUP,
-            "counts",
-            "failure",
-            f"sokoban.counts.{split}={getattr(options.counts, split)}: this split's walls yield {there}",
-            f"lower it, raise sokoban.shares.{split}, or widen solution lengths, inner_walls, height or width",
-        )
-        for split, there in short.items()
-    ]
+    asked = (
+        f"sokoban.counts.{split}={getattr(options.counts, split)}: its walls yield {yields[split]}" for split in short
+    )
+    shares = " and ".join(f"sokoban.shares.{split}" for split in short)
+    way_out = f"lower it, raise {shares}, or widen solution lengths, inner_walls, height or width"
+    return [Check(_GROUP, "counts", "failure", "; ".join(asked), way_out)]
 
 
 def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Check]:
-    """Whether the stored prompts are those of the options; `skipped` where there are none yet.
+    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
 
     Args:
         folder: of the prompts tables in 05_model_input.
     """
+    paths = {split: folder / f"{name}.parquet" for split, name in _TABLES.items()}
+    if not all(path.is_file() for path in paths.values()):
+        return [Check(_GROUP, "stored prompts", "skipped", "none yet; the data nodes of the run make them")]
+    if options.source != "generate":
+        text = "whose they are cannot be told from their rows; the data nodes of the run make them anew"
+        return [Check(_GROUP, "stored prompts", "skipped", text)]
     found: list[Check] = []
-    for split, name in _TABLES.items():
-        path = folder / f"{name}.parquet"
-        if not path.is_file():
-            return [Check(_GROUP, "stored prompts", "skipped", "none yet; the data nodes of the run make them")]
+    for split, path in paths.items():
         try:
             differs = _differences(_read(path), split, options)
         except OSError as error:
@@ -89,23 +90,32 @@ def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Chec
 
 
 def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) -> list[Row]:
-    """Training prompts to try things with: the stored ones where there are any, else those of the first levels."""
+    """Training prompts to try things with: the stored ones where they are known to fit, else those of the first levels.
+
+    Args:
+        stored: folder of the prompts tables in 05_model_input.
+    """
     path = stored / f"{_TABLES['train']}.parquet"
-    if path.is_file():
-        rows = _read(path)
+    if options.source == "generate" and path.is_file():
+        try:
+            rows = _read(path)
+        except OSError:  # torn; the data nodes of the run make it anew
+            rows = []
         if rows and not _differences(rows, "train", options):
             return rows
     return [prompt_row(raw_level_row(level, split, reading.split_rule), options) for level, split in reading.levels]
 
 
-def expected_counts(options: SokobanDataOptions, reading: Reading) -> dict[str, int]:
-    """Levels of each split that a run will have: those asked for, or at most those that were seen of a read source."""
-    if options.source == "generate":
-        return {split: getattr(options.counts, split) or 0 for split in SPLITS}
-    seen = {split: sum(1 for _, dealt in reading.levels if dealt == split) for split in SPLITS}
+def expected_counts(options: SokobanDataOptions, reading: Reading, rows: int) -> dict[str, int | None]:
+    """Levels of each split that a run will have, at most those asked for; None where only the whole source can tell.
+
+    Args:
+        rows: that were looked at, at most; a source that has fewer is known as a whole.
+    """
     asked = {split: getattr(options.counts, split) for split in SPLITS}
-    # More rows may follow: only a split that is asked for nothing is known to be empty.
-    return {split: seen[split] if asked[split] is None else asked[split] for split in SPLITS}
+    if options.source == "generate" or reading.rows_read >= rows:
+        return asked
+    return {split: sum(1 for _, dealt in reading.levels if dealt == split) for split in SPLITS}
 
 
 def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:
@@ -148,25 +158,30 @@ def _read(path: Path) -> list[Row]:
 
 
 def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> list[str]:
-    """What in stored rows cannot be of these options."""
+    """What in stored rows cannot be of these options, whose source generates."""
     differs: list[str] = []
     asked = getattr(options.counts, split)
-    if options.source == "generate" and asked != len(rows):
+    if asked != len(rows):
         differs.append(f"{len(rows)} rows, {asked} asked for")
     if not rows:
         return differs
     first = rows[0]
-    if options.source == "generate":
-        lengths = {row["solution_length"] for row in rows if row.get("solution_length") is not None}
-        if lengths and (min(lengths) < options.min_solution or max(lengths) > options.max_solution):
-            differs.append(f"solution lengths {min(lengths)} to {max(lengths)}")
-        size = f"sokoban_{options.height}x{options.width}_{options.boxes}box"
-        if first.get("data_source") != size:
-            differs.append(f"{first.get('data_source')}, {size} asked for")
-        raw = {"level_xsb": first["level_xsb"], "columns": "{}", "row_id": first["id"], "prompt": None, "images": None}
-        rest = {name: first.get(name) for name in ("data_source", "level_hash", "layout_hash", "solution_length")}
-        made = prompt_row({**raw, **rest, "split": split, "split_rule": first.get("split_rule")}, options)
-        for name, what in (("prompt", "another instruction"), ("images", "pictures of another size")):
-            if first.get(name) != made[name]:
-                differs.append(what)
+    missing = [name for name in _COLUMNS if first.get(name) is None]
+    if missing:
+        return [*differs, f"no {', '.join(missing)} in its rows"]
+    lengths = (row.get("solution_length") for row in rows)
+    known = [length for length in lengths if isinstance(length, int)]
+    if known and (min(known) < options.min_solution or max(known) > options.max_solution):
+        differs.append(f"solution lengths {min(known)} to {max(known)}")
+    size = f"sokoban_{options.height}x{options.width}_{options.boxes}box"
+    if first["data_source"] != size:
+        differs.append(f"{first['data_source']}, {size} asked for")
+    raw = {"columns": "{}", "row_id": first["id"], "prompt": None, "images": None, "split": split}
+    try:
+        made = prompt_row({**first, **raw}, options)
+    except (AttributeError, TypeError, ValueError) as error:  # a foreign table's columns may hold anything
+        return [*differs, f"its first row is no level ({error})"]
+    for name, what in (("prompt", "another instruction"), ("images", "pictures of another size")):
+        if first[name] != made[name]:
+            differs.append(what)
     return differs

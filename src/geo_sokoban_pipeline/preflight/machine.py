@@ -1,15 +1,17 @@
-"""The machine and its libraries: versions within their ranges, an accelerator that does what the options ask, threads.
+"""The machine and its libraries: versions within their ranges, a type and an attention that can be computed, threads.
 
-What the options ask is tried on a few numbers, because a capability that is listed is not always one that works.
+What the options ask is tried, because a capability that is listed is not always one that works: the type on a few
+numbers, the attention by asking the model's class for it.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import os
 from collections.abc import Iterable
+from typing import Any
 
-from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.preflight.checks import Check
 
 _GROUP = "machine"
@@ -74,43 +76,44 @@ def check_threads(threads: int | None, cores: int | None = None, load: float | N
     return Check(_GROUP, "threads", "ok", text)
 
 
-def check_accelerator(options: PolicyOptions) -> list[Check]:
-    """Which device there is, and whether it takes the type and the attention of the options."""
+def check_accelerator() -> Check:
+    """Which accelerator there is."""
     import torch
 
-    found = []
     build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
     if torch.cuda.is_available():
         free, whole = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name()
         text = f"torch {torch.__version__} ({build}), {name}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free"
-        found.append(Check(_GROUP, "accelerator", "ok", text))
-    elif torch.version.cuda is not None:
+        return Check(_GROUP, "accelerator", "ok", text)
+    if torch.version.cuda is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         text = f"torch {torch.__version__} ({build}) sees no GPU; CUDA_VISIBLE_DEVICES={visible!r}"
-        found.append(Check(_GROUP, "accelerator", "warning", text, "see that the driver runs and a GPU is visible"))
-    else:
-        found.append(Check(_GROUP, "accelerator", "ok", f"none; torch {torch.__version__} ({build})"))
-    return [*found, check_attention(options.attention), check_type(options.dtype)]
+        return Check(_GROUP, "accelerator", "warning", text, "see that the driver runs and a GPU is visible")
+    return Check(_GROUP, "accelerator", "ok", f"none; torch {torch.__version__} ({build})")
 
 
-def check_attention(name: str) -> Check:
-    """Whether transformers has an attention of that name, and what it needs."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.utils import is_flash_attn_2_available
+def check_attention(name: str, config: Any) -> Check:
+    """Whether the model's class takes an attention here: it is asked for, on a device without memory.
 
-    known = sorted({"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
-    way_out = "set policy.attention=sdpa"
-    if name not in known:
-        return Check(_GROUP, "attention", "failure", f"policy.attention={name}: known are {', '.join(known)}", way_out)
-    if name == "flash_attention_2" and not is_flash_attn_2_available():
-        text = f"policy.attention={name}: the package flash-attn and a GPU are needed; one of them is missing"
-        return Check(_GROUP, "attention", "failure", text, way_out)
-    return Check(_GROUP, "attention", "ok", name)
+    Args:
+        config: of the model.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    text = f"policy.attention={name}"
+    try:
+        with torch.device("meta"):
+            AutoModelForImageTextToText.from_config(copy.deepcopy(config), attn_implementation=name)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        return Check(_GROUP, "attention", "failure", f"{text}: {reason}", "set policy.attention=sdpa")
+    return Check(_GROUP, "attention", "ok", f"{text}: {config.model_type} takes it")
 
 
 def check_type(dtype: str) -> Check:
-    """Whether the device computes attention and an optimizer step in a type, tried on a few numbers."""
+    """Whether the CPU, on which policies are made, computes attention and a step in a type, tried on a few numbers."""
     import torch
 
     text = f"policy.dtype={dtype}"

@@ -1,13 +1,13 @@
 """Memory of a run, part by part, against what the machine has free.
 
-The parts are upper estimates from shapes: what the optimizer holds is exact, activations are counted per layer and
-token as autograd keeps them. The timed part says what was really used.
+The parts are upper estimates from shapes: weights and what the optimizer holds are exact, activations are counted per
+layer and token as autograd keeps them. Only the exact parts are a failure; the timed part says what was really used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.preflight.checks import Check, State
@@ -21,21 +21,33 @@ _GROUP = "memory"
 _WIDTHS_PER_LAYER = 12
 _MLPS_PER_LAYER = 4
 _LOGIT_COPIES = 3  # logits, log-probs, gradient, in float32
-_READER_BYTES = 256 << 20  # of the cache of pictures, see policies/images.py
+_EXACT = ("weights", "gradients", "optimizer moments", "reference policy")
 
 
-def plan_memory(options: TrainOptions, model: ModelShape, shape: EpisodeShape, longest: int) -> dict[str, int]:
+def plan_memory(
+    options: TrainOptions,
+    model: ModelShape,
+    shape: EpisodeShape,
+    longest: int,
+    *,
+    validation: int = 0,
+    evaluation: int = 0,
+) -> dict[str, int]:
     """Bytes by part, as in the table.
 
     Args:
         longest: tokens of the longest episode.
+        validation, evaluation: prompts that are played in between and at the end.
     """
+    from geo_sokoban_pipeline.policies.images import DEFAULT_CACHE_BYTES
+
     text, vision = model.config.text_config, model.config.vision_config
     weights, wide = model.weight_bytes, model.value_bytes
     grpo, rollout = options.grpo, options.rollout
-    episodes = grpo.groups * grpo.group_size
+    episodes = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
     in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
-    tokens = max(options.optimizer.max_tokens, longest)
+    imitation = options.warm_start.max_tokens if options.warm_start.steps else 0
+    tokens = max(options.optimizer.max_tokens, imitation, longest)
     layer = _WIDTHS_PER_LAYER * text.hidden_size + _MLPS_PER_LAYER * text.intermediate_size
     logits = min(options.optimizer.logit_chunk, tokens) * text.vocab_size * 4 * _LOGIT_COPIES
     patch = _WIDTHS_PER_LAYER * vision.hidden_size + _MLPS_PER_LAYER * vision.intermediate_size
@@ -52,7 +64,7 @@ def plan_memory(options: TrainOptions, model: ModelShape, shape: EpisodeShape, l
         "vision activations of a step": in_step * pictures * shape.patches * vision.depth * patch * wide,
         "key-value cache": rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide,
         "picture features": episodes * pictures * shape.picture_tokens * text.hidden_size * features * wide,
-        "picture cache": min(_READER_BYTES, episodes * pictures * (shape.patches * 768 + shape.picture_bytes)),
+        "picture cache": min(DEFAULT_CACHE_BYTES, episodes * pictures * (shape.patches * 768 + shape.picture_bytes)),
     }
     if grpo.kl_coefficient > 0:
         plan["reference policy"] = weights
@@ -65,17 +77,18 @@ def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -
     Args:
         free: bytes that are free.
         share: of them that may be planned.
-        where: `memory`, or the name of the accelerator.
+        where: what limits them, for the text.
     """
     total = sum(plan.values())
+    exact = sum(plan.get(part, 0) for part in _EXACT)
     state: State = "ok"
     way_out = ""
     if total > share * free:
-        state = "failure" if total > 2 * free else "warning"
+        state = "failure" if exact > free else "warning"
         largest = max(plan, key=lambda part: plan[part])
-        way_out = _WAYS_OUT.get(largest, "take a smaller model")
+        way_out = "take a smaller model" if exact > free else _WAYS_OUT.get(largest, "take a smaller model")
     parts = [Check(_GROUP, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
-    text = f"up to {size(total)} of {size(free)} free ({where})"
+    text = f"up to {size(total)}, {size(exact)} of it for sure, of {size(free)} free ({where})"
     return [*parts, Check(_GROUP, "in all", state, text, way_out)]
 
 
@@ -84,20 +97,26 @@ def free_memory() -> tuple[int, str]:
     import psutil
 
     machine = int(psutil.virtual_memory().available)
-    limit = _group_limit()
+    limit = group_limit()
     return (machine, "memory of the machine") if limit is None or limit > machine else (limit, "control group")
 
 
-def _group_limit() -> int | None:
-    """What the control group leaves free; None without a limit."""
-    numbers: list[Any] = []
-    for name in ("memory.max", "memory.current"):
-        try:
-            with open(f"/sys/fs/cgroup/{name}", encoding="ascii") as file:
-                numbers.append(file.read().strip())
-        except OSError:
-            return None
-    return None if numbers[0] == "max" else max(int(numbers[0]) - int(numbers[1]), 0)
+def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that the control group leaves free, pages of files that the kernel drops on demand among them; None
+    without a limit.
+
+    Args:
+        folder: of the control group, version 2.
+    """
+    try:
+        most, used = ((folder / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        statistics = (folder / "memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return None
+    if most.strip() == "max":
+        return None
+    counts = dict(line.split() for line in statistics.splitlines())
+    return max(int(most) - int(used) + int(counts.get("inactive_file", 0)), 0)
 
 
 _WAYS_OUT = {

@@ -26,12 +26,22 @@ def check_folder(folder: Path) -> list[Check]:
         CorruptFolderError: a JSON file is torn.
     """
     check_policy_files(folder)
-    found = [*_weights(folder), *_texts(folder)]
+    found = [*_missing_files(folder), *_torn_weights(folder)]
     if found:
         return found
     shards = sorted(folder.glob("model*.safetensors"))
     size = sum(path.stat().st_size for path in shards)
     return [Check(_GROUP, "files", "ok", f"{folder}: {len(shards)} weight files of {size:,} bytes, all whole")]
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder has every file of a policy; what they hold is another question.
+
+    Raises:
+        CorruptFolderError: a JSON file is torn.
+    """
+    there = (folder / "config.json").is_file() and any(folder.glob("model*.safetensors"))
+    return there and not _missing_files(folder)
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -56,29 +66,36 @@ def read_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _weights(folder: Path) -> list[Check]:
+def _indexed(folder: Path) -> dict[str, str]:
+    """File by tensor, where weights lie in several files."""
     index = folder / _INDEX
     named: dict[str, str] = read_json(index).get("weight_map", {}) if index.is_file() else {}
+    return named
+
+
+def _torn_weights(folder: Path) -> list[Check]:
+    named = _indexed(folder)
     files = sorted(set(named.values())) or sorted(path.name for path in folder.glob("model*.safetensors"))
+    there = [name for name in files if (folder / name).is_file()]
     found: list[Check] = []
     held: set[str] = set()
-    for name in files:
-        if not (folder / name).is_file():
-            found.append(_missing(folder / name, f"listed in {_INDEX}"))
-            continue
+    for name in there:
         try:
             held |= set(read_header(folder / name))
         except CorruptFolderError as error:
-            found.append(Check(_GROUP, "weights", "failure", str(error)))
+            found.append(Check(_GROUP, "weights", "failure", str(error), "delete the file and fetch it again"))
     lost = sorted(set(named) - held)
-    if lost and not found:
+    if lost and not found and there == files:
         text = f"{folder}: {len(lost)} tensors of {_INDEX} are in no file, such as {lost[0]}"
         found.append(Check(_GROUP, "weights", "failure", text, "fetch the folder again"))
     return found
 
 
-def _texts(folder: Path) -> list[Check]:
-    found = []
+def _missing_files(folder: Path) -> list[Check]:
+    files = sorted(set(_indexed(folder).values()))
+    found = [_missing(folder / name, f"listed in {_INDEX}") for name in files if not (folder / name).is_file()]
+    if not files and any(folder.glob("model-*-of-*.safetensors")):
+        found.append(_missing(folder / _INDEX, "the index of the weights"))
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         found.append(_missing(folder / "tokenizer.json", "the tokenizer"))
     if not (folder / "preprocessor_config.json").is_file():

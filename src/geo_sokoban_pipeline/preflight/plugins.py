@@ -36,7 +36,8 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
     options: TrainOptions = getattr(parameters, run)
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
     reward = _find(f"{run}.reward.function", options.reward.function, "reward")
-    _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
+    if options.warm_start.steps:  # without one, nobody is imitated
+        _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
     if factory is build_env:
         sample = {"extra_info": {"env_config": _LEVEL.to_env_config()}}

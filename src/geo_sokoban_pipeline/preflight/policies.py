@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from geo_sokoban_pipeline.folders import check_model_type, check_policy_files
+from geo_sokoban_pipeline.folders import check_model_type, check_policy_files, find_policy_folder
 from geo_sokoban_pipeline.hub import fetch_config
 from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.options.project import ProjectParameters
@@ -34,10 +34,4 @@ def check_starting_policy(run: str, models: Path, parameters: ProjectParameters)
     if options.source == "hub":
         check_model_type(f"{run}.policy.path={options.path}", fetch_config(options.path, options.revision))
         return
-    folder = Path(options.path).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{run}.policy.path={options.path}: no such folder. Give the folder of a downloaded Qwen3-VL policy, its "
-            f"hub id with {run}.policy.source=hub, or {run}.policy.source=tiny for the one built here."
-        )
-    check_policy_files(folder)
+    check_policy_files(find_policy_folder(options.path, f"{run}.policy"))

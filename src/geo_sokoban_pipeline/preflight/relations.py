@@ -1,6 +1,7 @@
 """Relations between parameters: values that are allowed one by one, but not together, or that hardly can be meant.
 
-A failure here is what stops a run for certain; what merely wastes it is a warning.
+A failure here is what stops a run for certain, or leaves it nothing to learn from; what merely wastes some of it is a
+warning.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.evaluation.baselines import move_limit
+from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
+from geo_sokoban_pipeline.options.rollout import EnvOptions
+from geo_sokoban_pipeline.options.training import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.preflight.checks import Check, State
 
 _GROUP = "parameters"
@@ -24,23 +28,38 @@ def check_relations(run: str, options: TrainOptions) -> list[Check]:
     return found or [Check(_GROUP, "values together", "ok", "all fit each other")]
 
 
-def check_counts(run: str, options: TrainOptions, train: int, validation: int, evaluation: int) -> list[Check]:
+def check_moves(run: str, options: TrainOptions, longest: int) -> list[Check]:
+    """A finding where levels need more moves than an episode has; nothing about environments of a user's own.
+
+    Args:
+        longest: moves that the shortest solution of the hardest levels takes.
+    """
+    limit = move_limit(options)
+    if limit >= longest or options.env.factory != EnvOptions().factory:
+        return []
+    text = f"{run}.rollout.max_turns={options.rollout.max_turns}: {limit} moves at most, and levels need up to "
+    return [
+        _check("moves", "warning", f"{text}{longest}: some can never be solved", "raise it, or take shorter levels")
+    ]
+
+
+def check_counts(
+    run: str, options: TrainOptions, train: int | None, validation: int | None, evaluation: int | None
+) -> list[Check]:
     """Findings about the levels that there will be, against what the run draws from them.
 
     Args:
-        train, validation, evaluation: levels of each split.
+        train, validation, evaluation: levels of each split; None: not known.
     """
-    grpo, loop = options.grpo, options.loop
-    found: list[Check] = []
-    if train == 0:
-        found.append(_check("levels", "failure", "there are no training levels", "raise the count of the split train"))
-    elif train < grpo.groups:
-        text = f"{run}.grpo.groups={grpo.groups}: more than the {train} training levels, so that levels repeat"
-        found.append(_check("levels", "warning", text, "raise the count of the split train, or lower groups"))
+    loop = options.loop
+    found = _training_levels(run, options, train)
     if validation == 0 and options.warm_start.steps:
         text = f"{run}.warm_start.steps={options.warm_start.steps}: its validations have no validation levels"
         found.append(_check("levels", "failure", text, f"raise the count, or set {run}.warm_start.steps=0"))
-    if validation == 0 and loop.eval_interval:
+    elif validation == 0 and options.evaluation.checkpoint == "best":
+        text = f"{run}.evaluation.checkpoint=best: without validation levels none is ever the best"
+        found.append(_check("levels", "failure", text, "raise the count of the split validation, or take final"))
+    elif validation == 0 and loop.eval_interval:
         text = f"{run}.loop.eval_interval={loop.eval_interval}: there are no validation levels, so nothing is validated"
         found.append(_check("levels", "warning", text, "raise the count of the split validation"))
     if evaluation == 0:
@@ -50,10 +69,11 @@ def check_counts(run: str, options: TrainOptions, train: int, validation: int, e
         ("loop.eval_prompts", loop.eval_prompts, validation),
         ("evaluation.prompts", options.evaluation.prompts, evaluation),
     ):
-        if wanted is not None and 0 < there < wanted:
+        if wanted is not None and there is not None and 0 < there < wanted:
             text = f"{run}.{name}={wanted}: there are {there}, which are played"
             found.append(_check("levels", "warning", text, "lower it, or raise the count of the split"))
-    text = f"{train} for training, {validation} for validation, {evaluation} for the evaluation"
+    known = ["as many as there are" if count is None else str(count) for count in (train, validation, evaluation)]
+    text = f"{known[0]} for training, {known[1]} for validation, {known[2]} for the evaluation"
     return found or [_check("levels", "ok", text)]
 
 
@@ -82,7 +102,7 @@ def check_lengths(
     elif episode > context:
         text = f"up to {episode} with {run}.rollout.max_turns={rollout.max_turns}; the model holds {context}"
         way_out = f"lower max_turns, or set {run}.rollout.max_context_tokens={context} to cut episodes there"
-        found.append(_check("tokens of an episode", "failure", text, way_out))
+        found.append(_check("tokens of an episode", "warning", f"{text}, and only if all turns are used", way_out))
     if rollout.max_tokens_per_turn is not None and reply > rollout.max_tokens_per_turn:
         text = f"the teacher's replies take {reply} tokens; max_tokens_per_turn={rollout.max_tokens_per_turn} cuts them"
         found.append(_check("tokens of a reply", "warning", text, f"raise {run}.rollout.max_tokens_per_turn"))
@@ -92,6 +112,16 @@ def check_lengths(
         found.append(_check("tokens of a micro-batch", "warning", text, "raise it where memory allows"))
     text = f"{prompt} in the prompt, up to {episode} in all; the model holds {context}"
     return found or [_check("tokens of an episode", "ok", text)]
+
+
+def _training_levels(run: str, options: TrainOptions, train: int | None) -> list[Check]:
+    groups = options.grpo.groups
+    if train == 0:
+        return [_check("levels", "failure", "there are no training levels", "raise the count of the split train")]
+    if train is not None and train < groups:
+        text = f"{run}.grpo.groups={groups}: more than the {train} training levels, so that levels repeat"
+        return [_check("levels", "warning", text, "raise the count of the split train, or lower groups")]
+    return []
 
 
 def _check(name: str, state: State, found: str, way_out: str = "") -> Check:
@@ -130,6 +160,10 @@ def _schedule(run: str, options: TrainOptions) -> Iterator[Check]:
 
 def _cadence(run: str, options: TrainOptions) -> Iterator[Check]:
     loop = options.loop
+    if options.evaluation.checkpoint == "best" and not _any_best(loop):
+        text = f"{run}.evaluation.checkpoint=best: with eval_interval={loop.eval_interval}, "
+        text += f"save_interval={loop.save_interval} and {loop.iterations} iterations no saved policy is validated"
+        yield _check("best checkpoint", "failure", text, "make loop.eval_interval a multiple of loop.save_interval")
     if loop.eval_interval > loop.iterations:
         text = f"{run}.loop.eval_interval={loop.eval_interval}: above the {loop.iterations} iterations, so only the "
         text += "policy before training is validated"
@@ -138,6 +172,14 @@ def _cadence(run: str, options: TrainOptions) -> Iterator[Check]:
         text = f"{run}.loop.save_interval={loop.save_interval}: only the last of {loop.iterations} iterations is "
         text += "saved, and a killed run begins anew"
         yield _check("checkpoints", "warning", text, "lower it")
+
+
+def _any_best(loop: LoopOptions) -> bool:
+    """Whether any iteration is both validated and saved."""
+    return any(
+        is_eval_due(k, loop.eval_interval) and is_save_due(k, loop.save_interval, num_iterations=loop.iterations)
+        for k in range(loop.iterations)
+    )
 
 
 def _batches(run: str, options: TrainOptions) -> Iterator[Check]:

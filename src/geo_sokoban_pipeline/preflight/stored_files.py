@@ -21,7 +21,9 @@ def find_damage(models: Path, outputs: Path) -> list[str]:
         models: folder of the run id in 06_models.
         outputs: folder of the run id in 07_model_output.
     """
-    return [*_damaged_folders(models), *find_damaged_rows(models, outputs)]
+    folders = [models / "base_policy", models / "policy", *newest_checkpoints(models / "checkpoints")[-1:]]
+    damaged = [text for folder in folders for text in find_damaged_files(folder)]
+    return [*damaged, *find_damaged_rows(models, outputs)]
 
 
 def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
@@ -34,19 +36,20 @@ def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
     return [*_damaged_metrics(outputs, last), *_damaged_trajectories(outputs, last)]
 
 
-def _damaged_folders(models: Path) -> Iterator[str]:
-    for folder in [models / "base_policy", models / "policy", *newest_checkpoints(models / "checkpoints")[-1:]]:
-        try:
-            manifest = read_manifest(folder, verify=False) or {"files": {}}
-        except CorruptFolderError as error:
-            yield str(error)
-            continue
-        for name, expected in manifest["files"].items():
-            path = folder / name
-            size = path.stat().st_size if path.is_file() else None
-            if size != expected["bytes"]:
-                found = "is missing" if size is None else f"has {size} bytes, {expected['bytes']} recorded"
-                yield f"{path} {found} in {MANIFEST}. Delete {folder} to have it made again."
+def find_damaged_files(folder: Path) -> list[str]:
+    """What is torn in a sealed folder, as in `find_damage`; only sizes are compared."""
+    try:
+        manifest = read_manifest(folder, verify=False) or {"files": {}}
+    except CorruptFolderError as error:
+        return [str(error)]
+    found = []
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != expected["bytes"]:
+            said = "is missing" if size is None else f"has {size} bytes, {expected['bytes']} recorded"
+            found.append(f"{path} {said} in {MANIFEST}. Delete {folder} to have it made again.")
+    return found
 
 
 def _damaged_metrics(outputs: Path, last: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from geo_sokoban_pipeline.fingerprint import FingerprintError
@@ -36,24 +37,55 @@ def check_run(subject: Subject) -> list[Check]:
     return [Check(_GROUP, name, "ok", _progress(subject))]
 
 
-def stored_checkpoint_bytes(models: Path) -> int | None:
-    """Bytes of the newest stored checkpoint; None without one."""
-    newest = newest_checkpoints(models / "checkpoints")
-    manifest = read_manifest(newest[-1], verify=False) if newest else None
-    return None if manifest is None else sum(file["bytes"] for file in manifest["files"].values())
+@dataclass(frozen=True)
+class Stored:
+    """What a run has stored and will not write again; nothing where it is cleared first.
+
+    Attributes:
+        iterations: that the run would not repeat.
+        checkpoints: sealed ones.
+        base_policy, policy: the policies before and after the warm start are there.
+        checkpoint_bytes: of the newest checkpoint; None without one.
+        iteration_bytes: mean of a stored iteration's trajectories; None without any.
+    """
+
+    iterations: int = 0
+    checkpoints: int = 0
+    base_policy: bool = False
+    policy: bool = False
+    checkpoint_bytes: int | None = None
+    iteration_bytes: int | None = None
 
 
-def stored_iteration_bytes(outputs: Path) -> int | None:
-    """Mean bytes of a stored iteration's trajectories; None without any."""
-    parts = list((outputs / "trajectories").glob("iter=*/part-*.parquet"))
-    iterations = {part.parent for part in parts}
-    return sum(part.stat().st_size for part in parts) // len(iterations) if parts else None
+def read_stored(subject: Subject) -> Stored:
+    """What the run id holds; sizes that cannot be read count as unknown, `check_run` names them."""
+    if subject.parameters.fresh:
+        return Stored()
+    newest = newest_checkpoints(subject.models / "checkpoints")
+    try:
+        manifest = read_manifest(newest[-1], verify=False) if newest else None
+    except CorruptFolderError:
+        manifest = None
+    return Stored(
+        iterations=stored_iterations(subject.models),
+        checkpoints=len(newest),
+        base_policy=subject.base_policy is not None,
+        policy=subject.learnt_policy is not None,
+        checkpoint_bytes=None if manifest is None else sum(file["bytes"] for file in manifest["files"].values()),
+        iteration_bytes=_iteration_bytes(subject.outputs),
+    )
 
 
 def stored_iterations(models: Path) -> int:
     """Iterations that a run would not repeat."""
     checkpoints = newest_checkpoints(models / "checkpoints")
     return int(checkpoints[-1].name.removeprefix("iter=")) + 1 if checkpoints else 0
+
+
+def _iteration_bytes(outputs: Path) -> int | None:
+    parts = list((outputs / "trajectories").glob("iter=*/part-*.parquet"))
+    iterations = {part.parent for part in parts}
+    return sum(part.stat().st_size for part in parts) // len(iterations) if parts else None
 
 
 def _progress(subject: Subject) -> str:

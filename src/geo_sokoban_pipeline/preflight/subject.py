@@ -9,6 +9,7 @@ from typing import Any
 from geo_sokoban_pipeline.options.check import CheckPipelineOptions
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.storage import MANIFEST
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,25 @@ class Subject:
         return self.data_root / "06_models" / self.run / self.parameters.run_id
 
     @property
+    def base_policy(self) -> Path | None:
+        """The run's own copy of the policy it started from, which it goes on with; None: it has none yet."""
+        return self._stored("base_policy")
+
+    @property
+    def learnt_policy(self) -> Path | None:
+        """The run's policy after the warm start; None: it has none yet."""
+        return self._stored("policy")
+
+    @property
     def outputs(self) -> Path:
         """Folder of the run's trajectories and metrics."""
         return self.data_root / "07_model_output" / self.run / self.parameters.run_id
+
+    @property
+    def reports(self) -> Path:
+        """Folder of the run's summary and report."""
+        return self.data_root / "08_reporting" / self.run / self.parameters.run_id
+
+    def _stored(self, name: str) -> Path | None:
+        folder = self.models / name
+        return folder if not self.parameters.fresh and (folder / MANIFEST).is_file() else None

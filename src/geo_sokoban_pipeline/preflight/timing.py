@@ -10,54 +10,26 @@ import resource
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.folders import PolicyFolder, open_policy
-from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy
-from geo_sokoban_pipeline.preflight.checks import Check
-from geo_sokoban_pipeline.preflight.disk import size
+from geo_sokoban_pipeline.folders import open_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
+from geo_sokoban_pipeline.preflight.estimate import Timing
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.subject import Subject
-from geo_sokoban_pipeline.storage import MANIFEST, nearest_folder, write_folder
+from geo_sokoban_pipeline.storage import nearest_folder, write_folder
 from geo_sokoban_pipeline.trajectories import Trajectory
 from geo_sokoban_pipeline.trajectory_files import name_parts, write_trajectories
 
-_GROUP = "timed"
 _FEW_STEPS = 2  # of the warm start with a policy that has learnt to write before
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What one iteration took, in seconds, bytes and counts.
-
-    Attributes:
-        imitation_step: seconds of a step of the warm start; None where none was made.
-        rollout, update, save: seconds.
-        episodes, tokens: of the rollout; tokens count what the model saw and wrote.
-        steps: optimizer steps. skipped: those without a finite gradient.
-        checkpoint_bytes, trajectory_bytes: written.
-        peak_bytes: largest resident memory of this process so far.
-    """
-
-    imitation_step: float | None
-    rollout: float
-    update: float
-    save: float
-    episodes: int
-    tokens: int
-    steps: int
-    skipped: int
-    checkpoint_bytes: int
-    trajectory_bytes: int
-    peak_bytes: int
-
-    @property
-    def iteration(self) -> float:
-        """Seconds of an iteration without validation."""
-        return self.rollout + self.update + self.save
+def has_weights(subject: Subject, model: ModelShape | None) -> bool:
+    """Whether there are weights to time with: stored by the run, built here, or in a folder."""
+    if subject.learnt_policy is not None or subject.options.policy.source == "tiny":
+        return True
+    return model is not None and model.folder is not None
 
 
 def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: ModelShape | None) -> Timing:
@@ -65,21 +37,30 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
 
     Args:
         rows: training prompts; fewer than the run draws are drawn again.
-        model: shape of the model; None: not here yet.
+        model: shape of the model; None: not known.
 
     Raises:
-        FileNotFoundError: the weights are not here yet.
+        FileNotFoundError: the weights are not here yet, see `has_weights`.
         Exception: whatever the run would end with: memory, diverged updates, own code.
     """
+    from geo_sokoban_pipeline.training.process import set_threads
+
+    set_threads(subject.options.threads)
+    place = nearest_folder(subject.data_root)
+    with tempfile.TemporaryDirectory(dir=place, prefix=".preflight-") as folder:
+        policy, imitation = _ready_policy(subject, rows, model, Path(folder) / "policy")
+        return _time(subject, rows, policy, imitation, Path(folder) / "saved")
+
+
+def _time(
+    subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, imitation: float | None, folder: Path
+) -> Timing:
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.updating import update_policy
 
     options, seed = subject.options, subject.parameters.seed
-    set_threads(options.threads)
-    policy, imitation = _ready_policy(subject, rows, model)
     backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
     engine = build_engine(policy, options.rollout)
     sampler = build_sampler(rows, options.prompts, seed, None)
@@ -90,15 +71,12 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
     metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
     updated = time.perf_counter()
     engine.close()
-    place = nearest_folder(subject.data_root)
-    with tempfile.TemporaryDirectory(dir=place, prefix=".preflight-") as folder:
-        sizes = _save(Path(folder), policy, backend, trajectories)
-    saved = time.perf_counter()
+    sizes = _save(folder, policy, backend, trajectories)
     return Timing(
         imitation_step=imitation,
         rollout=played - began,
         update=updated - played,
-        save=saved - updated,
+        save=time.perf_counter() - updated,
         episodes=len(trajectories),
         tokens=sum(len(episode.token_ids) for episode in trajectories),
         steps=int(metrics["train/steps"]),
@@ -109,70 +87,19 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
     )
 
 
-def describe_timing(timing: Timing, options: TrainOptions, validation: int, evaluation: int) -> list[Check]:
-    """Rows of the table; a step without a finite gradient is a failure.
-
-    Args:
-        validation, evaluation: prompts that are played.
-    """
-    found = [
-        Check(
-            _GROUP,
-            "rollout",
-            "ok",
-            f"{timing.rollout:.2f} s: {timing.episodes} episodes, {timing.episodes / timing.rollout:,.0f} episodes/s, "
-            f"{timing.tokens / timing.rollout:,.0f} tokens/s",
-        ),
-        Check(_GROUP, "update", "ok", f"{timing.update:.2f} s: {timing.steps} optimizer steps"),
-        Check(
-            _GROUP,
-            "saving",
-            "ok",
-            f"{timing.save:.2f} s: checkpoint {size(timing.checkpoint_bytes)}, trajectories "
-            f"{size(timing.trajectory_bytes)}",
-        ),
-        Check(_GROUP, "memory", "ok", f"at most {size(timing.peak_bytes)} resident"),
-    ]
-    if timing.skipped:
-        text = f"{timing.skipped} of {timing.steps} optimizer steps had no finite gradient"
-        found.append(Check(_GROUP, "gradients", "failure", text, "lower optimizer.learning_rate or take float32"))
-    elif not timing.steps:
-        text = "no group to train on: the filter dropped all"
-        found.append(Check(_GROUP, "gradients", "warning", text, "a run warms up first; else see grpo.filter"))
-    parts = estimate_run(timing, options, validation, evaluation)
-    shares = ", ".join(f"{name} {_clock(seconds)}" for name, seconds in parts.items())
-    text = f"{timing.iteration:.2f} s an iteration; {_clock(sum(parts.values()))} in all ({shares})"
-    return [*found, Check(_GROUP, "estimate of the run", "ok", text)]
-
-
-def estimate_run(timing: Timing, options: TrainOptions, validation: int, evaluation: int) -> dict[str, float]:
-    """Seconds of a whole run by part, from one iteration.
-
-    Args:
-        validation, evaluation: prompts that are played.
-    """
-    loop, chosen = options.loop, options.evaluation
-    episode = timing.rollout / max(timing.episodes, 1)
-    validations = loop.iterations // loop.eval_interval + 1 if loop.eval_interval else 0
-    per_prompt = chosen.samples + int(chosen.greedy)
-    blank = (1 + int(chosen.greedy)) if chosen.blank_images else 0
-    return {
-        "warm start": (timing.imitation_step or 0.0) * options.warm_start.steps,
-        "iterations": timing.iteration * loop.iterations,
-        "validations": validations * validation * 2 * episode,
-        "evaluation": evaluation * (2 * per_prompt + blank) * episode,
-    }
-
-
 def _ready_policy(
-    subject: Subject, rows: Sequence[dict[str, Any]], model: ModelShape | None
+    subject: Subject, rows: Sequence[dict[str, Any]], model: ModelShape | None, folder: Path
 ) -> tuple[Policy, float | None]:
-    """A policy that writes as the run's will, and the seconds of a step of the warm start where one was made."""
+    """A policy that writes as the run's will, and the seconds of a step of the warm start where one was made.
+
+    Args:
+        folder: to write a policy into that is built here.
+    """
     options = subject.options
-    stored = _stored_policy(subject.models)
-    if stored is not None:
+    if subject.learnt_policy is not None:
+        stored = open_policy(subject.learnt_policy)
         return load_policy(stored.path, options.policy.dtype, options.policy.attention), None
-    policy = _starting_policy(subject, model)
+    policy = _starting_policy(subject, model, folder)
     steps = min(options.warm_start.steps, subject.settings.imitation_steps)
     if options.policy.source != "tiny":
         steps = min(steps, _FEW_STEPS)
@@ -187,20 +114,17 @@ def _ready_policy(
     return policy, history[-1]["seconds"] / steps
 
 
-def _stored_policy(models: Path) -> PolicyFolder | None:
-    folder = models / "policy"
-    return open_policy(folder) if (folder / MANIFEST).is_file() else None
-
-
-def _starting_policy(subject: Subject, model: ModelShape | None) -> Policy:
+def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -> Policy:
+    """The starting policy as a run loads it, with the type and the attention of the options."""
     options = subject.options.policy
-    if options.source == "tiny":
-        from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-
-        return build_tiny_policy(options.tiny, subject.parameters.seed)
-    if model is None or model.folder is None:
+    if model is not None and model.folder is not None:
+        return load_policy(model.folder, options.dtype, options.attention)
+    if options.source != "tiny":
         raise FileNotFoundError(f"policy.path={options.path}: its weights are not here, so nothing can be timed.")
-    return load_policy(model.folder, options.dtype, options.attention)
+    from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+
+    save_policy(build_tiny_policy(options.tiny, subject.parameters.seed), folder)
+    return load_policy(folder, options.dtype, options.attention)
 
 
 def _save(folder: Path, policy: Policy, backend: Any, trajectories: Sequence[Trajectory]) -> tuple[int, int]:
@@ -212,10 +136,3 @@ def _save(folder: Path, policy: Policy, backend: Any, trajectories: Sequence[Tra
         write_trajectories(folder / f"{name}.parquet", table)
     written = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
     return sum(file["bytes"] for file in manifest["files"].values()), written
-
-
-def _clock(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

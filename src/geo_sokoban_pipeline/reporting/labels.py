@@ -7,6 +7,8 @@ _LABELS = {
     "final": "after GRPO",
     "control_teacher": "control: more of the warm start",
     "control_optimal": "control: imitation of optimal play",
+    "teacher": "teacher",
+    "teacher_patient": "teacher, never gives up",
     "random": "random moves",
     "random_legal": "random legal moves",
     "solver": "solver (optimal)",

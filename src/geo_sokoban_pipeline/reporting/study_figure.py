@@ -25,7 +25,7 @@ _STAGES = (
     ("control_teacher", "control: more of the warm start", "greedy"),
     ("grpo", "GRPO", "final"),
 )
-_LEVELS = (("random_legal", "legal"), ("teacher", "training"))
+_LEVELS = (("random_legal", "legal"), ("teacher_patient", "training"))
 _STYLE = """
 .paper{fill:#fff;stroke:#dfe3e8}text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#5b6472}
 .title{font-size:15px;font-weight:600;fill:#1c2330}.tick.end{text-anchor:end}.tick.mid{text-anchor:middle}
@@ -42,7 +42,7 @@ _STYLE = """
 def draw_study(results: Mapping[str, Any]) -> str:
     """SVG of a study's curves; lines are means over the seeds, faint lines the seeds themselves.
 
-    Dashed lines are players on the evaluation levels: random legal moves, and the teacher.
+    Dashed lines are players on the evaluation levels: random legal moves, and the teacher who never gives up.
     """
     seeds = results["seeds"]
     series, legend = [], []
@@ -50,7 +50,8 @@ def draw_study(results: Mapping[str, Any]) -> str:
         curves = [curve for seed in seeds if len(curve := stage_curve(seed, stage)) > 1]
         if curves:
             series += [Series(name, colour, curve, style="faint") for curve in curves if len(curves) > 1]
-            series.append(Series(name, colour, mean_curve(curves)))
+            mean = mean_curve(curves)
+            series += [Series(name, colour, mean)] if mean else []
             legend.append((name, colour))
     end = max((x for line in series for x, _ in line.points), default=1.0)
     for player, colour in _LEVELS:
@@ -83,24 +84,22 @@ def stage_curve(seed: Mapping[str, Any], stage: str) -> Points:
 
 
 def mean_curve(curves: Sequence[Points]) -> Points:
-    """Mean of curves that differ in length: at equal fractions of each one's own span."""
+    """Mean of curves at equal x, over the span that all of them cover; `[]` where there is none."""
     if len(curves) == 1:
         return list(curves[0])
-    means: Points = []
-    for step in range(_GRID + 1):
-        spots = [_at(curve, step / _GRID) for curve in curves]
-        means.append((fmean(x for x, _ in spots), fmean(y for _, y in spots)))
-    return means
+    begin, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if begin >= end:
+        return []
+    spots = [begin + (end - begin) * step / _GRID for step in range(_GRID + 1)]
+    return [(x, fmean(_at(curve, x) for curve in curves)) for x in spots]
 
 
-def _at(curve: Points, fraction: float) -> tuple[float, float]:
-    """Point of a curve at a fraction of its span in x, by straight lines between its points."""
-    x = curve[0][0] + fraction * (curve[-1][0] - curve[0][0])
+def _at(curve: Points, x: float) -> float:
+    """Height of a curve at an x within its span, by straight lines between its points."""
     for (left, low), (right, high) in zip(curve, curve[1:], strict=False):
-        if x <= right or (right, high) == curve[-1]:
-            share = (x - left) / (right - left) if right > left else 1.0
-            return x, low + min(1.0, share) * (high - low)
-    return curve[-1]
+        if x <= right:
+            return low + (x - left) / (right - left) * (high - low) if right > left else high
+    return curve[-1][1]
 
 
 def _frame(title: str, chart: Markup, legend: Sequence[tuple[str, str]]) -> str:

@@ -61,15 +61,18 @@ def find_rate(rows: Iterable[Row], player: str, mode: str) -> Rate | None:
     return None
 
 
-def pool_lengths(seeds: Sequence[Mapping[str, Any]], player: str, mode: str) -> dict[int, Rate]:
-    """Rates by optimal length, episodes of all seeds together."""
-    counts: dict[int, tuple[int, int]] = {}
+def length_rates(seeds: Sequence[Mapping[str, Any]], player: str, mode: str) -> dict[int, list[Rate]]:
+    """Rates by optimal length, one for each seed that has the row.
+
+    The seeds play the same levels: their episodes together would be no larger sample of levels.
+    """
+    rates: dict[int, list[Rate]] = {}
     for row in (row for seed in seeds for row in seed["rows"]):
         if row["player"] == player and row["mode"] in (mode, "-"):
             for length, solved, episodes in row["by_length"]:
-                before = counts.get(length, (0, 0))
-                counts[length] = (before[0] + solved, before[1] + episodes)
-    return {length: Rate(*counts[length]) for length in sorted(counts) if counts[length][1]}
+                if episodes:
+                    rates.setdefault(length, []).append(Rate(solved, episodes))
+    return dict(sorted(rates.items()))
 
 
 def mean_share(rates: Iterable[Rate | None]) -> float | None:
@@ -101,6 +104,12 @@ def judge_minutes(minutes: float | None, most: float) -> Verdict:
     if minutes is None:
         return Verdict(f"{DASH} (was interrupted)", None)
     return Verdict(number(minutes, 1), minutes <= most)
+
+
+def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:
+    """Whether a control has had the CPU-seconds of GRPO, as a share of them."""
+    spent, grpo = seed["cpu_seconds"].get(control), seed["cpu_seconds"].get("grpo")
+    return Verdict(DASH, None) if spent is None or not grpo else Verdict(number(spent / grpo), spent / grpo >= least)
 
 
 def describe_bar(bar: Mapping[str, Any]) -> str:

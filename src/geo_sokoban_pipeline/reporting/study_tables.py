@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from geo_sokoban_pipeline.reporting.formats import DASH, count, number, percent
@@ -14,18 +15,19 @@ from geo_sokoban_pipeline.reporting.study_rates import (
     find_rate,
     judge_bar,
     judge_minutes,
+    judge_spent,
+    length_rates,
     mean_share,
-    pool_lengths,
 )
 
 Results = Mapping[str, Any]
 _PLAYERS = ("warm_start", "final", "control_teacher", "control_optimal", "final_blank")
-_BASELINES = ("random", "random_legal", "teacher", "solver")
-_BY_LENGTH = ("random_legal", "teacher", "warm_start", "final", "control_teacher", "control_optimal")
+_BASELINES = ("random", "random_legal", "teacher", "teacher_patient", "solver")
+_CONTROLS = ("control_teacher", "control_optimal")
 _MODES = ("sampled", "greedy")
 _CAPTION = (
-    "Lines are means over the seeds, faint lines the seeds themselves, all on validation levels; dashed lines are "
-    "players on the evaluation levels."
+    "Faint lines are the seeds, full lines their means at equal CPU-seconds, from where the last seed begins a stage "
+    "to where the first one ends it; all on validation levels. Dashed lines are players on the evaluation levels."
 )
 _STAGES = ("warm_start", "grpo", "control_teacher", "control_optimal")
 
@@ -39,13 +41,13 @@ def render_study(results: Results) -> str:
         _rates_table(results["seeds"]),
         f"{picture}\n\n{_CAPTION}",
         _bars(results),
-        "**By optimal length**, all seeds together: percent solved, with the interval of the pooled episodes.",
+        _describe_lengths(results["seeds"]),
         _length_table(results["seeds"]),
         _lengths_by_seed(results["seeds"]),
         "**What it took.** CPU-seconds are those of training alone: playing, updating and writing, without validations "
         "and evaluation. Minutes are the wall time of the whole command, from data to report.",
         _time_table(results),
-        _describe_machine(results["machine"]),
+        describe_machine(results["machine"]),
         *_sets(results["sets"]),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -55,7 +57,7 @@ def render_readme(results: Results) -> str:
     """The short table of the README: means of the seeds, with the lowest and the highest."""
     seeds = results["seeds"]
     lines = []
-    for player in ("final", "warm_start", "control_teacher", "final_blank", "teacher", "random_legal", "random"):
+    for player in ("final", "warm_start", *_CONTROLS, "final_blank", *reversed(_BASELINES[:-1])):
         cells = [_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in _MODES]
         if player in _BASELINES:
             cells[1] = ""
@@ -104,6 +106,14 @@ def _bars(results: Results) -> str:
         judged.append(
             (f"whole run: at most {most:g} minutes", [judge_minutes(seed["minutes"], most) for seed in seeds])
         )
+    if results["least_spent"] is not None:
+        least = results["least_spent"]
+        judged += [
+            (f"{policy_label(name)}: spent at least {least:g} of GRPO's CPU-seconds", verdicts)
+            for name in _CONTROLS
+            if any(name in seed["cpu_seconds"] for seed in seeds)
+            for verdicts in [[judge_spent(seed, name, least) for seed in seeds]]
+        ]
     if not judged:
         return ""
     lines = [[text, *(verdict.write() for verdict in verdicts)] for text, verdicts in judged]
@@ -119,13 +129,20 @@ def _count_bars(judged: Sequence[Sequence[Verdict]]) -> str:
     return f"**Bars** met by {who}: {met} of {len(judged)}{further}."
 
 
+def _describe_lengths(seeds: Sequence[Mapping[str, Any]]) -> str:
+    if len(seeds) == 1:
+        return "**By optimal length**: percent solved, with the 95 % Wilson interval."
+    return "**By optimal length**: percent solved, mean of the seeds (lowest–highest); all seeds play the same levels."
+
+
 def _length_table(seeds: Sequence[Mapping[str, Any]]) -> str:
-    rows = [(player, mode) for player in _BY_LENGTH for mode in (("-",) if player in _BASELINES else _MODES)]
-    pooled = [(player, mode, pool_lengths(seeds, player, mode)) for player, mode in rows]
-    lengths = sorted({length for _, _, rates in pooled for length in rates})
+    """One seed with its intervals, or several with their spread."""
+    rows = [(player, "-") for player in _BASELINES] + [(player, mode) for player in _PLAYERS for mode in _MODES]
+    found = [(player, mode, length_rates(seeds, player, mode)) for player, mode in rows]
+    lengths = sorted({length for _, _, rates in found for length in rates})
     lines = [
-        [row_label(player, mode), *(_short(rates.get(length)) for length in lengths)]
-        for player, mode, rates in pooled
+        [row_label(player, mode), *(_short(rates.get(length, []), len(seeds)) for length in lengths)]
+        for player, mode, rates in found
         if rates
     ]
     return _table(["player", *map(str, lengths)], lines)
@@ -138,32 +155,45 @@ def _lengths_by_seed(seeds: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(["<details><summary>The same for each seed</summary>", *parts, "</details>"])
 
 
-def _short(rate: Rate | None) -> str:
-    if rate is None:
+def _short(rates: Sequence[Rate], seeds: int) -> str:
+    if len(rates) < seeds:
         return DASH
-    low, high = (f"{100 * end:.0f}" for end in rate.ends)
-    return f"{100 * rate.share:.0f} [{low}–{high}]"
+    if seeds == 1:
+        low, high = (f"{100 * end:.0f}" for end in rates[0].ends)
+        return f"{100 * rates[0].share:.0f} [{low}–{high}]"
+    shares = [100 * rate.share for rate in rates]
+    return f"{fmean(shares):.0f} ({min(shares):.0f}–{max(shares):.0f})"
 
 
 def _time_table(results: Results) -> str:
     stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
     lines = []
     for seed in results["seeds"]:
-        spent = [
-            f"{count(seed['cpu_seconds'].get(stage))} ({count(seed['steps'].get(stage))} "
-            f"{'iterations' if stage == 'grpo' else 'steps'})"
-            for stage in stages
-        ]
+        spent = [_describe_spent(seed, stage) for stage in stages]
         lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1)])
     names = ["GRPO" if stage == "grpo" else policy_label(stage) for stage in stages]
     return _table(["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"], lines)
 
 
-def _describe_machine(machine: Mapping[str, Any]) -> str:
-    beside = f"{machine['workers']} runs side by side, " if (machine.get("workers") or 1) > 1 else ""
+def _describe_spent(seed: Mapping[str, Any], stage: str) -> str:
+    """`200 (140 iterations)`; of a control `201 (2,000 steps, 1.01 of GRPO)`."""
+    spent, grpo = seed["cpu_seconds"].get(stage), seed["cpu_seconds"].get("grpo")
+    units = "iterations" if stage == "grpo" else "steps"
+    share = f", {number(spent / grpo)} of GRPO" if stage in _CONTROLS and spent is not None and grpo else ""
+    return f"{count(spent)} ({count(seed['steps'].get(stage))} {units}{share})"
+
+
+def describe_machine(machine: Mapping[str, Any]) -> str:
+    """On what and with which versions a study was made; values that differ between its runs are all named."""
+
+    def name(what: str, unknown: str = "unknown") -> str:
+        return " and ".join(unknown if value is None else str(value) for value in machine[what])
+
+    beside = f"{machine['workers']} runs side by side, " if machine["workers"] > 1 else ""
     return (
-        f"Measured on {machine['cores']} cores ({machine['processor']}), {beside}one thread each; Python "
-        f"{machine['python']}, torch {machine['torch']}."
+        f"Measured on {name('cores')} cores ({name('processor', 'processor not named by the system')}, "
+        f"{name('machine')}), {beside}one thread each; this package {name('version')} (commit "
+        f"{name('commit')}), Python {name('python')}, torch {name('torch')}, transformers {name('transformers')}."
     )
 
 

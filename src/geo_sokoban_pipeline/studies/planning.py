@@ -15,6 +15,7 @@ from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.options.study import StudyDefinition
 from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.run_store import RunFolders
 from geo_sokoban_pipeline.storage import MANIFEST
 
 Kind = Literal["train", "control", "evaluate"]
@@ -54,14 +55,19 @@ class Member:
         return ["data_sokoban", "evaluate_sokoban"] if self.kind == "evaluate" else [f"{self.kind}_sokoban"]
 
     @property
+    def folders(self) -> RunFolders:
+        """Everything that is stored of it, but the data it shares."""
+        return RunFolders.of(self.root, f"{self.kind}_sokoban", self.run_id)
+
+    @property
     def summary(self) -> Path:
         """Where its evaluation is stored."""
-        return self.root / "08_reporting" / f"{self.kind}_sokoban" / self.run_id / "eval_summary.json"
+        return self.folders.reports / "eval_summary.json"
 
     @property
     def models(self) -> Path:
         """Where its policies and checkpoints are stored."""
-        return self.root / "06_models" / f"{self.kind}_sokoban" / self.run_id
+        return self.folders.models
 
     @property
     def outputs(self) -> list[Path]:

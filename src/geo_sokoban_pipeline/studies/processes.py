@@ -1,7 +1,8 @@
 """Processes: the members of a study side by side, each an ordinary command with one thread.
 
-Members resume by themselves, so an interrupted study has nothing to clean up but its children: they end with it. A
-member that fails stops only those that need its result; the study fails once the others are through.
+Members resume by themselves, so an interrupted study has nothing to clean up but its children: they end with it, on
+Linux also when it is killed. A member whose run is in another process's hands waits for it. A member that fails stops
+only those that need its result; the study fails once the others are through.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,19 +19,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from geo_sokoban_pipeline.progress import Progress, track
+from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, find_holder
 from geo_sokoban_pipeline.storage import write_json
+from geo_sokoban_pipeline.studies import tether
 from geo_sokoban_pipeline.studies.command import Command
 from geo_sokoban_pipeline.studies.planning import Member
+from geo_sokoban_pipeline.studies.provenance import describe_maker
 from geo_sokoban_pipeline.studies.records import StudyFolder
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 20.0
 _SHOWN_LINES = 15
-_LOCK = "run.lock"
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what ends a study as Ctrl-C does
 
 
 class MemberError(RuntimeError):
@@ -43,6 +48,7 @@ class _Child:
     log: IO[bytes]
     began: float
     whole: bool  # nothing of the member was there before
+    maker: dict[str, Any]
 
     def close(self) -> None:
         self.log.close()
@@ -56,45 +62,63 @@ def run_members(
     Args:
         members: each after the one it needs; started in this order.
         workers: processes side by side; None: one per core this process may use.
-        fresh: start every member anew, finished ones too.
+        fresh: start every member anew, finished ones too; what is left of that when it is interrupted is done by the
+            next call without it.
         name: of the study, for the progress.
 
     Raises:
         MemberError: at least one member failed; all that do not need it have been run.
     """
     limit = workers or len(os.sched_getaffinity(0))
-    waiting = [member for member in members if fresh or not folder.is_finished(member)]
+    if fresh:
+        folder.begin_generation(members)
+    waiting = [member for member in members if not folder.is_finished(member)]
     done = {member.run_id for member in members} - {member.run_id for member in waiting}
     failed: dict[str, str] = {}
     running: list[_Child] = []
+    told: set[str] = set()
     with track(f"study {name}", len(members), len(done)) as progress, _end_children(running):
         while waiting or running:
             for member in [m for m in waiting if m.after in failed]:
                 waiting.remove(member)
                 failed[member.run_id] = ""
-            ready = [member for member in waiting if member.after is None or member.after in done]
-            for member in ready[: limit - len(running)]:
-                waiting.remove(member)
-                running.append(_start(member, command, folder, fresh))
+            for member in [m for m in waiting if m.after is None or m.after in done]:
+                if len(running) < limit and _is_free(member, told):
+                    waiting.remove(member)
+                    running.append(_start(member, command, folder))
             for child in [c for c in running if c.process.poll() is not None]:
                 running.remove(child)
                 _settle(child, folder, limit, done, failed, progress)
-            time.sleep(_POLL_SECONDS if running else 0)
+            time.sleep(_POLL_SECONDS if running or waiting else 0)
     reasons = [text for text in failed.values() if text]
     if reasons:
         raise MemberError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
 
 
-def _start(member: Member, command: Command, folder: StudyFolder, fresh: bool) -> _Child:
+def _is_free(member: Member, told: set[str]) -> bool:
+    """Whether nobody works on a member's run, a child of an earlier study for instance; says so once if not."""
+    holder = find_holder(member.models)
+    if holder is not None and member.run_id not in told:
+        told.add(member.run_id)
+        logger.warning("%s waits. %s", member.run_id, holder)
+    return holder is None
+
+
+def _start(member: Member, command: Command, folder: StudyFolder) -> _Child:
     config, log = folder.config(member), folder.log(member)
-    params = {**member.params, **({"fresh": True} if fresh else {})}
-    write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": params}})
+    if folder.is_outdated(member):
+        lock = RunLock(member.models)
+        member.folders.clear()
+        folder.note_begun(member)
+        lock.close()
+    write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": member.params}})
     log.parent.mkdir(parents=True, exist_ok=True)
     handle = log.open("ab")
-    whole = fresh or not any(entry.name != _LOCK for entry in _entries(member.models))
+    whole = not any(entry.name != LOCK_FILE for entry in _entries(member.models))
     logger.info("%s: %s", member.run_id, "started" if whole else "goes on")
     process = subprocess.Popen(
-        command.words(config),
+        # Not preexec_fn: it is not safe where the study itself runs beside other threads.
+        [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command.words(config)],
         cwd=command.project,
         env=command.environment(member.root),
         stdin=subprocess.DEVNULL,
@@ -103,7 +127,7 @@ def _start(member: Member, command: Command, folder: StudyFolder, fresh: bool) -
         # A Ctrl-C at the terminal goes to the study alone, which ends its children in order.
         start_new_session=True,
     )
-    return _Child(member, process, handle, time.monotonic(), whole)
+    return _Child(member, process, handle, time.monotonic(), whole, describe_maker(command.project))
 
 
 def _settle(
@@ -112,7 +136,7 @@ def _settle(
     child.close()
     member, seconds, code = child.member, time.monotonic() - child.began, child.process.returncode
     if code == 0:
-        folder.write_record(member, seconds if child.whole else None, workers)
+        folder.write_record(member, seconds if child.whole else None, workers, child.maker)
         done.add(member.run_id)
         logger.info("%s: done after %.1f minutes", member.run_id, seconds / 60)
     else:
@@ -135,12 +159,14 @@ def _entries(folder: Path) -> list[Path]:
 def _end_children(running: list[_Child]) -> Iterator[None]:
     """End what still runs when the block is left, by an interrupt or a request to terminate too."""
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _leave) if in_main else None
+    # What is ignored stays so: `nohup` means that closing the terminal is no reason to end.
+    wanted = [number for number in _ENDINGS if in_main and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _leave) for number in wanted}
     try:
         yield
     finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         for child in running:
             child.process.terminate()
         deadline = time.monotonic() + _GRACE_SECONDS

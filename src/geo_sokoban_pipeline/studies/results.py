@@ -5,14 +5,12 @@ Solve rates are kept as counts, so that whoever reads the file can check and poo
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.evaluation.baselines import PATIENT
 from geo_sokoban_pipeline.evaluation.validation import START
 from geo_sokoban_pipeline.options.study import StudyDefinition
 from geo_sokoban_pipeline.options.training import SourceOptions
@@ -23,6 +21,7 @@ from geo_sokoban_pipeline.studies.records import StudyFolder
 
 _MODES = ("sampled", "greedy")
 _VALIDATION = "eval/validation/"
+_MAKER = ("cores", "processor", "machine", "python", "torch", "transformers", "version", "commit")
 
 
 def collect_results(
@@ -31,21 +30,25 @@ def collect_results(
     """Results of a study whose members are all finished.
 
     Returns:
-        `study`, `title`, `max_minutes`, `bars`, `machine`, `levels` (what was played), `seeds` (per seed: rows of the
-        evaluation, CPU-seconds, minutes, curves), `sets` (per further set: title, levels, rows per seed).
+        `study`, `title`, `max_minutes`, `least_spent`, `bars`, `machine`, `made_with` (versions and machine by run id),
+        `levels` (what was played), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, curves), `sets`
+        (per further set: title, levels, rows per seed).
     """
     trained = [member for member in members if member.kind == "train"]
+    records = {member.run_id: folder.read_record(member) for member in members}
     seeds = []
     for member in trained:
         controls = [other for other in members if other.kind == "control" and other.after == member.run_id]
-        seeds.append(_describe_seed(member, controls, folder.read_record(member)))
+        seeds.append(_describe_seed(member, controls, records[member.run_id]))
     first = trained[0]
     return {
         "study": name,
         "title": study.title or name,
         "max_minutes": study.max_minutes,
+        "least_spent": study.least_spent,
         "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
-        "machine": _describe_machine(folder.read_record(first)),
+        "machine": _describe_machine(records),
+        "made_with": {run_id: record.get("maker") for run_id, record in records.items()},
         "levels": _describe_levels(first),
         "teacher": first.parameters["train_sokoban"]["warm_start"]["teacher"]["name"],
         "seeds": seeds,
@@ -87,7 +90,7 @@ def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = {last: last if last.startswith("control_") else "final", f"{last}_blank": "final_blank"}
     return [
         {
-            "player": "teacher" if row["policy"].startswith("teacher") else names.get(row["policy"], row["policy"]),
+            "player": _player(row["policy"], names),
             "mode": row["mode"],
             "solved": row["solved"],
             "episodes": row["episodes"],
@@ -95,6 +98,12 @@ def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for row in summary["rows"]
     ]
+
+
+def _player(policy: str, names: Mapping[str, str]) -> str:
+    if policy.startswith("teacher"):
+        return "teacher_patient" if policy.endswith(PATIENT) else "teacher"
+    return names.get(policy, policy)
 
 
 def _imitation_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
@@ -161,11 +170,11 @@ def _shared_layouts(evaluated: Path, trained: Path) -> int:
     return len(layouts(evaluated, "eval_prompts") & layouts(trained, "prompts"))
 
 
-def _describe_machine(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "workers": record.get("workers"),
-        "processor": platform.machine(),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-    }
+def _describe_machine(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What made the members: one list of distinct values for each thing, in the order of the members.
+
+    Records of other versions stay valid, so a study may have been made with several.
+    """
+    makers = [record.get("maker") or {} for record in records.values()]
+    found: dict[str, Any] = {name: list(dict.fromkeys(maker.get(name) for maker in makers)) for name in _MAKER}
+    return {"workers": max((record.get("workers") or 1 for record in records.values()), default=1), **found}

@@ -1,29 +1,37 @@
 """Control: the warm start of a run goes on for the CPU-seconds that its GRPO took, so that both can be compared.
 
-What the run spent is measured, not estimated: both stages record their CPU-seconds without validations. The number of
-steps follows from them before the first step, so the control itself is a function of its options, the seed and the run.
+What GRPO spent is measured: each iteration records its CPU-seconds, without validations. What a step of the control
+costs is measured on a copy of the policy, because teachers differ in how long they play. The number of steps follows
+from both and is stored before the first step, so the control itself is a function of its options, the seed, the run and
+that number.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.fingerprint import Fingerprint, differences
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.study import ControlOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.objectives import ImitationObjective
+from geo_sokoban_pipeline.training.process import freeze_survivors
 from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 from geo_sokoban_pipeline.trajectory_files import read_trajectories
 
 Rows = Sequence[dict[str, Any]]
 _SPENT = ("perf/cpu_time", "perf/save_cpu_time")
+_WARMING, _TIMED = 10, 30  # steps on the copy
 
 
 class ControlError(ValueError):
@@ -36,7 +44,7 @@ class Budget:
 
     Attributes:
         grpo_cpu_seconds: of all iterations of the source run: playing, updating, writing; no validation.
-        cpu_seconds_per_step: of its warm start, without validations.
+        cpu_seconds_per_step: of the control's own kind, see `time_steps`.
         steps: optimizer steps of the control.
         first: number of its first demonstration.
     """
@@ -52,35 +60,88 @@ class Budget:
             "grpo_cpu_seconds": self.grpo_cpu_seconds,
             "cpu_seconds_per_step": self.cpu_seconds_per_step,
             "steps": self.steps,
+            "first": self.first,
         }
 
 
-def plan_budget(start: PolicyFolder, metrics: Rows, episodes_per_step: int, share: float) -> Budget:
-    """Steps = ⌈share × CPU-seconds of GRPO ÷ CPU-seconds of a warm-start step⌉.
+def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complete: bool, wanted: Fingerprint) -> None:
+    """See that a run can have a control, and that this command has its settings.
 
     Args:
         start: the run's policy after its warm start.
         metrics: rows of its iterations.
-        episodes_per_step: demonstrations of a step.
-        share: multiple of GRPO's CPU-seconds.
+        iterations: that the run was to have.
+        complete: whether its loop has reached its goal.
+        wanted: fingerprint of a warm start with this command's settings, seed and levels, without its starting policy.
 
     Raises:
-        ControlError: the run has no warm start, no iterations, or none whose CPU-seconds were recorded.
+        ControlError: the run has no warm start, is not finished, has no recorded CPU-seconds, or other settings.
     """
     history = start.manifest.get("history") or []
-    done = int(history[-1]["step"]) if history else 0
-    spent = float(history[-1].get("cpu_seconds", 0.0)) if history else 0.0
-    if not done or spent <= 0:
+    if not history or not history[-1].get("step"):
         raise ControlError(
             f"{start.path} has no warm start to go on with (warm_start.steps=0, or a policy from elsewhere); "
             "give control_sokoban.source a run that has one."
         )
-    if not metrics or any(row.get(_SPENT[0]) is None for row in metrics):
+    if not complete or len(metrics) != iterations:
+        raise ControlError(
+            f"the run of {start.path} is not finished: {len(metrics)} of loop.iterations={iterations} iterations are "
+            "stored. Train it to its end, or give this command the loop.iterations that the run has."
+        )
+    if any(row.get(_SPENT[0]) is None for row in metrics):
         raise ControlError(
             f"the run of {start.path} has no iterations with {_SPENT[0]}; train it to its end with this version first."
         )
-    grpo = grpo_cpu_seconds(metrics)
-    return Budget(grpo, spent / done, max(1, math.ceil(share * grpo * done / spent)), done * episodes_per_step)
+    stored = start.manifest.get("fingerprint", {})
+    unlike = differences({name: stored[name] for name in stored if name != "input.base_policy"}, wanted)
+    if unlike:
+        lines = "\n  ".join(unlike)
+        raise ControlError(
+            f"the run of {start.path} was made with other settings than this command has:\n  {lines}\n"
+            "A control differs from its run in nothing but the stage it replaces: give the command the run's settings "
+            "and seed, or control_sokoban.source the run that is meant."
+        )
+
+
+def plan_budget(
+    start: PolicyFolder, metrics: Rows, episodes_per_step: int, share: float, cpu_seconds_per_step: float
+) -> Budget:
+    """Steps = ⌈share × CPU-seconds of GRPO ÷ CPU-seconds of a step⌉.
+
+    Args:
+        start: the run's policy after its warm start, of a run that `check_source` accepts.
+        metrics: rows of its iterations.
+        episodes_per_step: demonstrations of a step.
+        share: multiple of GRPO's CPU-seconds.
+        cpu_seconds_per_step: what a step of the control costs.
+    """
+    grpo, done = grpo_cpu_seconds(metrics), int(start.manifest["history"][-1]["step"])
+    steps = max(1, math.ceil(share * grpo / cpu_seconds_per_step))
+    return Budget(grpo, cpu_seconds_per_step, steps, done * episodes_per_step)
+
+
+def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: int) -> float:
+    """CPU-seconds of a step of a control, over steps on a copy of the policy that is thrown away.
+
+    The demonstrations are none that are trained on. The first steps are not timed: they fill the caches of pictures and
+    texts, which a control pays for once.
+
+    Args:
+        prompts: levels of the control.
+        options: of the control, see `control_options`.
+    """
+    policy = load_policy(start.path, options.policy.dtype, options.policy.attention)
+    backend = build_imitator(policy, options.warm_start)
+    backend.load_state(start.path)
+    teacher, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step
+    freeze_survivors()
+    began = 0.0
+    for step in range(_WARMING + _TIMED):
+        if step == _WARMING:
+            began = time.process_time()
+        samples = [teacher.demonstrate(number) for number in range(step * size, (step + 1) * size)]
+        backend.step(samples, ImitationObjective(), options.warm_start.learning_rate)
+    return (time.process_time() - began) / _TIMED
 
 
 def grpo_cpu_seconds(metrics: Rows) -> float:

@@ -23,5 +23,7 @@ def freeze_survivors() -> None:
     Importing torch, transformers and Kedro leaves more than half a million objects. A full collection that walks them
     takes a third of a second, and the many small objects of an iteration set it off again and again.
     """
+    # What an earlier call has set aside may be garbage by now.
+    gc.unfreeze()
     gc.collect()
     gc.freeze()

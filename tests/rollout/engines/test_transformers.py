@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -117,6 +119,21 @@ def test_an_episode_is_the_same_in_any_company(talker, tasks, reference):
     for order in ([7], [3, 11, 0], list(range(11, -1, -1))):
         some = play(talker, [tasks[index] for index in order])
         assert_equal_episodes(some, [reference["sampled"][index] for index in order])
+
+
+@pytest.mark.parametrize("room", [0, 3, 20, 25])
+def test_an_episode_ends_where_the_context_is_full(talker, tasks, room):
+    """With no token of room there is an empty reply, and the episode is a valid row."""
+    policy = copy.deepcopy(talker)
+    prompt = play(talker, tasks[:1], turns=1)[0].prompt_length
+    policy.model.config.text_config.max_position_embeddings = prompt + room
+    episodes = play(policy, tasks)
+    assert all(e.loss_mask[prompt + room :].sum() == 0 for e in episodes)
+    cut = [e for e in episodes if e.status == "truncated"]
+    assert cut and {e.finish_reason for e in cut} == {"length"}
+    replies = [turn for e in cut for turn in e.turns if turn.role == "assistant"]
+    assert any(turn.token_start == turn.token_end for turn in replies)
+    validate_trajectories(trajectories_to_table(episodes, policy.table_context))
 
 
 def test_runs_repeat_bit_for_bit(talker, tasks, reference):

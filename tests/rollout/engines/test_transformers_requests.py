@@ -227,14 +227,62 @@ def test_another_conversation_under_a_known_id_starts_anew(talker):
     assert new.results == play_alone(talker, new.plan)
 
 
-def test_the_models_own_limit_ends_a_reply(tiny_policy):
-    policy = copy.deepcopy(tiny_policy)
+def test_the_models_own_limit_ends_a_reply(talker):
+    policy = copy.deepcopy(talker)
+    policy.model.lm_head.bias.data[policy.codec.end_id] = -100.0  # it never ends by itself
     talk = Talk(0, Plan(0, 0, (1,)), policy)
     policy.model.config.text_config.max_position_embeddings = len(talk.ids) + 6
     engine = TransformersEngine(policy)
     engine.submit([replace(talk.request(), max_new_tokens=None)])
     (result,) = engine.poll()
     assert (result.finish_reason, len(result.token_ids)) == ("length", 6)
+
+
+@pytest.mark.parametrize("room", [0, -3])
+def test_a_full_context_is_answered_with_nothing(talker, room):
+    talk = Talk(0, Plan(2, 0, (6, 6)), talker)
+    engine = TransformersEngine(talker)
+    engine.submit([talk.request()])
+    talk.hear(engine.poll()[0])
+    engine._longest = len(talk.ids) + room
+    engine.submit([replace(talk.request(), max_new_tokens=None)])
+    (result,) = engine.poll()
+    assert (result.finish_reason, len(result.token_ids), len(result.log_probs)) == ("length", 0, 0)
+    assert engine.poll() == []
+    # Nothing was read, and nothing that was is lost: with room the conversation goes on where it was.
+    engine._longest = len(talk.ids) + 50
+    widths = []
+    run = engine._reader._run
+    engine._reader._run = lambda ids, *rest: widths.append(ids.shape[1]) or run(ids, *rest)
+    engine.submit([talk.request()])
+    talk.hear(engine.poll()[0])
+    assert widths[0] < 30 < len(talk.ids)
+    assert talk.results == play_alone(talker, talk.plan)
+
+
+def test_a_request_without_any_new_token_starts_anew(talker):
+    """After an empty reply, or one that another system took back, the conversation is asked again as it was."""
+    engine, talk = TransformersEngine(talker), Talk(0, Plan(7, 1, (3, 3)), talker)
+    for _ in range(2):
+        engine.submit([talk.request()])
+        (result,) = engine.poll()
+        assert (result.token_ids.tolist(), result.finish_reason) == play_alone(talker, talk.plan)[0]
+
+
+def test_other_pictures_under_a_known_id_start_anew(talker):
+    """Equal tokens do not make equal conversations: their pictures are pads."""
+    engine = TransformersEngine(talker)
+    old, new = Talk(0, Plan(1, 0, (5, 5)), talker), Talk(0, Plan(1, 1, (5, 5)), talker)
+    engine.submit([old.request()])
+    old.hear(engine.poll()[0])
+    shown = replace(old.request(), images=(new.images[0], old.images[1]))
+    engine.submit([shown])
+    (result,) = engine.poll()
+    fresh = TransformersEngine(talker)
+    fresh.submit([shown])
+    (expected,) = fresh.poll()
+    assert result.token_ids.tolist() == expected.token_ids.tolist()
+    np.testing.assert_allclose(result.log_probs, expected.log_probs, atol=TOLERANCE)
 
 
 def test_closing_forgets_requests(talker):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.sokoban.actions import parse_actions
+from geo_sokoban_pipeline.envs.sokoban.arguments import check_choice, check_least, read_arguments
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.observation import STYLES, observation_text
 from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render_observation
-from geo_sokoban_pipeline.options.base import checked_arguments
 
 
 class SokobanEnv:
@@ -33,7 +32,8 @@ class SokobanEnv:
             changes nothing.
         after_think: read actions only after the last `</think>`. Off is the seed's rule.
         end_when_lost: the episode ends once a box can never reach a target (`Board.is_lost`), and the turn is charged
-            `rewards.lost`. No solvable position ends so, hence no solve rate depends on it; off is the seed's rule.
+            `rewards.lost`; a level that is lost from its start is played on. No solvable position ends so: scoring a
+            given policy does not depend on it, training does. Off is the seed's rule.
         distance: `greedy` (the seed's) or `assignment`, see `Board.box_target_distance`.
         optimal_steps: fewest moves of the level; None: unknown, and left out of the metrics.
 
@@ -58,16 +58,12 @@ class SokobanEnv:
         distance: Literal["greedy", "assignment"] = "greedy",
         optimal_steps: int | None = None,
     ) -> None:
-        for name, number, least in (
-            ("max_actions_per_turn", max_actions_per_turn, 1),
-            ("max_steps", max_steps, 1),
-            ("cell_px", cell_px, MIN_CELL_PX),
-        ):
-            if number < least:
-                raise ValueError(f"{name}={number}: must be at least {least}")
-        _check_choice("observation_style", observation_style, STYLES)
-        _check_choice("render_mode", render_mode, ("vision", "text"))
-        _check_choice("distance", distance, ("greedy", "assignment"))
+        check_least("max_actions_per_turn", max_actions_per_turn, 1)
+        check_least("max_steps", max_steps, 1)
+        check_least("cell_px", cell_px, MIN_CELL_PX)
+        check_choice("observation_style", observation_style, STYLES)
+        check_choice("render_mode", render_mode, ("vision", "text"))
+        check_choice("distance", distance, ("greedy", "assignment"))
         self.initial_board = board
         self.max_actions_per_turn = max_actions_per_turn
         self.max_steps = max_steps
@@ -81,6 +77,8 @@ class SokobanEnv:
         self.end_when_lost = end_when_lost
         self.distance = distance
         self.optimal_steps = optimal_steps
+        # What is lost stays lost: a level that begins so has nothing to lose.
+        self._can_be_lost = end_when_lost and not board.is_lost
         self._restart()
 
     def _restart(self) -> None:
@@ -112,7 +110,7 @@ class SokobanEnv:
         actions = parse_actions(text, self.max_actions_per_turn, after_think=self.after_think)
         effective = self._play(actions)
         success = self.board.is_solved
-        lost = self.end_when_lost and effective and self.board.is_lost
+        lost = self._can_be_lost and effective and self.board.is_lost
         if lost:
             self.turn_rewards[-1] += self.rewards.lost
         self.done = (success and bool(actions)) or lost or self.steps >= self.max_steps
@@ -237,19 +235,10 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) 
     config = sample["extra_info"]["env_config"]
     options = {key: config[key] for key in ("max_steps", "render_mode") if config.get(key) is not None}
     options["optimal_steps"] = sample.get("solution_length")
-    options |= checked_arguments("env.args", args or {}, _arguments())
-    if isinstance(options.get("rewards"), Mapping):
-        options["rewards"] = MoveRewards(
-            **checked_arguments("env.args.rewards", options["rewards"], {field.name for field in fields(MoveRewards)})
-        )
+    options |= read_arguments(args or {}, _arguments())
     return SokobanEnv(Board.from_env_config(config), **options)
 
 
 @cache
 def _arguments() -> frozenset[str]:
     return frozenset(inspect.signature(SokobanEnv).parameters) - {"board"}
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")

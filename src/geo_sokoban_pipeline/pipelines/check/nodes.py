@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.console import print_table, refuse
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
-from geo_sokoban_pipeline.pipelines.hub_rows import hub_rows
+from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
 
 if TYPE_CHECKING:
+    from geo_sokoban_pipeline.options.sokoban import HubOptions
+    from geo_sokoban_pipeline.preflight.checks import Check
+    from geo_sokoban_pipeline.preflight.flight import Findings
+    from geo_sokoban_pipeline.preflight.subject import Subject
     from geo_sokoban_pipeline.run_store import RunStore
 
 logger = logging.getLogger(__name__)
@@ -24,27 +29,20 @@ def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str
     from geo_sokoban_pipeline.preflight.flight import inspect_run
     from geo_sokoban_pipeline.preflight.subject import Subject
     from geo_sokoban_pipeline.preflight.table import as_table, rows_of
-    from geo_sokoban_pipeline.preflight.timing import describe_timing, time_iteration
+    from geo_sokoban_pipeline.preflight.timing import has_weights
 
     subject = Subject(task, validate_parameters(parameters, ProjectParameters), runs.root)
-    findings = inspect_run(subject, lambda hub: hub_rows(hub, section=task))
+    findings = inspect_run(subject, lambda hub: _first_rows(hub, task))
     checks = findings.checks
     if not subject.settings.timed:
         checks.append(Check("timed", "iteration", "skipped", f"check_{task}.timed is false"))
     elif any(check.state == "failure" for check in checks):
         checks.append(Check("timed", "iteration", "skipped", "what failed above would end it"))
+    elif not has_weights(subject, findings.model):
+        checks.append(Check("timed", "iteration", "skipped", "the policy's weights are not here yet; see model, files"))
     else:
         logger.info("timing one iteration at the real sizes")
-        checks += guard(
-            "timed",
-            "iteration",
-            lambda: describe_timing(
-                time_iteration(subject, findings.rows, findings.model),
-                subject.options,
-                findings.validation,
-                findings.evaluation,
-            ),
-        )
+        checks += guard("timed", "iteration", lambda: _time(subject, findings))
     table = as_table(subject, checks)
     title = f"Pre-flight of {subject.run}, run id {subject.parameters.run_id}"
     print_table(title, ("", "check", "state", "found"), rows_of(table), _COLOURS)
@@ -60,3 +58,29 @@ def judge_table(table: dict[str, Any]) -> None:
     except PreflightError as error:
         refuse(error)
     logger.info("%s", summarise(table))
+
+
+def _time(subject: Subject, findings: Findings) -> list[Check]:
+    from geo_sokoban_pipeline.preflight.estimate import describe_timing
+    from geo_sokoban_pipeline.preflight.stored_run import read_stored
+    from geo_sokoban_pipeline.preflight.timing import time_iteration
+
+    return describe_timing(
+        time_iteration(subject, findings.rows, findings.model),
+        subject.options,
+        validation=findings.validation,
+        evaluation=findings.evaluation,
+        done=read_stored(subject).iterations,
+    )
+
+
+def _first_rows(hub: HubOptions, task: str) -> Iterator[dict[str, Any]]:
+    """Rows of a data set without fetching it as a whole; from the cache where the hub cannot be reached."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return hub_rows(hub, section=task)
+    try:
+        return hub_rows(hub, section=task, streaming=True)
+    except SourceUnavailableError:
+        return hub_rows(hub, section=task)

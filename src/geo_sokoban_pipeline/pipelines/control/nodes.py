@@ -19,47 +19,83 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def plan_control(
+    runs: RunStore,
+    prompts: pd.DataFrame,
+    stored: dict[str, Any] | None,
+    parameters: dict[str, Any],
+    train: dict[str, Any],
+    data: dict[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """What the control may spend, and what that follows from: the stored one where nothing has changed."""
+    from geo_sokoban_pipeline.training.control import (
+        check_source,
+        control_options,
+        grpo_cpu_seconds,
+        plan_budget,
+        time_steps,
+    )
+    from geo_sokoban_pipeline.training.process import set_threads
+
+    options = read_options(train)
+    control = read_control(options.task, parameters)
+    start, metrics = _start(runs, control), runs.metrics(control.source)
+    rows, complete = read_rows(prompts), runs.is_complete(control.source)
+    settings = warm_start_parameters(options, seed, read_data_options(options.task, data))
+    wanted = {**settings, "input.prompts": hash_rows(rows)}
+    check_source(start, metrics, options.loop.iterations, complete=complete, wanted=wanted)
+    levels = _levels(runs, control, rows)
+    fingerprint = {
+        **wanted,
+        "control.imitate": control.imitate,
+        "control.share": control.share,
+        "input.grpo_cpu_seconds": grpo_cpu_seconds(metrics),
+        "input.levels": hash_rows(levels),
+        "input.policy": hash_files(start.manifest["files"]),
+    }
+    if stored is not None:
+        check_fingerprint("the control", stored["fingerprint"], fingerprint)
+        return stored
+    set_threads(options.threads)
+    own = control_options(options, control)
+    cost = time_steps(start, levels, own, seed)
+    budget = plan_budget(start, metrics, own.warm_start.episodes_per_step, control.share, cost)
+    logger.info("control: %d steps for the %.1f CPU-seconds of GRPO", budget.steps, budget.grpo_cpu_seconds)
+    return {"fingerprint": fingerprint, "budget": budget.entries()}
+
+
 def continue_imitation(
     runs: RunStore,
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
     state: PolicyState,
+    planned: dict[str, Any],
     parameters: dict[str, Any],
     train: dict[str, Any],
-    data: dict[str, Any],
     seed: int,
 ) -> PolicyFolder | FolderWriter:
     """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed."""
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
-    from geo_sokoban_pipeline.training.control import continue_warm_start, control_options, plan_budget
+    from geo_sokoban_pipeline.training.control import Budget, continue_warm_start, control_options
     from geo_sokoban_pipeline.training.process import set_threads
 
-    options = read_options(train)
-    control = read_control(options.task, parameters)
-    options = control_options(options, control)
-    start = runs.policy(control.source.model_copy(update={"checkpoint": "start"}))
-    episodes = options.warm_start.episodes_per_step
-    budget = plan_budget(start, runs.metrics(control.source), episodes, control.share)
-    rows = _levels(runs, control, read_rows(prompts))
-    held_out = read_rows(validation_prompts)
-    wanted = {
-        **warm_start_parameters(options, seed, read_data_options(options.task, data)),
-        "control.imitate": control.imitate,
-        "control.steps": budget.steps,
-        "input.prompts": hash_rows(rows),
-        "input.policy": hash_files(start.manifest["files"]),
-    }
+    wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
     if state.manifest is not None:
         check_fingerprint("the control", state.manifest["fingerprint"], wanted)
         return PolicyFolder(state.path, state.manifest)
-    logger.info("control: %d steps for the %.1f CPU-seconds of GRPO", budget.steps, budget.grpo_cpu_seconds)
+    options = read_options(train)
+    control = read_control(options.task, parameters)
+    options, start = control_options(options, control), _start(runs, control)
     threads = set_threads(options.threads)
     policy = load_policy(start.path, options.policy.dtype, options.policy.attention)
+    rows, held_out = _levels(runs, control, read_rows(prompts)), read_rows(validation_prompts)
+    budget = Budget(**planned["budget"])
     history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget)
     entries = {
         "fingerprint": wanted,
-        "budget": budget.entries(),
+        "budget": planned["budget"],
         "cpu_seconds": history[-1]["cpu_seconds"],
         "history": history,
         "threads": threads,
@@ -93,6 +129,10 @@ def evaluate_control(
 def read_control(task: str, parameters: dict[str, Any]) -> ControlOptions:
     """Checked options of a control."""
     return validate_parameters(parameters, ControlOptions, prefix=f"control_{task}")
+
+
+def _start(runs: RunStore, control: ControlOptions) -> PolicyFolder:
+    return runs.policy(control.source.model_copy(update={"checkpoint": "start"}))
 
 
 def _levels(runs: RunStore, control: ControlOptions, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

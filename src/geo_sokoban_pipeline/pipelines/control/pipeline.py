@@ -13,15 +13,29 @@ def create_pipeline(task: str) -> Pipeline:
     template = Pipeline(
         [
             Node(
+                nodes.plan_control,
+                inputs=[
+                    "runs",
+                    "prompts",
+                    "budget_state",
+                    "params:options",
+                    "params:train",
+                    "params:data",
+                    "params:seed",
+                ],
+                outputs="budget",
+                name="plan_control",
+            ),
+            Node(
                 nodes.continue_imitation,
                 inputs=[
                     "runs",
                     "prompts",
                     "validation_prompts",
                     "policy_state",
+                    "budget",
                     "params:options",
                     "params:train",
-                    "params:data",
                     "params:seed",
                 ],
                 outputs="policy",
@@ -39,7 +53,8 @@ def create_pipeline(task: str) -> Pipeline:
         template,
         namespace=run,
         inputs={name: f"{task}.{name}" for name in ("prompts", "validation_prompts", "eval_prompts")}
-        | {"policy_state": f"{run}.policy_state", "runs": "runs"},
+        | {name: f"{run}.{name}" for name in ("policy_state", "budget_state")}
+        | {"runs": "runs"},
         parameters={
             "params:options": f"params:{run}",
             "params:train": f"params:train_{task}",

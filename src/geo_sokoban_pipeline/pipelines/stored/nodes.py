@@ -97,6 +97,8 @@ def update_on_stored(
         reference = build_scorer(
             runs.policy(SourceOptions(**{**options.source.model_dump(), "checkpoint": "start"})), settings
         )
+    # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
+    seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
     with open_crew(policy, settings) as crew:
         backend.crew = crew
         metrics = update_policy(

@@ -52,13 +52,25 @@ def plan_study(
     definition = validate_parameters(given, StudyDefinition, prefix=f"study_{options.name}")
     docs = None if options.docs is None else command.project / options.docs
     try:
+        _check_project(command.project)
         base = {"train_sokoban": train, "sokoban": data, "tracking": tracking}
         members = plan_members(options.name, definition, base, command.data_root)
+        for root in dict.fromkeys(member.root for member in members):
+            command.check_root(root)
         if docs is not None:
             check_docs(docs, options.name)
     except (ParameterError, MarkerError, FileNotFoundError) as error:
         refuse(error)
     return StudyPlan(options, definition, members, StudyFolder.of(command.data_root, options.name), docs)
+
+
+def _check_project(project: Path) -> None:
+    """See that the commands of the members find what `kedro run` needs; an installed package alone has it not."""
+    if not (project / "pyproject.toml").is_file():
+        raise FileNotFoundError(
+            f"study_sokoban starts `kedro run` commands of its own, but {project} is no project folder: it has no "
+            "pyproject.toml. Run it in a checkout of the project."
+        )
 
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:

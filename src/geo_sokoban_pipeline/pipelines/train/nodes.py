@@ -119,6 +119,8 @@ def select_policy(
     best = newest["manifest"].get("best")
     if options.evaluation.checkpoint == "best" and best is not None:
         chosen = checkpoints[f"iter={best['iteration']:05d}"]
+    elif options.evaluation.checkpoint == "best":
+        logger.warning("evaluation.checkpoint=best: no saved policy was validated, so the newest one is taken")
     logger.info("final policy: checkpoint of iteration %d", chosen["iteration"])
     folder = PolicyFolder(chosen["dir"], chosen["manifest"])
     kept = {name: chosen["manifest"][name] for name in ("iteration", "policy_version", "sampler")}

@@ -47,7 +47,8 @@ class Result:
         id: of the request.
         token_ids: (T,) int32 sampled ids, the end token included where it was sampled.
         log_probs: (T,) float32 under the sampling policy, after temperature, before top-p, top-k; greedy: untempered.
-        finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted.
+        finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted. A request for which
+            the context has no room is answered with an empty reply and `length`.
         weight_version: version of the weights that sampled it.
     """
 

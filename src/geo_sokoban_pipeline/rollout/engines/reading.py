@@ -1,11 +1,13 @@
 """Reading: new tokens and pictures of conversations pass the model once, and leave keys, values and features behind.
 
-A picture passes the vision tower once, whoever shows it and how often; a token passes the language model once.
+A picture passes the vision tower once, whoever shows it and how often; a token passes the language model once. Logits
+are made where somebody samples from them and nowhere else: with a large vocabulary they outweigh all other states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +63,7 @@ class Reader:
             mask: see `ConversationCache.begin`; None: causal over the feed.
 
         Returns:
-            (N, 1 + longest draft, V) logits after the last unread token and after each token of the draft.
+            (N, 1 + longest draft, hidden) states after the last unread token and after each token of the draft.
         """
         ids = np.zeros((len(talks), max(map(len, feeds))), np.int64)
         positions = np.zeros((3, *ids.shape), np.int64)
@@ -86,7 +88,12 @@ class Reader:
             talk.cached += size - len(draft)
             talk.pictures = len(talk.request.images)
         pictures = np.concatenate(rows) if rows else np.empty(0, np.int64)
-        return self._head(self._run(ids, positions, pictures, mask, wanted))
+        return self._run(ids, positions, pictures, mask, wanted)
+
+    def score_step(self, states: Tensor, step: int, active: list[int]) -> Tensor:
+        """(len(active), V) logits of some conversations after `step` tokens of their drafts."""
+        scores: Tensor = self._head(states[active, step])
+        return scores
 
     def _run(
         self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, mask: Tensor | None, wanted: np.ndarray
@@ -110,3 +117,17 @@ class Reader:
             deepstack=deepstack,
             wanted=torch.from_numpy(wanted).to(self._device),
         )
+
+
+def cut_passes(items: list[Any], lengths: Sequence[int], budget: int) -> list[list[Any]]:
+    """Cut a list, in order, so that (longest × count) of each piece stays within a budget, one item at least."""
+    chunks: list[list[Any]] = []
+    longest = 0
+    for item, length in zip(items, lengths, strict=True):
+        longest = max(longest, length)
+        if chunks and longest * (len(chunks[-1]) + 1) <= budget:
+            chunks[-1].append(item)
+        else:
+            chunks.append([item])
+            longest = length
+    return chunks

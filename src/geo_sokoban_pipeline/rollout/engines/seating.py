@@ -6,7 +6,7 @@ one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,10 +24,12 @@ class HeldConversation:
         cached: tokens in the cache, the first ones of the conversation.
         pictures: pictures among them.
         position: M-RoPE position of the token after them.
+        limit: tokens of the reply at most, 1 or more.
         reply, log_probs, finish: what has been sampled for the request.
     """
 
     request: Request
+    limit: int = 1
     row: int = -1
     cached: int = 0
     pictures: int = 0
@@ -36,9 +38,26 @@ class HeldConversation:
     log_probs: list[float] = field(default_factory=list)
     finish: FinishReason | None = None
 
-    def ask(self, request: Request) -> None:
-        """Begin the next reply."""
-        self.request, self.reply, self.log_probs, self.finish = request, [], [], None
+    def ask(self, request: Request, limit: int) -> None:
+        """Begin the next reply, of so many tokens at most."""
+        self.request, self.limit, self.reply, self.log_probs, self.finish = request, limit, [], [], None
+
+    def take(self, token: int, log_prob: float, end_id: int) -> None:
+        """Add a sampled token to the reply, and note whether it ends it."""
+        self.reply.append(token)
+        self.log_probs.append(log_prob)
+        if token == end_id:
+            self.finish = "stop"
+        elif len(self.reply) >= self.limit:
+            self.finish = "length"
+
+    def agrees(self, draft: Sequence[int], step: int) -> bool:
+        """Whether the token sampled last is number `step` of the draft, which has been read: it is cached then."""
+        if self.finish is not None or self.reply[-1:] != list(draft[step : step + 1]):
+            return False
+        self.cached += 1
+        self.position += 1
+        return True
 
     def unread(self) -> np.ndarray:
         """(L,) int64 tokens that are not in the cache yet; nothing is sampled before a request is read to its end."""
@@ -48,10 +67,21 @@ class HeldConversation:
         return np.array(self.reply[known - len(asked) :], np.int64)
 
     def continues(self, request: Request) -> bool:
-        """Whether a request goes on from what is cached: another one under a known id starts anew."""
+        """Whether a request goes on from what is cached: another one under a known id starts anew.
+
+        Tokens and pictures must be those that were read and sampled, and something must be new. A reply that was never
+        finished, because a pass failed, leaves nothing to go on from.
+        """
         held, length = self.request.token_ids, len(self.request.token_ids)
         replied = request.token_ids[length : length + len(self.reply)].tolist()
-        return len(self.reply) > 0 and replied == self.reply and np.array_equal(request.token_ids[:length], held)
+        seen = [image.key for image in self.request.images]
+        return (
+            self.finish is not None
+            and len(request.token_ids) > self.cached
+            and replied == self.reply
+            and np.array_equal(request.token_ids[:length], held)
+            and [image.key for image in request.images[: len(seen)]] == seen
+        )
 
 
 class Seating:

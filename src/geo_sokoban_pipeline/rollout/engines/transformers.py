@@ -9,6 +9,7 @@ forward pass over the whole episode to 1e-4 in float32 (tested).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ import transformers
 from torch import Tensor
 
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result
+from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result
 from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
 from geo_sokoban_pipeline.rollout.engines.kv_cache import ConversationCache
-from geo_sokoban_pipeline.rollout.engines.reading import Drafts, Reader
-from geo_sokoban_pipeline.rollout.engines.sampling import sample_tokens, uniform_draws
+from geo_sokoban_pipeline.rollout.engines.reading import Drafts, Reader, cut_passes
+from geo_sokoban_pipeline.rollout.engines.replying import Score, extend_replies
 from geo_sokoban_pipeline.rollout.engines.seating import HeldConversation, Seating
 
 
@@ -57,7 +58,7 @@ class TransformersEngine:
         self._draft_share = draft_share
         self._longest = int(policy.model.config.text_config.max_position_embeddings)
         self._queue: list[Request] = []
-        self._aborted: list[Result] = []
+        self._answered: list[Result] = []
         self._rows = max_conversations
         self._forget()
 
@@ -72,7 +73,11 @@ class TransformersEngine:
             if request.id in waiting:
                 raise ValueError(f"conversation {request.id} already waits for a reply; poll or abort it first.")
             waiting.add(request.id)
-            self._queue.append(request)
+            if self._limit(request) > 0:
+                self._queue.append(request)
+            else:
+                # The context is full: nothing is read, and what is held of the conversation stays as it is.
+                self._answered.append(_answer_nothing(request, "length", self.version))
 
     @torch.inference_mode()
     def poll(self) -> list[Result]:
@@ -81,9 +86,9 @@ class TransformersEngine:
         Raises:
             RuntimeError: every row is held by a conversation that asks for nothing.
         """
-        if self._aborted:
-            aborted, self._aborted = self._aborted, []
-            return aborted
+        if self._answered:
+            answered, self._answered = self._answered, []
+            return answered
         batch = self._admit()
         if not batch:
             return []
@@ -105,8 +110,7 @@ class TransformersEngine:
     def abort(self, ids: Iterable[int]) -> None:
         """Answer queued requests with `abort`; nothing else is in flight between two polls."""
         dropped = set(ids)
-        nothing = np.empty(0, np.int32), np.empty(0, np.float32)
-        self._aborted += [Result(r.id, *nothing, "abort", self.version) for r in self._queue if r.id in dropped]
+        self._answered += [_answer_nothing(r, "abort", self.version) for r in self._queue if r.id in dropped]
         self._queue = [request for request in self._queue if request.id not in dropped]
         self.release(dropped)
 
@@ -126,7 +130,7 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Free cache and features, forget requests."""
-        self._queue, self._aborted = [], []
+        self._queue, self._answered = [], []
         self._forget()
 
     def _forget(self) -> None:
@@ -150,7 +154,7 @@ class TransformersEngine:
                 continue
             if talk is None:
                 talk = seating.hold(request)
-            talk.ask(request)
+            talk.ask(request, self._limit(request))
             batch.append(talk)
         self._queue = waiting
         if waiting and not batch:
@@ -168,30 +172,32 @@ class TransformersEngine:
             key = (talk.request.token_ids.tobytes(), tuple(image.key for image in talk.request.images))
             prompts.setdefault(key, []).append(talk)
         groups = sorted(prompts.values(), key=lambda members: len(members[0].request.token_ids))
-        for chunk in _chunk(groups, [len(g[0].request.token_ids) for g in groups], self._pass_tokens):
+        for chunk in cut_passes(groups, [len(g[0].request.token_ids) for g in groups], self._pass_tokens):
             targets = torch.full((len(chunk), max(map(len, chunk))), -1)
             for index, members in enumerate(chunk):
                 targets[index, : len(members)] = torch.tensor([talk.row for talk in members])
             self._seating.cache.begin_fresh(targets)
             firsts = [members[0] for members in chunk]
-            scores = self._reader.read(firsts, [talk.unread() for talk in firsts], [[] for _ in firsts], mask=None)
+            states = self._reader.read(firsts, [talk.unread() for talk in firsts], [[] for _ in firsts], mask=None)
+            scores = self._reader.score_step(states, 0, list(range(len(chunk))))
             for first, *others in chunk:
                 for talk in others:
                     talk.cached, talk.pictures, talk.position = first.cached, first.pictures, first.position
             sources = [index for index, members in enumerate(chunk) for _ in members]
             readers = [talk for members in chunk for talk in members]
-            self._sample(readers, scores[sources], [[] for _ in readers])
+            self._reply(readers, partial(_pick, scores[sources]), [[] for _ in readers])
 
     def _read_on(self, talks: list[HeldConversation]) -> None:
         """Read what is new of conversations with a past, drafts behind it, and sample; they hold the first rows."""
         unread = [talk.unread() for talk in talks]
         first = 0
-        for chunk in _chunk(list(zip(talks, unread, strict=True)), list(map(len, unread)), self._pass_tokens):
+        for chunk in cut_passes(list(zip(talks, unread, strict=True)), list(map(len, unread)), self._pass_tokens):
             readers = [talk for talk, _ in chunk]
             drafts = self._guess(readers)
             feeds = [np.append(new, draft).astype(np.int64) for (_, new), draft in zip(chunk, drafts, strict=True)]
             mask = self._seating.cache.begin(len(chunk), max(map(len, feeds)), first)
-            self._sample(readers, self._reader.read(readers, feeds, drafts, mask), drafts)
+            states = self._reader.read(readers, feeds, drafts, mask)
+            self._reply(readers, partial(self._reader.score_step, states), drafts)
             first += len(chunk)
 
     def _guess(self, talks: list[HeldConversation]) -> Drafts:
@@ -201,46 +207,17 @@ class TransformersEngine:
         beginnings = [tuple(talk.reply) for talk in talks]
         guesses = {beginning: self._drafts.guess(beginning) for beginning in set(beginnings)}
         return [
-            guesses[beginning][: max(0, self._limit(talk) - len(beginning) - 1)]
+            guesses[beginning][: max(0, talk.limit - len(beginning) - 1)]
             for talk, beginning in zip(talks, beginnings, strict=True)
         ]
 
-    def _sample(self, talks: list[HeldConversation], scores: Tensor, drafts: Drafts) -> None:
-        """Sample the next token of each reply, and on for as long as its draft turns out to be what was sampled."""
-        active = list(range(len(talks)))
-        for step in range(scores.shape[1]):
-            self._take([talks[index] for index in active], scores[active, step])
-            agreed = [
-                index
-                for index in active
-                if talks[index].finish is None and talks[index].reply[-1:] == drafts[index][step : step + 1]
-            ]
-            for index in agreed:
-                talks[index].cached += 1
-                talks[index].position += 1
-            active = agreed
-            if not active:
-                break
+    def _reply(self, talks: list[HeldConversation], score: Score, drafts: Drafts) -> None:
+        extend_replies(talks, score, drafts, self._banned, self.policy.codec.end_id)
         self._seating.cache.lengths[[talk.row for talk in talks]] = [talk.cached for talk in talks]
 
-    def _take(self, talks: list[HeldConversation], scores: Tensor) -> None:
-        """Sample one token of each reply and note whether it ends."""
-        seeds = np.array([talk.request.seed for talk in talks], np.int64)
-        numbers = np.array([talk.request.sampled + len(talk.reply) for talk in talks], np.int64)
-        sampling = [talk.request.sampling for talk in talks]
-        chosen, log_probs = sample_tokens(scores, sampling, uniform_draws(seeds, numbers), self._banned)
-        end = self.policy.codec.end_id
-        for talk, token, log_prob in zip(talks, chosen.tolist(), log_probs.tolist(), strict=True):
-            talk.reply.append(token)
-            talk.log_probs.append(log_prob)
-            if token == end:
-                talk.finish = "stop"
-            elif len(talk.reply) >= self._limit(talk):
-                talk.finish = "length"
-
-    def _limit(self, talk: HeldConversation) -> int:
-        """Tokens of a reply at most."""
-        room, wanted = self._longest - len(talk.request.token_ids), talk.request.max_new_tokens
+    def _limit(self, request: Request) -> int:
+        """Tokens of a reply at most; 0 or less where the context is full."""
+        room, wanted = self._longest - len(request.token_ids), request.max_new_tokens
         return room if wanted is None else min(room, wanted)
 
     def _finish(self, talk: HeldConversation) -> Result:
@@ -254,15 +231,9 @@ class TransformersEngine:
         )
 
 
-def _chunk(items: list[Any], lengths: Sequence[int], budget: int) -> list[list[Any]]:
-    """Cut a list, in order, so that (longest × count) of each piece stays within a budget, one item at least."""
-    chunks: list[list[Any]] = []
-    longest = 0
-    for item, length in zip(items, lengths, strict=True):
-        longest = max(longest, length)
-        if chunks and longest * (len(chunks[-1]) + 1) <= budget:
-            chunks[-1].append(item)
-        else:
-            chunks.append([item])
-            longest = length
-    return chunks
+def _pick(scores: Tensor, _: int, active: list[int]) -> Tensor:
+    return scores[active]
+
+
+def _answer_nothing(request: Request, reason: FinishReason, version: int) -> Result:
+    return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), reason, version)

@@ -1,0 +1,61 @@
+"""Closing an episode: its numbers, its reward, and how its tokens were sampled. Every number that is kept is finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.outcome import Outcome
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.episode import PlaySettings
+
+
+def measure_episode(env: Any) -> dict[str, float]:
+    """An environment's own numbers; `{}` where it has none.
+
+    Raises:
+        ValueError: one is not finite; the message names it.
+    """
+    return _finite("final_metrics of the environment", env.final_metrics()) if hasattr(env, "final_metrics") else {}
+
+
+def reward_episode(
+    reward: Callable[..., Mapping[str, float]], outcome: Outcome, args: Mapping[str, Any]
+) -> dict[str, float]:
+    """Parts of an episode's reward, `reward` among them.
+
+    Raises:
+        ValueError: one is not finite, or `reward` is missing; the message names it.
+    """
+    parts = _finite("reward.function", reward(outcome, args))
+    if "reward" not in parts:
+        raise ValueError(f"reward.function gave {sorted(parts)}, but no `reward`.")
+    return parts
+
+
+def describe_sampling(engine: RolloutEngine, settings: PlaySettings) -> str:
+    """How an episode's tokens were sampled, as JSON."""
+    rollout = settings.rollout
+    values = {
+        "engine": engine.name,
+        "engine_version": engine.software_version,
+        "seeded": engine.seeded,
+        **settings.sampling.model_dump(),
+        "max_turns": rollout.max_turns,
+        "max_tokens_per_turn": rollout.max_tokens_per_turn,
+        "max_response_tokens": rollout.max_response_tokens,
+        "max_context_tokens": rollout.max_context_tokens,
+    }
+    return json.dumps(values)
+
+
+def _finite(source: str, values: Mapping[str, float]) -> dict[str, float]:
+    numbers = {name: float(value) for name, value in values.items()}
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise ValueError(f"{source} gave {name}={number}; numbers must be finite.")
+    return numbers

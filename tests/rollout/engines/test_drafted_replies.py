@@ -1,0 +1,132 @@
+"""Whatever is read ahead, replies and log-probs are those of an engine that reads nothing ahead.
+
+Right, corrupted and random drafts of any length, over conversations, turns and pictures, in few rows and short passes.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
+from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from rollout.engines.talks import SAMPLED, Plan, Talk
+
+# float32 sums in another order; measured differences are below 1e-5.
+TOLERANCE = 1e-4
+GREEDY = SamplingOptions(greedy=True)
+CUT = SamplingOptions(temperature=0.7, top_p=0.9, top_k=40)
+
+
+class Oracle(DraftTree):
+    """Guesses from replies that it was told beforehand.
+
+    Args:
+        kind: `right`: the rest of such a reply, cut anywhere; `corrupted`: with one token changed; `random`: anything.
+    """
+
+    def __init__(self, kind: str, replies: list[list[int]], seed: int) -> None:
+        super().__init__()
+        self.kind, self.replies, self.random = kind, replies, random.Random(seed)
+
+    def guess(self, beginning):
+        draw = self.random
+        if self.kind == "random":
+            return [draw.randrange(250) for _ in range(draw.randint(0, 7))]
+        begun = [reply for reply in self.replies if len(reply) > len(beginning)]
+        known = [reply for reply in begun if reply[: len(beginning)] == list(beginning)]
+        rest = draw.choice(known)[len(beginning) :] if known else []
+        rest = rest[: draw.randint(1, 8)]
+        if self.kind == "corrupted" and rest:
+            rest[draw.randrange(len(rest))] = draw.randrange(250)
+        return rest
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    """Three layers, two of them fed by the vision tower, grouped key-value heads."""
+    options = TinyPolicyOptions(layers=3, heads=4, kv_heads=2, vision_layers=3, deepstack=(0, 2))
+    policy = build_tiny_policy(options, seed=4)
+    bias = torch.zeros(policy.model.config.text_config.vocab_size)
+    bias[policy.codec.end_id] = 3.0
+    policy.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return policy
+
+
+def converse(engine, talks, draw):
+    """All talks to their ends, in random company; log-probs of each reply, by talk."""
+    heard = {talk.id: [] for talk in talks}
+    asked: set[int] = set()
+    rows = engine._rows
+    while not all(talk.over for talk in talks):
+        held = {talk.id for talk in talks if talk.turn > 0 and not talk.over} | asked
+        for talk in talks:
+            opens = talk.turn > 0 or len(held | {talk.id}) <= rows
+            if opens and not talk.over and talk.id not in asked and draw.random() < 0.7:
+                engine.submit([talk.request()])
+                asked.add(talk.id)
+                held.add(talk.id)
+        for result in engine.poll():
+            asked.discard(result.id)
+            heard[result.id].append(result.log_probs)
+            talks[result.id].hear(result)
+        engine.release([talk.id for talk in talks if talk.over])
+    return heard
+
+
+@pytest.mark.parametrize("kind", ["right", "corrupted", "random"])
+@pytest.mark.parametrize("name", ["talker", "grouped"])
+def test_no_draft_changes_a_reply(request, name, kind):
+    policy = request.getfixturevalue(name)
+    for seed in range(4):
+        draw = random.Random(seed)
+        plans = [
+            Plan(draw.randint(0, 50), draw.randint(0, 3), tuple(draw.randint(1, 8) for _ in range(3))) for _ in range(6)
+        ]
+        sampling = [draw.choice([SAMPLED, SAMPLED, GREEDY, CUT]) for _ in plans]
+
+        def begin(plans=plans, sampling=sampling):
+            return [Talk(n, plan, policy, chosen) for n, (plan, chosen) in enumerate(zip(plans, sampling, strict=True))]
+
+        expected = begin()
+        plain = converse(TransformersEngine(policy, draft_share=None), expected, draw)
+        rows, tokens = draw.randint(2, 6), draw.choice([1, 40, 120, 16_384])
+        engine = TransformersEngine(policy, max_conversations=rows, prefill_tokens=tokens)
+        engine._drafts = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], seed)
+        talks = begin()
+        drafted = converse(engine, talks, draw)
+        for talk, other in zip(talks, expected, strict=True):
+            assert talk.results == other.results, (seed, talk.plan, rows, tokens)
+            for ours, theirs in zip(drafted[talk.id], plain[talk.id], strict=True):
+                np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("right", 0.8), ("random", 1.0)])
+def test_right_drafts_save_passes_and_logits_are_made_for_open_replies_alone(talker, kind, most):
+    """Otherwise the comparisons above would compare nothing, or drafts would cost logits that nobody samples from."""
+    policy = talker
+    plans = [Plan(number, number, (8, 8)) for number in range(4)]
+    expected = [Talk(n, plan, policy) for n, plan in enumerate(plans)]
+    converse(TransformersEngine(policy, draft_share=None), expected, random.Random(0))
+    passes, scored = [], []
+    core, head = policy.model.model.language_model.norm, policy.model.lm_head
+    handles = [
+        core.register_forward_hook(lambda module, args, out: passes.append(out.shape)),
+        head.register_forward_hook(lambda module, args, out: scored.append(out.shape)),
+    ]
+    engine = TransformersEngine(policy)
+    engine._drafts = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], 0)
+    talks = [Talk(n, plan, policy) for n, plan in enumerate(plans)]
+    converse(engine, talks, random.Random(0))
+    for handle in handles:
+        handle.remove()
+    tokens = sum(len(ids) for talk in talks for ids, _ in talk.results)
+    assert sum(rows for rows, *_ in passes) <= most * tokens
+    assert all(len(shape) == 2 for shape in scored)
+    assert sum(rows for rows, _ in scored) == tokens
