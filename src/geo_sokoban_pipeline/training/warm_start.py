@@ -7,7 +7,8 @@ weights nor any draw depend on them, and their time is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,7 @@ def imitate_teacher(
     teacher = Demonstrator(prompts, policy, options, seed, _TRAINING)
     history: list[dict[str, float]] = []
     losses: list[float] = []
-    with open_crew(policy, options) as crew, track("warm start", warm.steps) as progress:
-        if crew is not None:
-            crew.tell(Appoint(prompts, seed, _TRAINING))
+    with _open_class(policy, prompts, options, seed) as crew, track("warm start", warm.steps) as progress:
         examiner = _Examiner(validation_prompts, policy, options, seed, crew)
         watch = Stopwatch() if crew is None else Stopwatch(crew.cpu_clock)
         freeze_survivors()
@@ -91,6 +90,15 @@ def build_imitator(policy: Policy, warm: WarmStartOptions) -> FsdpBackend:
         max_tokens=warm.max_tokens,
     )
     return FsdpBackend(policy, options)
+
+
+@contextmanager
+def _open_class(policy: Policy, prompts: Rows, options: TrainOptions, seed: int) -> Iterator[Crew | None]:
+    """A crew whose children can make the training demonstrations, for the `with` block; None with one process."""
+    with open_crew(policy, options) as crew:
+        if crew is not None:
+            crew.tell(Appoint(prompts, seed, _TRAINING))
+        yield crew
 
 
 def _learn(numbers: range, teacher: Demonstrator, backend: FsdpBackend, crew: Crew | None, rate: float) -> float:
