@@ -49,7 +49,7 @@ def options() -> TrainOptions:
     teacher = defaults.warm_start.teacher.model_copy(update={"name": "random_legal"})
     steps = WARM_START_STEPS
     brief = {"steps": steps, "validate_every": steps, "validation_episodes": 8, "teacher": teacher}
-    return defaults.model_copy(update={"warm_start": defaults.warm_start.model_copy(update=brief)})
+    return defaults.model_copy(update={"processes": 1, "warm_start": defaults.warm_start.model_copy(update=brief)})
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def options() -> TrainOptions:
     grpo = defaults.grpo.model_copy(update={"filter": "none"})
     # One conversation per episode at every size: waiting in line is another cost.
     rollout = defaults.rollout.model_copy(update={"max_conversations": max(SIZES)})
-    return defaults.model_copy(update={"warm_start": warm, "grpo": grpo, "rollout": rollout})
+    return defaults.model_copy(update={"processes": 1, "warm_start": warm, "grpo": grpo, "rollout": rollout})
 
 
 @pytest.fixture(scope="module")

@@ -71,10 +71,10 @@ def sokoban_rows() -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def train_options() -> TrainOptions:
-    """Options of `conf/base/parameters/train_sokoban.yml`."""
+    """Options of `conf/base/parameters/train_sokoban.yml`, in one process."""
     import yaml
 
     from geo_sokoban_pipeline.options.training import TrainOptions
 
     text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    return TrainOptions.model_validate(yaml.safe_load(text)["train_sokoban"])
+    return TrainOptions.model_validate({**yaml.safe_load(text)["train_sokoban"], "processes": 1})

@@ -84,8 +84,9 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
 
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
-    """Parameters that the loop and its validations depend on; its length, saving and threads are not among them."""
-    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "threads", "placement", "warm_start"})
+    """Parameters that the loop and its validations depend on; its length, saving, threads and processes are not."""
+    apart = {"loop", "evaluation", "threads", "processes", "placement", "warm_start"}
+    values = options.model_dump(mode="json", exclude=apart)
     values["warm_start"] = _imitation(options)
     values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
     values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}

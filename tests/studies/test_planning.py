@@ -78,7 +78,7 @@ def test_parameters_of_members():
         **BASE,
         "run_id": "from_zero-seed1",
         "seed": 1,
-        "train_sokoban": merge(TRAIN, study["train"], {"threads": 1}),
+        "train_sokoban": merge(TRAIN, study["train"], {"threads": 1, "processes": 1}),
     }
     # All defaults are filled in, and what the study does not name is the base's.
     resolved = train.parameters["train_sokoban"]

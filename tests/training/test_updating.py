@@ -66,7 +66,7 @@ def test_gradients_equal_the_library(tiny_policy: Policy, samples: list[TrainSam
     backend = FsdpBackend(policy, OptimizerOptions(max_tokens=128))
     objective = ImitationObjective()
     objective.begin(samples)
-    backend._accumulate(samples, objective)
+    backend.gradient_pass.accumulate(samples, objective)
     ours = {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
     policy.model.zero_grad()
     total = sum(len(sample.targets) for sample in samples)

@@ -7,7 +7,6 @@ from typing import Any
 
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
@@ -15,7 +14,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings
+from geo_sokoban_pipeline.rollout.episode import Play, PlaySettings, load_player
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -34,6 +33,7 @@ def play_prompts(
     samples: int = 1,
     iteration: int = 0,
     blank: bool = False,
+    play: Play | None = None,
 ) -> list[Trajectory]:
     """Play prompts under the run's own limits.
 
@@ -42,6 +42,7 @@ def play_prompts(
         samples: episodes of a prompt; they are its `sample_index`.
         iteration: recorded as the iteration; the engine knows the version of its weights.
         blank: replace every picture by a black one of its size.
+        play: plays the episodes; None: `rollout.function`, in this process.
 
     Returns:
         Trajectories, prompt by prompt; `group_index` is the number of the prompt.
@@ -67,7 +68,7 @@ def play_prompts(
         engine.version,
         blank_image if blank else None,
     )
-    play = load_object(options.rollout.function, default_name="play_episodes")
+    play = play or load_player(options.rollout)
     with track(f"evaluating {label}", len(tasks)) as progress:
         played: list[Trajectory] = play(engine, policy, tasks, settings, progress.advance)
     return played

@@ -11,6 +11,7 @@ from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.episode import Play
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 START = "eval/start/"  # what the metrics `eval/validation/…` of version 0, before training, are called
@@ -31,8 +32,12 @@ def validate_policy(
     policy: Policy,
     engine: RolloutEngine,
     version: int,
+    play: Play | None = None,
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Play validation prompts once sampled and once greedily.
+
+    Args:
+        play: plays the episodes; None: `rollout.function`, in this process.
 
     Returns:
         Trajectories, and metrics `eval/validation/{sampled,greedy}_{solve_rate,low,high,mean_return,invalid_share}`.
@@ -42,7 +47,15 @@ def validate_policy(
     for mode in ("sampled", "greedy"):
         sampling = SamplingOptions(greedy=True) if mode == "greedy" else options.evaluation_sampling
         played = play_prompts(
-            f"{run}/e{version:05d}/{mode}", seed, options, prompts, policy, engine, sampling=sampling, iteration=version
+            f"{run}/e{version:05d}/{mode}",
+            seed,
+            options,
+            prompts,
+            policy,
+            engine,
+            sampling=sampling,
+            iteration=version,
+            play=play,
         )
         records = [record_episode(episode, prompts[episode.group_index]) for episode in played]
         row = summarise_episodes(records, mode=mode)

@@ -159,6 +159,11 @@ class TrainOptions(StrictModel):
     backend: Literal["fsdp"] = Field("fsdp", description="What trains the weights.")
     placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
     threads: PositiveInt | None = Field(None, description="Threads of torch. None: all cores.")
+    processes: PositiveInt = Field(
+        1,
+        description="Processes that play and train side by side, one model between them. Each uses `threads` threads, "
+        "and about 0.6 GB beside the weights.",
+    )
 
     @property
     def evaluation_sampling(self) -> SamplingOptions:
@@ -169,6 +174,10 @@ class TrainOptions(StrictModel):
     def _check(self) -> TrainOptions:
         if self.rollout.sampling.greedy:
             raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
+        if self.processes > 1 and self.threads is None:
+            raise ValueError(
+                f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them."
+            )
         if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
             raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
         return self

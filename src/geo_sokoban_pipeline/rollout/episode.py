@@ -22,6 +22,8 @@ from geo_sokoban_pipeline.trajectories import Trajectory
 
 ImageFilter = Callable[[Image.Image], Image.Image]
 Progress = Callable[[int], None]
+# (engine, policy, tasks, settings[, progress]) → trajectories, as `play_episodes`
+Play = Callable[..., "list[Trajectory]"]
 
 
 class TooManyFailuresError(RuntimeError):
@@ -40,6 +42,12 @@ class PlaySettings:
     task: str
     version: int = 0
     image_filter: ImageFilter | None = None
+
+
+def load_player(options: RolloutOptions) -> Play:
+    """What `rollout.function` names: `play_episodes`, or an own function with its signature."""
+    play: Play = load_object(options.function, default_name="play_episodes")
+    return play
 
 
 def play_episodes(
@@ -86,7 +94,7 @@ def play_episodes(
             engine.submit([talk.request() for talk in ready])
             began = time.perf_counter()
     trajectories = [talk.finish(reward, engine, shares[talk.id]) for talk in talks]
-    _check_failures(trajectories, settings.rollout.max_failed_share)
+    check_failures(trajectories, settings.rollout.max_failed_share)
     return trajectories
 
 
@@ -97,7 +105,12 @@ def _share(shares: dict[int, float], results: Sequence[Result], seconds: float) 
         shares[result.id] += seconds * len(result.token_ids) / total
 
 
-def _check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
+def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
+    """Stop where more than the allowed share of episodes failed.
+
+    Raises:
+        TooManyFailuresError: names the number and the first error.
+    """
     failed = [trajectory for trajectory in trajectories if trajectory.status == "failed"]
     if failed and len(failed) > allowed * len(trajectories):
         raise TooManyFailuresError(

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.storage import MANIFEST
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
 _ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
-_ONE_THREAD = {"threads": 1}
+_ONE_CORE = {"threads": 1, "processes": 1}
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -127,7 +127,7 @@ def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any
 
 def _override(base: Sections, train: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
-        "train_sokoban": merge(base["train_sokoban"], train, _ONE_THREAD),
+        "train_sokoban": merge(base["train_sokoban"], train, _ONE_CORE),
         "sokoban": merge(base["sokoban"], data),
     }
 

@@ -4,7 +4,8 @@ pickled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 
+logger = logging.getLogger(__name__)
 Writer = Callable[[Path], dict[str, Any]]
 
 
@@ -51,17 +53,30 @@ def checkpoint_entries(
     fingerprint: dict[str, Any],
     sampler: PromptSampler,
     best: dict[str, Any] | None,
-    threads: int,
+    workers: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Entries of a checkpoint's manifest."""
+    """Entries of a checkpoint's manifest; `workers` are the numbers of `threads` and of `processes`."""
     return {
         "iteration": iteration,
         "policy_version": iteration + 1,
         "fingerprint": fingerprint,
         "sampler": sampler.state(),
         "best": best,
-        "threads": threads,
+        **workers,
     }
+
+
+def compare_workers(manifest: Mapping[str, Any], workers: Mapping[str, int]) -> None:
+    """Warn where a stored state was computed by other numbers of `threads` or `processes` (empty: nothing is)."""
+    for name, count in workers.items():
+        before = manifest.get(name, 1)
+        if manifest and before != count:
+            logger.warning(
+                "this run used %d %s before and uses %d now: it goes on, but not bit for bit as it would have",
+                before,
+                name,
+                count,
+            )
 
 
 def retained(saved: list[int], keep_last: int | None, best: int | None) -> list[int]:

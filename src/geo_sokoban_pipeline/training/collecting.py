@@ -7,20 +7,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.metrics import response_metrics
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.options.training import PromptOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings
+from geo_sokoban_pipeline.rollout.episode import Play, PlaySettings, load_player
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.training.scoring import is_solved, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory
@@ -28,7 +27,6 @@ from geo_sokoban_pipeline.trajectories import Trajectory
 logger = logging.getLogger(__name__)
 _SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}
 Rows = Sequence[dict[str, Any]]
-Play = Callable[..., list[Trajectory]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class Collector:
         run: namespace of the run, the first part of trajectory ids.
         seed: seed of the run.
         prompts: rows of the training prompts.
+        play: plays the episodes; None: `rollout.function`, in this process.
     """
 
     run: str
@@ -47,6 +46,7 @@ class Collector:
     prompts: Rows
     policy: Policy
     engine: RolloutEngine
+    play: Play | None = None
 
     def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
         """Play and score one iteration; moves the sampler on.
@@ -105,7 +105,7 @@ class Collector:
             options.task,
             self.engine.version,
         )
-        play: Play = load_object(options.rollout.function, default_name="play_episodes")
+        play = self.play or load_player(options.rollout)
         return play(self.engine, self.policy, tasks, settings)
 
     def _follow(self, sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +25,13 @@ from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
 from geo_sokoban_pipeline.signposts import reached
-from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
-from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, retained
+from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend, build_scorer
+from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, compare_workers, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.crew import Crew
 from geo_sokoban_pipeline.training.process import freeze_survivors, set_threads
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
-from geo_sokoban_pipeline.training.updating import Scorer, update_policy
+from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
 from geo_sokoban_pipeline.trajectory_files import name_parts
 
@@ -82,8 +84,10 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
     if start < options.loop.iterations:
         newest = resume["iteration"]
         yield {PRUNE: newest}, {PRUNE: newest + 1 if newest >= 0 else -1}, {PRUNE: newest}, {PRUNE: newest}
-        with track("GRPO", options.loop.iterations, start) as progress:
-            loop = _Loop(inputs, resume, fingerprint)
+        with (
+            track("GRPO", options.loop.iterations, start) as progress,
+            closing(_Loop(inputs, resume, fingerprint)) as loop,
+        ):
             for iteration in range(start, options.loop.iterations):
                 chunk = loop.iterate(iteration)
                 loop.saving = Stopwatch()
@@ -91,7 +95,6 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
                     yield chunk
                 reached("after save")
                 progress.advance(note=_note(chunk[2]))
-            loop.close()
     yield {}, {}, {}, {COMPLETE: {"iterations": max(start, options.loop.iterations)}}
 
 
@@ -104,33 +107,20 @@ def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
     }
 
 
-def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Scorer:
-    """Log-probs of a policy that is not trained, for the KL term."""
-    policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
-    backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
-    return backend.log_probs
-
-
 def partition(iteration: int) -> str:
     """Partition id of an iteration."""
     return f"iter={iteration:05d}"
 
 
 class _Loop:
-    """State of a running loop: policy, engine, trainer, data cursor, best validation so far."""
+    """State of a running loop: policy, engine, trainer, helping processes, data cursor, best validation so far."""
 
     def __init__(self, inputs: RunInputs, resume: dict[str, Any], fingerprint: Fingerprint) -> None:
-        options = inputs.options
-        manifest = resume["manifest"] or {}
+        options, manifest = inputs.options, resume["manifest"] or {}
         self.inputs, self.options, self.fingerprint = inputs, options, fingerprint
-        self.threads = set_threads(options.threads)
+        self.workers = {"threads": set_threads(options.threads), "processes": options.processes}
         freeze_survivors()
-        if manifest and manifest["threads"] != self.threads:
-            logger.warning(
-                "this run used %d threads before and uses %d now: it goes on, but not bit for bit as it would have",
-                manifest["threads"],
-                self.threads,
-            )
+        compare_workers(manifest, self.workers)
         self.policy = load_policy(inputs.policy.path, options.policy.dtype, options.policy.attention)
         self.backend = FsdpBackend(self.policy, options.optimizer, options.rollout.sampling.temperature)
         self.best: dict[str, Any] | None = manifest.get("best")
@@ -140,10 +130,15 @@ class _Loop:
         self.sampler: PromptSampler = build_sampler(
             inputs.prompts, options.prompts, inputs.seed, manifest.get("sampler")
         )
-        self.collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, self.policy, self.engine)
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         self.saved: list[int] = list(resume["stored"])
         self.saving = Stopwatch()
+        # Last: nothing that can fail comes after it and leaves its processes behind.
+        self.backend.crew = self.crew = Crew(self.policy, options) if options.processes > 1 else None
+        self.play = None if self.crew is None else self.crew.play
+        self.collector = Collector(
+            inputs.run, inputs.seed, options, inputs.prompts, self.policy, self.engine, self.play
+        )
 
     def iterate(self, iteration: int) -> Chunk:
         """One iteration; nothing is written here."""
@@ -154,9 +149,9 @@ class _Loop:
         if iteration == 0 and loop.eval_interval:
             self._validate(0, eval_trajectories, row)
         # Nothing the engine computed before counts here, so a resumed loop computes the same.
-        watch = Stopwatch()
+        watch = Stopwatch() if self.crew is None else Stopwatch(self.crew.cpu_clock)
         with watch.running():
-            self.engine.update_weights(None, iteration)
+            self._renew(iteration)
             reached("collecting")
             trajectories, metrics = self.collector.collect(iteration, self.sampler)
             reached("update")
@@ -164,7 +159,7 @@ class _Loop:
             row |= metrics | self._update(trajectories, iteration)
         row["perf/update_time"] = time.perf_counter() - updated
         row["perf/cpu_time"] = watch.cpu_seconds
-        self.engine.update_weights(None, iteration + 1)
+        self._renew(iteration + 1)
         if loop.eval_interval and is_eval_due(iteration, loop.eval_interval):
             reached("evaluation")
             self._validate(iteration + 1, eval_trajectories, row)
@@ -179,9 +174,17 @@ class _Loop:
         return parts, eval_trajectories, {name: row}, checkpoint
 
     def close(self) -> None:
-        """Free engine and trainer."""
+        """Free engine and trainer, end the helping processes."""
+        if self.crew is not None:
+            self.crew.close()
         self.engine.close()
         self.backend.close()
+
+    def _renew(self, version: int) -> None:
+        """Make every engine forget what it computed with earlier weights."""
+        self.engine.update_weights(None, version)
+        if self.crew is not None:
+            self.crew.renew(version)
 
     def _update(self, trajectories: list[Trajectory], iteration: int) -> dict[str, float]:
         options = self.options
@@ -213,12 +216,12 @@ class _Loop:
     def _validate(self, version: int, collected: dict[str, Any], row: dict[str, Any]) -> None:
         began = time.perf_counter()
         inputs, loop = self.inputs, self.options.loop
-        self.engine.update_weights(None, version)
+        self._renew(version)
         rows = inputs.validation_prompts[: loop.eval_prompts]
         if not rows:
             return
         played, metrics = validate_policy(
-            inputs.run, inputs.seed, self.options, rows, self.policy, self.engine, version
+            inputs.run, inputs.seed, self.options, rows, self.policy, self.engine, version, self.play
         )
         collected |= name_parts(version, played, self.policy.table_context)
         rate = metrics["eval/validation/sampled_solve_rate"]
@@ -232,7 +235,7 @@ class _Loop:
     def _checkpoint(self, iteration: int) -> dict[str, Any]:
         loop = self.options.loop
         self.saved.append(iteration)
-        entries = checkpoint_entries(iteration, self.fingerprint, self.sampler, self.best, self.threads)
+        entries = checkpoint_entries(iteration, self.fingerprint, self.sampler, self.best, self.workers)
         chunk: dict[str, Any] = {partition(iteration): CheckpointWriter(self.backend, entries)}
         if loop.keep_last is not None:
             best = self.best["iteration"] if self.best is not None and loop.keep_best else None

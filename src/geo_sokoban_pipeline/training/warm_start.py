@@ -1,13 +1,14 @@
 """Warm start: supervised imitation of a teacher, until GRPO has something to work with.
 
 Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
-and the policy it starts from. Validations only watch: neither weights nor any draw depend on them, and their time is
-not counted.
+and the policy it starts from; of several processes each makes the numbers it trains on. Validations only watch: neither
+weights nor any draw depend on them, and their time is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,16 @@ from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.crew import Crew, open_crew, sum_metrics
+from geo_sokoban_pipeline.training.crew_jobs import Appoint, Imitate, Part, imitate
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.objectives import ImitationObjective
 from geo_sokoban_pipeline.training.process import freeze_survivors
+from geo_sokoban_pipeline.training.shares import cut_range
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 
 Rows = Sequence[dict[str, Any]]
 _MODES = ("sampled", "greedy")
+_TRAINING = "training"
 
 
 def imitate_teacher(
@@ -52,18 +56,17 @@ def imitate_teacher(
     """
     warm = options.warm_start
     backend = backend or build_imitator(policy, warm)
-    teacher = Demonstrator(prompts, policy, options, seed, "training")
-    examiner = _Examiner(validation_prompts, policy, options, seed)
+    teacher = Demonstrator(prompts, policy, options, seed, _TRAINING)
     history: list[dict[str, float]] = []
     losses: list[float] = []
-    watch = Stopwatch()
-    freeze_survivors()
-    with track("warm start", warm.steps) as progress:
+    with _open_class(policy, prompts, options, seed) as crew, track("warm start", warm.steps) as progress:
+        examiner = _Examiner(validation_prompts, policy, options, seed, crew)
+        watch = Stopwatch() if crew is None else Stopwatch(crew.cpu_clock)
+        freeze_survivors()
         for step in range(warm.steps):
             with watch.running():
                 numbers = range(first + step * warm.episodes_per_step, first + (step + 1) * warm.episodes_per_step)
-                samples = [teacher.demonstrate(number) for number in numbers]
-                losses.append(backend.step(samples, ImitationObjective(), _rate(warm, step))["loss"])
+                losses.append(_learn(numbers, teacher, backend, crew, _rate(warm, step)))
             reached("warm start step")
             row = examiner.examine(backend, step + 1)
             if "validation_loss" in row:
@@ -89,11 +92,36 @@ def build_imitator(policy: Policy, warm: WarmStartOptions) -> FsdpBackend:
     return FsdpBackend(policy, options)
 
 
+@contextmanager
+def _open_class(policy: Policy, prompts: Rows, options: TrainOptions, seed: int) -> Iterator[Crew | None]:
+    """A crew whose children can make the training demonstrations, for the `with` block; None with one process."""
+    with open_crew(policy, options) as crew:
+        if crew is not None:
+            crew.tell(Appoint(prompts, seed, _TRAINING))
+        yield crew
+
+
+def _learn(numbers: range, teacher: Demonstrator, backend: FsdpBackend, crew: Crew | None, rate: float) -> float:
+    """One step on demonstrations; returns its loss."""
+    if crew is None:
+        part = imitate(numbers, teacher, backend.gradient_pass)
+        return backend.move(part.metrics, rate)["loss"]
+    own, *others = cut_range(numbers, crew.size)
+    jobs = [Imitate(part, backend.setting) for part in others]
+    parts: list[Part] = crew.work(lambda: imitate(own, teacher, backend.gradient_pass), jobs)
+    # Each part is a mean over its own tokens; how many the others have is known at the end alone.
+    tokens = sum(part.tokens for part in parts)
+    shares = [part.tokens / tokens for part in parts]
+    crew.add_gradients(parts, shares)
+    return backend.move(sum_metrics(parts, shares), rate)["loss"]
+
+
 class _Examiner:
     """Measures a policy in training where a validation is due, without leaving a trace in it."""
 
-    def __init__(self, prompts: Rows, policy: Policy, options: TrainOptions, seed: int) -> None:
+    def __init__(self, prompts: Rows, policy: Policy, options: TrainOptions, seed: int, crew: Crew | None) -> None:
         self._warm, self._options, self._policy, self._seed = options.warm_start, options, policy, seed
+        self._crew = crew
         self._played = list(prompts[: options.loop.eval_prompts])
         demonstrator = Demonstrator(prompts, policy, options, seed, "validation")
         self._held_out = [demonstrator.demonstrate(number) for number in range(self._warm.validation_episodes)]
@@ -112,8 +140,12 @@ class _Examiner:
     def _play(self, step: int) -> dict[str, float]:
         engine = build_engine(self._policy, self._options.rollout)
         engine.update_weights(None, step)
+        play = None
+        if self._crew is not None:
+            self._crew.renew(step)
+            play = self._crew.play
         _, metrics = validate_policy(
-            "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step
+            "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step, play=play
         )
         engine.close()
         return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}

@@ -99,6 +99,7 @@ def continue_imitation(
         "cpu_seconds": history[-1]["cpu_seconds"],
         "history": history,
         "threads": threads,
+        "processes": options.processes,
     }
     return policy_and_trainer_writer(backend, entries)
 

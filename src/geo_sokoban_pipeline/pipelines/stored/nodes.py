@@ -34,6 +34,7 @@ def collect_trajectories(
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.crew import open_crew
     from geo_sokoban_pipeline.training.loop import partition
     from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.trajectory_files import name_parts
@@ -47,13 +48,17 @@ def collect_trajectories(
     rows = read_rows(prompts)
     first = int(source.manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings.prompts, seed, source.manifest.get("sampler"))
-    collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine)
     yield {PRUNE: -1}, {PRUNE: -1}
-    for iteration in range(first, first + options.iterations):
-        engine.update_weights(None, first)
-        trajectories, metrics = collector.collect(iteration, sampler)
-        row = {"iteration": iteration, "policy_version": first, **metrics}
-        yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
+    with open_crew(policy, settings) as crew:
+        play = None if crew is None else crew.play
+        collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
+        for iteration in range(first, first + options.iterations):
+            engine.update_weights(None, first)
+            if crew is not None:
+                crew.renew(first)
+            trajectories, metrics = collector.collect(iteration, sampler)
+            row = {"iteration": iteration, "policy_version": first, **metrics}
+            yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
     engine.close()
 
 
@@ -67,9 +72,10 @@ def update_on_stored(
     from geo_sokoban_pipeline.options.training import SourceOptions
     from geo_sokoban_pipeline.policies.policy import load_policy
     from geo_sokoban_pipeline.schemas import PRUNE
-    from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+    from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend, build_scorer
     from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
-    from geo_sokoban_pipeline.training.loop import build_scorer, partition
+    from geo_sokoban_pipeline.training.crew import open_crew
+    from geo_sokoban_pipeline.training.loop import partition
     from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.updating import update_policy
     from geo_sokoban_pipeline.trajectories import table_to_trajectories
@@ -93,15 +99,18 @@ def update_on_stored(
         )
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
-    metrics = update_policy(
-        trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
-    )
+    with open_crew(policy, settings) as crew:
+        backend.crew = crew
+        metrics = update_policy(
+            trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
+        )
     entries = {
         "iteration": iteration,
         "policy_version": iteration + 1,
         "source": options.source.model_dump(),
         "started_from": hash_files(start.manifest["files"]),
         "threads": threads,
+        "processes": settings.processes,
     }
     row = {"iteration": iteration, "policy_version": iteration, **metrics}
     name = partition(iteration)

@@ -79,7 +79,7 @@ def warm_start(
     except DivergedError as error:
         section = f"train_{options.task}.warm_start"
         raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
-    entries = {"fingerprint": wanted, "history": history, "threads": threads}
+    entries = {"fingerprint": wanted, "history": history, "threads": threads, "processes": options.processes}
     return policy_and_trainer_writer(backend, entries)
 
 

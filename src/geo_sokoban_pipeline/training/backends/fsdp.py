@@ -1,14 +1,13 @@
-"""Backend `fsdp` at world size 1: AdamW on the policy's own model, in this process, without torch.distributed.
+"""Backend `fsdp` at world size 1: AdamW on the policy's own model, without torch.distributed.
 
-One optimizer step encodes each distinct picture once: the micro-batches leave their gradients in the picture
-features, and one vision pass at the end carries them on. A step whose gradient norm is not finite changes neither
-weights nor moments.
+A crew may compute parts of the gradients; the step itself is taken here, once, on the weights that all share. A step
+whose gradient norm is not finite changes neither weights nor moments.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,16 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from geo_sokoban_pipeline.options.training import OptimizerOptions
-from geo_sokoban_pipeline.policies.policy import Policy, save_policy
-from geo_sokoban_pipeline.policies.vision import ImageFeatures
+from geo_sokoban_pipeline.folders import PolicyFolder
+from geo_sokoban_pipeline.options.training import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.storage import read_json, write_json
-from geo_sokoban_pipeline.training.backends.forward import TrainForward
+from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.crew import Crew, sum_metrics
+from geo_sokoban_pipeline.training.crew_jobs import Learn, Part, Score
 from geo_sokoban_pipeline.training.objectives import Objective
 from geo_sokoban_pipeline.training.samples import TrainSample
+from geo_sokoban_pipeline.training.shares import cut_samples
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
@@ -34,18 +36,23 @@ class DivergedError(RuntimeError):
 
 
 class FsdpBackend:
-    """`TrainBackend` of one process.
+    """`TrainBackend` whose weights and moments are in this process's hands.
 
     Args:
         policy: trained in place.
         options: AdamW and micro-batches.
         temperature: sampling temperature of the rollouts.
+        crew: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
     """
 
-    def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float = 1.0) -> None:
+    def __init__(
+        self, policy: Policy, options: OptimizerOptions, temperature: float = 1.0, crew: Crew | None = None
+    ) -> None:
         self.policy = policy
         self.options = options
-        self.forward = TrainForward(policy, temperature, options.max_tokens, options.logit_chunk)
+        self.crew = crew
+        self.setting = PassSetting(temperature, options.max_tokens, options.logit_chunk)
+        self.gradient_pass = GradientPass(policy, self.setting)
         self._parameters = dict(policy.model.named_parameters())
         self._optimizer = torch.optim.AdamW(
             list(self._parameters.values()),
@@ -57,17 +64,14 @@ class FsdpBackend:
         )
         self._skipped = 0
 
-    @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        features = self.forward.encode(samples)
-        rows: list[np.ndarray] = [np.empty(0, np.float32)] * len(samples)
-        for batch in self.forward.plan(samples):
-            members = [samples[index] for index in batch]
-            values, _, _ = self.forward.log_probs(members, features, entropy=False)
-            for row, index in enumerate(batch):
-                rows[index] = values[row, : len(samples[index].targets)].float().cpu().numpy()
-        return rows
+        if self.crew is None:
+            return self.gradient_pass.log_probs(samples)
+        own, *others = cut_samples(samples, self.crew.size)
+        jobs = [Score(part, self.setting) for part in others]
+        scored: list[list[np.ndarray]] = self.crew.work(lambda: self.gradient_pass.log_probs(own), jobs)
+        return [row for part in scored for row in part]
 
     def step(self, samples: Sequence[TrainSample], objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`.
@@ -76,7 +80,14 @@ class FsdpBackend:
             DivergedError: `max_skipped` steps in a row had no finite gradient norm.
         """
         objective.begin(samples)
-        metrics = self._accumulate(samples, objective)
+        return self.move(self._gradients(samples, objective), learning_rate)
+
+    def move(self, metrics: dict[str, float], learning_rate: float) -> dict[str, float]:
+        """One optimizer step along the gradients that lie in the parameters; `metrics` with those of the step.
+
+        Raises:
+            DivergedError: see `step`.
+        """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
         if math.isfinite(norm):
             for group in self._optimizer.param_groups:
@@ -139,39 +150,20 @@ class FsdpBackend:
             for name, parameter in self._parameters.items():
                 parameter.copy_(stored[name])
 
-    def _accumulate(self, samples: Sequence[TrainSample], objective: Objective) -> dict[str, float]:
-        features = self.forward.encode(samples)
-        leaves = None if features is None else _leaves(features)
-        totals: dict[str, float] = {}
-        for batch in self.forward.plan(samples):
-            members = [samples[index] for index in batch]
-            log_probs, entropy, mask = self.forward.log_probs(members, leaves, entropy=objective.needs_entropy)
-            part = objective(members, log_probs, entropy, mask)
-            part.loss.backward()
-            for name, value in part.metrics.items():
-                totals[name] = totals.get(name, 0.0) + value
-        if features is not None and leaves is not None:
-            _carry_gradients(features, leaves)
-        return totals
-
-
-def _leaves(features: ImageFeatures) -> ImageFeatures:
-    """The same features cut off from the vision tower, collecting gradients of their own."""
-    return ImageFeatures(
-        features.embeddings.detach().requires_grad_(),
-        [layer.detach().requires_grad_() for layer in features.deepstack],
-        features.offsets,
-        features.counts,
-    )
-
-
-def _carry_gradients(features: ImageFeatures, leaves: ImageFeatures) -> None:
-    pairs = [
-        (tensor, leaf.grad)
-        for tensor, leaf in zip(
-            [features.embeddings, *features.deepstack], [leaves.embeddings, *leaves.deepstack], strict=True
+    def _gradients(self, samples: Sequence[TrainSample], objective: Objective) -> dict[str, float]:
+        """Leave the gradients of a step in the parameters; returns the objective's metrics."""
+        if self.crew is None:
+            return self.gradient_pass.accumulate(samples, objective)
+        own, *others = cut_samples(samples, self.crew.size)
+        parts: list[Part] = self.crew.work(
+            lambda: Part(self.gradient_pass.accumulate(own, objective)),
+            [Learn(part, objective, self.setting) for part in others],
         )
-        if tensor.requires_grad and leaf.grad is not None
-    ]
-    if pairs:
-        torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+        self.crew.add_gradients(parts)
+        return sum_metrics(parts)
+
+
+def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
+    """Log-probs of a policy that is not trained, for the KL term."""
+    policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
+    return FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature).log_probs

@@ -1,0 +1,135 @@
+"""A member of a crew: the child's side, a process that does jobs on weights it shares with its parent.
+
+A child keeps nothing that a result depends on but the weights and what earlier jobs told it, in their order. It writes
+no file, and ends when its parent does, however that ended: the pipe between them closes.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.process import freeze_survivors
+from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, adopt_tensors
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a child builds its policy from.
+
+    Attributes:
+        config: configuration of the model. attention, dtype: as in force there.
+        weights: parameters and buffers, shared.
+    """
+
+    config: Any
+    attention: str
+    dtype: torch.dtype
+    tokenizer: Any
+    image_processor: Any
+    weights: SharedTensors
+
+    def build(self) -> Policy:
+        """The policy, its model on the shared weights."""
+        from transformers import AutoModelForImageTextToText
+
+        model = AutoModelForImageTextToText.from_config(
+            self.config, attn_implementation=self.attention, dtype=self.dtype
+        )
+        adopt_tensors(model, self.weights)
+        return Policy(model.eval(), self.tokenizer, self.image_processor)
+
+
+class Member:
+    """What a job finds in a child.
+
+    Attributes:
+        policy: on the shared weights.
+        options: of the run.
+        teacher: makes demonstrations, once a job has appointed it.
+    """
+
+    def __init__(self, policy: Policy, options: TrainOptions, gradients: SharedTensors) -> None:
+        self.policy, self.options = policy, options
+        self.teacher: Demonstrator | None = None
+        self._gradients = gradients.views()
+        self._passes: dict[PassSetting, GradientPass] = {}
+
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        """An engine of this process's own."""
+        return build_engine(self.policy, self.options.rollout)
+
+    def gradient_pass(self, setting: PassSetting) -> GradientPass:
+        """Forward and backward passes under a setting."""
+        if setting not in self._passes:
+            self._passes[setting] = GradientPass(self.policy, setting)
+        return self._passes[setting]
+
+    def hand_over(self) -> list[str]:
+        """Move the parameters' gradients into the shared buffer; returns the names of those that have one."""
+        names = []
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.grad is not None:
+                self._gradients[name].copy_(parameter.grad)
+                parameter.grad = None
+                names.append(name)
+        return names
+
+
+Job = Callable[[Member], Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job's result, and the CPU-seconds of all the child's jobs so far."""
+
+    result: Any
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job's exception, as the text of its traceback."""
+
+    text: str
+
+
+def serve(
+    pipe: Connection, blueprint: Blueprint, options: TrainOptions, gradients: SharedTensors, threads: int
+) -> None:
+    """Do the jobs that come through a pipe, one answer each, until it closes."""
+    # Ctrl-C reaches every process of a terminal; what follows from it is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        torch.set_num_threads(threads)
+        member = Member(blueprint.build(), options, gradients)
+        freeze_survivors()
+        began = time.process_time()
+        while True:
+            job: Job = pipe.recv()
+            answer: Done | Failed
+            try:
+                answer = Done(job(member), time.process_time() - began)
+            except Exception:  # whatever a job raises, the parent raises it
+                answer = Failed(traceback.format_exc())
+            pipe.send(answer)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent has gone
+    except Exception:  # a policy that cannot be built, a result that cannot be sent
+        pipe.send(Failed(traceback.format_exc()))
