@@ -9,12 +9,14 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from geo_sokoban_pipeline.options import data
 from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.data import ImageLimits
 
 INSTRUCTIONS = ("brief", "full")
 
 
-class SplitCounts(StrictModel):
+class SplitCounts(data.SplitCounts):
     """Levels of each split: exactly these many for generated levels, at most these many for levels that are read."""
 
     train: NonNegativeInt | None = Field(6144, description="Training levels. None: all there are.")
@@ -22,19 +24,12 @@ class SplitCounts(StrictModel):
     eval: NonNegativeInt | None = Field(640, description="Evaluation levels. None: all there are.")
 
 
-class SplitShares(StrictModel):
+class SplitShares(data.SplitShares):
     """Parts of the wall layouts (of the levels, where there are fewer layouts than splits) that go to each split."""
 
     train: float = Field(0.67, ge=0, le=1, description="Part for training.")
     validation: float = Field(0.11, ge=0, le=1, description="Part for validation.")
     eval: float = Field(0.22, ge=0, le=1, description="Part for evaluation.")
-
-    @model_validator(mode="after")
-    def _check(self) -> SplitShares:
-        total = self.train + self.validation + self.eval
-        if abs(total - 1) > 1e-6:
-            raise ValueError(f"shares add up to {total:g}; train + validation + eval must be 1.")
-        return self
 
 
 class HubOptions(StrictModel):
@@ -61,13 +56,6 @@ class FileOptions(StrictModel):
         description="auto: by suffix and columns. xsb: text, levels parted by blank or `;` lines. "
         "boxoban: text with `; number` headers, or .jsonl with a field xsb. The parquet schemas may be .jsonl too.",
     )
-
-
-class ImageLimits(StrictModel):
-    """What a picture inside a row may cost; larger ones are rejected before they are decoded."""
-
-    max_bytes: PositiveInt = Field(8 << 20, description="Bytes of one encoded picture.")
-    max_pixels: PositiveInt = Field(1 << 24, description="Width times height of one picture.")
 
 
 class SokobanDataOptions(StrictModel):

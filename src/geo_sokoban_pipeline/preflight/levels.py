@@ -14,8 +14,8 @@ from geo_sokoban_pipeline.envs.row_files import split_slice
 from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
 from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source
-from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS
 from geo_sokoban_pipeline.envs.sokoban.yields import split_yields
+from geo_sokoban_pipeline.envs.splits import SPLITS
 from geo_sokoban_pipeline.options.sokoban import HubOptions, SokobanDataOptions
 from geo_sokoban_pipeline.preflight.checks import Check
 

@@ -22,8 +22,8 @@ from geo_sokoban_pipeline.envs.sokoban.levels import LevelsExhaustedError
 from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
 from geo_sokoban_pipeline.envs.sokoban.solver import solve
 from geo_sokoban_pipeline.envs.sokoban.sources import level_texts, read_source
-from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS, overlaps
 from geo_sokoban_pipeline.envs.sokoban.yields import setting_yield, split_yields
+from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 
 ROOT = Path(__file__).parents[3]

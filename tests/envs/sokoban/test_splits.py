@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
@@ -14,14 +13,12 @@ from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
 from geo_sokoban_pipeline.envs.sokoban.levels import generate_levels
 from geo_sokoban_pipeline.envs.sokoban.preprocess import level_from_text
 from geo_sokoban_pipeline.envs.sokoban.splits import (
-    SPLITS,
     collapse_rows,
     labelled_action,
-    overlaps,
-    share_out,
     split_levels,
     spread_by_length,
 )
+from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps
 from geo_sokoban_pipeline.options.sokoban import SplitCounts, SplitShares
 
 ALL = SplitCounts(train=None, validation=None, eval=None)
@@ -39,23 +36,6 @@ def levels():
 def level(rows, action=None, row_id="a"):
     columns = {} if action is None else {"reward_model": {"ground_truth": [action]}}
     return level_from_text("\n".join(["######", rows, "######"]), row_id, "t", columns)
-
-
-@pytest.mark.parametrize(
-    ("count", "shares", "sizes"),
-    [
-        (258, (0.67, 0.11, 0.22), (173, 28, 57)),
-        (10, (0.5, 0.25, 0.25), (5, 3, 2)),
-        (3, (0.9, 0.05, 0.05), (1, 1, 1)),
-        (4, (0.98, 0.01, 0.01), (2, 1, 1)),
-        (7, (1, 0, 0), (7, 0, 0)),
-        (0, (0.5, 0.25, 0.25), (0, 0, 0)),
-    ],
-)
-def test_share_out(count, shares, sizes):
-    dealt = share_out(range(count), SplitShares(**dict(zip(SPLITS, shares, strict=True))), random.Random(1))
-    assert tuple(len(dealt[split]) for split in SPLITS) == sizes
-    assert sorted(item for items in dealt.values() for item in items) == list(range(count))
 
 
 @given(st.lists(st.integers(1, 5) | st.none(), max_size=40), st.integers(0, 45), st.randoms(use_true_random=False))
@@ -97,13 +77,6 @@ def test_one_layout_is_split_by_level():
     assert rule == "level"
     assert overlaps({name: [row.board.canonical_hash for row, of in split if of == name] for name in SPLITS}) == 0
     assert len({of for _, of in split}) == 3
-
-
-@pytest.mark.parametrize(
-    ("keys", "count"), [({"a": ["x", "x"], "b": ["y"]}, 0), ({"a": ["x"], "b": ["x"], "c": ["x", "z"]}, 1)]
-)
-def test_overlaps(keys, count):
-    assert overlaps(keys) == count
 
 
 @pytest.mark.parametrize(

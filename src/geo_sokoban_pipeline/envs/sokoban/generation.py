@@ -18,7 +18,8 @@ from geo_sokoban_pipeline.envs.sokoban.backward import (
 from geo_sokoban_pipeline.envs.sokoban.layout import Layout
 from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, data_source_name
 from geo_sokoban_pipeline.envs.sokoban.levels import Level, LevelsExhaustedError, generate_levels
-from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS, SplitRule, share_out, spread_by_length, wanted_splits
+from geo_sokoban_pipeline.envs.sokoban.splits import SplitRule, spread_by_length
+from geo_sokoban_pipeline.envs.splits import SPLITS, share_out, wanted_splits
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 

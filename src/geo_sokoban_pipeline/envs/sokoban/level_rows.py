@@ -1,13 +1,11 @@
-"""A level with all that its source told about it, and a row that turned out to be none.
+"""A level with all that its source told about it.
 
-Whatever a row holds beside the level is kept as JSON values that can be written as UTF-8, so a table of levels can
-always be saved and read again.
+Whatever a row holds beside the level is kept as JSON values, so a table of levels can always be saved and read again.
 """
 
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,16 +42,6 @@ class LevelRow:
     copies: int = 1
 
 
-@dataclass(frozen=True)
-class RejectedRow:
-    """A row that was left out: its id, the reason, what it held as text, and its source."""
-
-    row_id: str
-    reason: str
-    raw: str
-    source: str
-
-
 def raw_level_row(level: LevelRow, split: str, split_rule: str) -> dict[str, Any]:
     """Row of `sokoban.raw_levels`."""
     return {
@@ -77,33 +65,3 @@ def raw_level_row(level: LevelRow, split: str, split_rule: str) -> dict[str, Any
 def data_source_name(board: Board) -> str:
     """Name in the manner of the published rows, such as `sokoban_6x6_1box`."""
     return f"sokoban_{board.height}x{board.width}_{len(board.boxes)}box"
-
-
-def check_unicode(text: str) -> str:
-    """The text, if it can be written as UTF-8; JSON may hold halves of surrogate pairs, which cannot.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    text.encode("utf-8")
-    return text
-
-
-def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Pass-through columns as JSON values, bytes as base64.
-
-    Raises:
-        ValueError: a text that is no Unicode.
-    """
-    return dict(json.loads(check_unicode(json.dumps(dict(columns), ensure_ascii=False, default=_plain))))
-
-
-def row_as_text(row: Any) -> str:
-    """Readable JSON of a row as it was read, bytes as base64, for `sokoban.rejected`; never fails on odd characters."""
-    return json.dumps(row, ensure_ascii=False, default=_plain).encode("utf-8", "replace").decode("utf-8")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return b64encode(value).decode("ascii")
-    return value.tolist() if hasattr(value, "tolist") else str(value)

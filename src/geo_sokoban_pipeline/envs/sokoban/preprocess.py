@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from geo_sokoban_pipeline.envs.data_uris import read_data_uri
+from geo_sokoban_pipeline.envs.row_values import check_unicode, json_columns
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, check_unicode, data_source_name, json_columns
+from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, data_source_name
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
-from geo_sokoban_pipeline.options.sokoban import ImageLimits
+from geo_sokoban_pipeline.options.data import ImageLimits
 
 PLACEHOLDER = "<image>"
 OBSERVATION = re.compile(r"\[Current Observation\]:[ \t]*\n(?P<grid>.*?)\nDecide the next action:", re.DOTALL)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice, take_slice
+from geo_sokoban_pipeline.envs.row_values import RejectedRow, row_as_text
 from geo_sokoban_pipeline.envs.sokoban.generation import generate_rows
-from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, RejectedRow, row_as_text
+from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
 from geo_sokoban_pipeline.envs.sokoban.preprocess import (
     level_from_processed,
     level_from_raw,
@@ -22,7 +23,8 @@ from geo_sokoban_pipeline.envs.sokoban.preprocess import (
     with_solution_length,
 )
 from geo_sokoban_pipeline.envs.sokoban.splits import SplitRule, collapse_rows, split_levels
-from geo_sokoban_pipeline.options.sokoban import FileOptions, HubOptions, ImageLimits, SokobanDataOptions
+from geo_sokoban_pipeline.options.data import ImageLimits
+from geo_sokoban_pipeline.options.sokoban import FileOptions, HubOptions, SokobanDataOptions
 
 HubLoader = Callable[[HubOptions], Iterable[Mapping[str, Any]]]
 ROW_SUFFIXES = (".parquet", ".jsonl")

@@ -7,38 +7,18 @@ with every row. All choices are drawn from the data's own seed; none depends on 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
-from geo_sokoban_pipeline.options.sokoban import SplitCounts, SplitShares
+from geo_sokoban_pipeline.envs.splits import SPLITS, share_out, wanted_splits
+from geo_sokoban_pipeline.options.data import SplitCounts, SplitShares
 from geo_sokoban_pipeline.seeding import python_generator
 
-SPLITS: tuple[str, ...] = ("train", "validation", "eval")
 SplitRule = Literal["layout", "level"]
 T = TypeVar("T")
-
-
-def share_out(items: Sequence[T], shares: SplitShares, generator: random.Random) -> dict[str, list[T]]:
-    """Deal distinct items to the splits in random order, as near to the shares as whole items allow.
-
-    Every split with a share above 0 gets one item at least, as long as there are enough.
-    """
-    order = list(items)
-    generator.shuffle(order)
-    sizes = _sizes(len(order), {split: getattr(shares, split) for split in SPLITS})
-    dealt, start = {}, 0
-    for split in SPLITS:
-        dealt[split] = order[start : start + sizes[split]]
-        start += sizes[split]
-    return dealt
-
-
-def wanted_splits(shares: SplitShares) -> list[str]:
-    """Splits with a share above 0."""
-    return [split for split in SPLITS if getattr(shares, split) > 0]
 
 
 def split_levels(
@@ -96,16 +76,6 @@ def spread_by_length(
     return chosen
 
 
-def overlaps(rows: Mapping[str, Iterable[str]]) -> int:
-    """How many keys (hashes of layouts or levels) occur in more than one split.
-
-    Args:
-        rows: keys by split.
-    """
-    seen = Counter(key for keys in rows.values() for key in set(keys))
-    return sum(1 for times in seen.values() if times > 1)
-
-
 def collapse_rows(levels: Iterable[LevelRow], mode: str) -> list[LevelRow]:
     """Rows (state, next action) become levels.
 
@@ -144,18 +114,3 @@ def labelled_action(columns: Mapping[str, Any]) -> str | None:
     label = model.get("ground_truth") if isinstance(model, Mapping) else None
     number = label[0] if isinstance(label, list) and len(label) == 1 else label
     return {1: "up", 2: "down", 3: "left", 4: "right"}.get(number) if isinstance(number, int) else None
-
-
-def _sizes(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole numbers nearest to the shares that add up to `count` (largest remainders)."""
-    exact = {split: share * count for split, share in shares.items()}
-    sizes = {split: int(value + 1e-9) for split, value in exact.items()}
-    for split in sorted(shares, key=lambda name: sizes[name] - exact[name])[: count - sum(sizes.values())]:
-        sizes[split] += 1
-    for split, share in shares.items():
-        if share > 0 and sizes[split] == 0:
-            largest = max(sizes, key=lambda name: sizes[name])
-            if sizes[largest] > 1:
-                sizes[largest] -= 1
-                sizes[split] = 1
-    return sizes

@@ -12,7 +12,7 @@ from math import comb
 from geo_sokoban_pipeline.envs.sokoban.backward import levels_of_layout
 from geo_sokoban_pipeline.envs.sokoban.generation import deal_layouts, known_layouts
 from geo_sokoban_pipeline.envs.sokoban.layout import Layout
-from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS, wanted_splits
+from geo_sokoban_pipeline.envs.splits import SPLITS, wanted_splits
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 
 # About a second of listing.

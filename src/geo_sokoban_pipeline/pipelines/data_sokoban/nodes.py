@@ -56,7 +56,7 @@ def make_prompts(
     """Processed rows for training, validation and evaluation, in the order of the raw levels."""
     from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS
     from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
-    from geo_sokoban_pipeline.envs.sokoban.splits import SPLITS
+    from geo_sokoban_pipeline.envs.splits import SPLITS
 
     options = as_options(parameters)
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
@@ -76,8 +76,8 @@ def report_data(
     parameters: dict[str, Any],
 ) -> dict[str, Any]:
     """What the data holds: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
-    from geo_sokoban_pipeline.envs.sokoban.splits import overlaps
     from geo_sokoban_pipeline.envs.sokoban.yields import setting_yield
+    from geo_sokoban_pipeline.envs.splits import overlaps
 
     options = as_options(parameters)
     tables = {"train": prompts, "validation": validation_prompts, "eval": eval_prompts}
