@@ -1,0 +1,1 @@
+"""Geometry: problems, tool calls and the environment."""

@@ -1,0 +1,155 @@
+"""Small pictures for a small policy: one rule per family, big digits that lie in the same place in every picture.
+
+The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of a line of that grid,
+each in a patch of its own, and its place depends on the family alone; the lines are to scale and move with the angle.
+What is asked is always `x`, so only the figure tells which rule holds. Each picture also has a length, which no rule uses.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from geo_sokoban_pipeline.envs.geo3k.problems.exact import exact
+from geo_sokoban_pipeline.envs.geo3k.problems.figure import Arc, Figure, Label, Mark, Stroke, circle_of, polar
+from geo_sokoban_pipeline.envs.geo3k.problems.problem import Candidate, Sketch
+from geo_sokoban_pipeline.options.problems import ProblemOptions
+
+QUESTION = "Find $x$."
+FONT_SIZE, LINE_WIDTH = 20, 2.0
+
+# Answers that somebody who can read the picture might give, as (factor, constant): factor · a + constant.
+_RULES: dict[str, tuple[Fraction, int]] = {
+    "a": (Fraction(1), 0),
+    "180 - a": (Fraction(-1), 180),
+    "90 - a": (Fraction(-1), 90),
+    "a / 2": (Fraction(1, 2), 0),
+    "2 a": (Fraction(2), 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TinyFamily:
+    """One kind of tiny figure.
+
+    Attributes:
+        rule: key of the rules above that holds in it.
+        angles: least and greatest given angle for which the labels have room, degrees.
+        draw: figure of the given angle, the unknown and a length, in pixels at scale 1.
+    """
+
+    rule: str
+    angles: tuple[int, int]
+    draw: Callable[[int, float, int], Figure]
+
+
+def tiny_sketch(family: str, generator: random.Random, options: ProblemOptions) -> Sketch:
+    """Draw a tiny problem of a family of `TINY_FAMILIES`.
+
+    Raises:
+        ValueError: no multiple of `angle_step` lies within the family's angles.
+    """
+    kind = TINY_FAMILIES[family]
+    low, high = kind.angles
+    step = options.angle_step
+    given = step * generator.randint(math.ceil(low / step), high // step)
+    length = generator.randint(*options.lengths)
+    factor, constant = _RULES[kind.rule]
+    unknown = exact(factor * given + constant)
+    scale = options.picture_scale
+    figure = kind.draw(given, float(unknown), length).mapped(lambda point: point * scale, scale)
+    candidates = tuple(Candidate(rule, exact(times * given + plus).decimal()) for rule, (times, plus) in _RULES.items())
+    return Sketch(QUESTION, (("a", given), ("length", length)), unknown, unknown.decimal(), figure, candidates)
+
+
+def _drawing(
+    strokes: list[tuple[complex, ...]],
+    given: Label,
+    unknown: Label,
+    length: Label,
+    marks: tuple[Mark, ...] = (),
+    arcs: tuple[Arc, ...] = (),
+) -> Figure:
+    unit = (length.value or 0.0) / abs(length.points[1] - length.points[0])
+    ends = tuple(Mark("dot", (point,)) for point in length.points)
+    return Figure(tuple(Stroke(chain) for chain in strokes), arcs, (*marks, *ends), (given, unknown, length), unit)
+
+
+def _up(radius: float, degrees: float) -> complex:
+    """Step in a direction counted from the right upwards, on a picture whose y grows downwards."""
+    return polar(radius, degrees).conjugate()
+
+
+def _linear_pair(given: int, unknown: float, length: int) -> Figure:
+    vertex, left, right = 40 + 64j, 4 + 64j, 122 + 64j
+    tip = vertex + _up(58, given)
+    return _drawing(
+        [(left, right), (vertex, tip)],
+        Label("angle", f"{given}°", (vertex, right, tip), given, 96 + 55j),
+        Label("angle", "x°", (vertex, tip, left), unknown, 20 + 50j),
+        Label("length", str(length), (vertex, right), length, 80 + 74j),
+    )
+
+
+def _vertical_angles(given: int, unknown: float, length: int) -> Figure:
+    vertex, left, right = 48 + 48j, 4 + 48j, 122 + 48j
+    tip, foot = vertex + _up(46, given), vertex - _up(46, given)
+    return _drawing(
+        [(left, right), (foot, tip)],
+        Label("angle", f"{given}°", (vertex, right, tip), given, 96 + 39j),
+        Label("angle", "x°", (vertex, left, foot), unknown, 12 + 57j),
+        Label("length", str(length), (vertex, right), length, 96 + 58j),
+    )
+
+
+def _complementary_angles(given: int, unknown: float, length: int) -> Figure:
+    vertex, top, right = 24 + 64j, 24 + 4j, 122 + 64j
+    tip = vertex + _up(62, given)
+    return _drawing(
+        [(top, vertex, right), (vertex, tip)],
+        Label("angle", f"{given}°", (vertex, right, tip), given, 96 + 55j),
+        Label("angle", "x°", (vertex, tip, top), unknown, 33 + 12j),
+        Label("length", str(length), (vertex, right), length, 80 + 74j),
+        (Mark("right", (vertex, right, top)),),
+    )
+
+
+def _circle_figure(inscribed: float, length: int, given: tuple[str, float], unknown: tuple[str, float]) -> Figure:
+    """Circle, inscribed angle with one side level, the arc it cuts off; (place, value) of the two labels."""
+    radius, vertex, end = 36.0, 8 + 62j, 76 + 62j
+    centre = (vertex + end) / 2 - 1j * math.sqrt(radius**2 - (abs(end - vertex) / 2) ** 2)
+    start = -math.degrees(math.asin((end - centre).imag / radius))
+    other = centre + _up(radius, start + 2 * inscribed)
+    arc = (centre, end, centre + _up(radius, start + inscribed), other)
+    angle = (vertex, end, other)
+
+    def label(place: str, value: float, text: str, at: complex) -> Label:
+        return Label("angle", text, angle, value, at) if place == "angle" else Label("arc", text, arc, value, at)
+
+    return _drawing(
+        [(other, vertex, end)],
+        label(*given, f"{round(given[1])}°", 48 + 53j if given[0] == "angle" else 96 + 55j),
+        label(*unknown, "x°", 50 + 54j if unknown[0] == "angle" else 94 + 46j),
+        Label("length", str(length), (vertex, end), length, 48 + 72j),
+        arcs=(circle_of(centre, radius),),
+    )
+
+
+def _inscribed_angle(given: int, unknown: float, length: int) -> Figure:
+    return _circle_figure(unknown, length, ("arc", given), ("angle", unknown))
+
+
+def _intercepted_arc(given: int, unknown: float, length: int) -> Figure:
+    return _circle_figure(given, length, ("angle", given), ("arc", unknown))
+
+
+TINY_FAMILIES: dict[str, TinyFamily] = {
+    "vertical_angles": TinyFamily("a", (30, 88), _vertical_angles),
+    "linear_pair": TinyFamily("180 - a", (30, 88), _linear_pair),
+    "complementary_angles": TinyFamily("90 - a", (30, 66), _complementary_angles),
+    "inscribed_angle": TinyFamily("a / 2", (44, 88), _inscribed_angle),
+    "intercepted_arc": TinyFamily("2 a", (34, 70), _intercepted_arc),
+}

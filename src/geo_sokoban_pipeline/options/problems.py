@@ -1,0 +1,54 @@
+"""Options of generated geometry problems: which families, how hard, and how large the pictures are."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from geo_sokoban_pipeline.options.base import StrictModel
+
+Difficulty = Literal["tiny", "easy", "medium", "hard"]
+TINY_SIZE = (128, 96)  # pixels of a tiny picture at scale 1: four by three tokens of the policy
+
+
+class ProblemOptions(StrictModel):
+    """What the generator draws; the defaults are what the tiny policy learns to read."""
+
+    difficulty: Literal["tiny", "easy", "medium", "hard", "mixed"] = Field(
+        "tiny",
+        description="tiny: small pictures with big digits in fixed places, all of the question is in the picture. "
+        "easy, medium, hard: textbook figures with one step, an equation or a second rule. mixed: these three in turn.",
+    )
+    families: dict[str, PositiveFloat] | None = Field(
+        None,
+        description="Families and their relative shares. None: every family of the difficulty in equal shares (tiny: "
+        "the five with one rule each).",
+    )
+    picture_scale: float = Field(
+        1.0,
+        gt=0,
+        le=8,
+        description="Size of pictures. 1: 128×96 px for tiny, about 380×270 px for the others. Tiny pictures stay "
+        "aligned with tokens of 32 px where it is a whole number.",
+    )
+    angle_step: PositiveInt = Field(
+        2, le=20, description="Angles given in tiny pictures are multiples of this, degrees."
+    )
+    lengths: tuple[PositiveInt, PositiveInt] = Field(
+        (10, 99),
+        description="Least and greatest length label of tiny pictures. No rule uses it; it makes pictures plentiful.",
+    )
+
+    @field_validator("lengths")
+    @classmethod
+    def _check_lengths(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if value[0] > value[1] or value[1] > 99:
+            raise ValueError(f"{list(value)} must rise and stay below 100: tiny pictures hold two digits.")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> ProblemOptions:
+        if self.families is not None and not self.families:
+            raise ValueError("families is empty; name at least one or leave it null for all of the difficulty.")
+        return self
