@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.evaluation.intervals import Z_95, wilson_interval
 from geo_sokoban_pipeline.evaluation.passk import mean_pass_at_k
-
-# Rule of the seed systems: a text is repetitive if its last 10,000 characters compress more than tenfold.
-REPETITION_CHARACTERS = 10_000
-REPETITION_RATIO = 10.0
+from geo_sokoban_pipeline.rewards.answer_text import repetition
 
 
 @dataclass(frozen=True)
@@ -124,14 +120,6 @@ def response_metrics(
         "truncated_ratio": _mean([float(flag) for flag in truncated]),
         "repetition_frac": _mean([float(repetition(text)) for text in texts]),
     }
-
-
-def repetition(text: str) -> bool:
-    """Whether a text of more than 10,000 characters ends in repetition: its last 10,000 compress more than tenfold."""
-    if len(text) <= REPETITION_CHARACTERS:
-        return False
-    raw = text[-REPETITION_CHARACTERS:].encode("utf-8", errors="replace")
-    return len(raw) / len(zlib.compress(raw, level=9)) > REPETITION_RATIO
 
 
 def _solve_counts(records: Sequence[EpisodeRecord], z: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
@@ -12,6 +13,13 @@ from geo_sokoban_pipeline.rollout.outcome import Outcome
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.episode import PlaySettings
+
+
+def conclude_episode(env: Any, outcome: Outcome) -> Outcome:
+    """Tell an environment that its episode is over (`InteractionEnv.conclude`), and take its state into the outcome."""
+    if hasattr(env, "conclude"):
+        env.conclude(outcome.replies, outcome.status)
+    return replace(outcome, env=env.metadata()) if hasattr(env, "metadata") else outcome
 
 
 def measure_episode(env: Any) -> dict[str, float]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.closing import describe_sampling, measure_episode, reward_episode
+from geo_sokoban_pipeline.rollout.closing import conclude_episode, describe_sampling, measure_episode, reward_episode
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.rollout.transcript import Transcript
@@ -58,6 +58,7 @@ class Conversation:
         self._infos: list[dict[str, Any]] = []
         self._finish_reason: str | None = None
         self._error: str | None = None
+        self._outcome: Outcome | None = None
         self._env_seconds = 0.0
 
     def start(self, build_env: Callable[[dict[str, Any], dict[str, Any]], Any]) -> bool:
@@ -88,10 +89,20 @@ class Conversation:
             sampled=said.ledger.sampled,
         )
 
+    def prepare(self, result: Result) -> None:
+        """Let the environment begin what it will need to be stepped with a reply (`InteractionEnv.prepare`)."""
+        if hasattr(self._env, "prepare"):
+            try:
+                self._env.prepare(self._said.read_reply(result))
+            except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
+                self._fail(error)
+
     def advance(self, result: Result) -> bool:
         """Take a reply; returns whether another one is wanted."""
         text = self._said.add_reply(result)
         self._finish_reason = result.finish_reason
+        if self.status == "failed":
+            return False
         ended = self._ended_by(result)
         if ended is not None and not self._rules.step_before_finish_check:
             self.status = ended
@@ -119,12 +130,30 @@ class Conversation:
         metrics = self._env.final_metrics() if hasattr(self._env, "final_metrics") else {}
         return self._trajectory("", {}, {name: float(value) for name, value in metrics.items()}, {})
 
+    def conclude(self, reward: Callable[..., dict[str, float]]) -> None:
+        """Tell the environment that the episode is over, and let the reward begin what it will need.
+
+        Calling it for all episodes before the first one is finished lets their slow work go on side by side.
+        """
+        if self._outcome is not None or self.status == "failed" or self._env is None:
+            return
+        try:
+            said = self._said
+            self._outcome = conclude_episode(
+                self._env, Outcome(self.task.prompt, self.status, said.replies, said.response(), self._infos)
+            )
+            if self.status != "aborted" and hasattr(reward, "prepare"):
+                reward.prepare(self._outcome, self._settings.reward.args)
+        except Exception as error:  # own code may raise anything; the episode keeps it as a row
+            self._fail(error)
+
     def finish(
         self, reward: Callable[..., dict[str, float]], engine: RolloutEngine, engine_seconds: float
     ) -> Trajectory:
         """Close the environment, compute the reward, and give the episode as a trajectory."""
-        response = self._said.response()
-        parts, metrics = self._score(reward, response)
+        self.conclude(reward)
+        response = self._outcome.response if self._outcome else self._said.response()
+        parts, metrics = self._score(reward)
         self._close()
         trajectory = self._trajectory(response, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
@@ -157,7 +186,7 @@ class Conversation:
             turns=said.turns,
             images=[image.png for image in said.images],
             image_grid_thw=[image.grid for image in said.images],
-            label=row.get("answer"),
+            label=None if row.get("answer") is None else str(row["answer"]),
             response=response,
             reward=parts.get("reward"),
             reward_parts={name: value for name, value in parts.items() if name != "reward"},
@@ -194,19 +223,15 @@ class Conversation:
         budget = self._said.tokens_left()
         return budget is not None and budget <= 0
 
-    def _score(
-        self, reward: Callable[..., dict[str, float]], response: str
-    ) -> tuple[dict[str, float], dict[str, float]]:
+    def _score(self, reward: Callable[..., dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
         metrics: dict[str, float] = {"turns": float(len(self._said.replies))}
         if self.status == "failed" or self._env is None:
             return {}, metrics
         try:
             metrics |= measure_episode(self._env)
-            if self.status == "aborted":
+            if self._outcome is None or self.status == "aborted":
                 return {}, metrics
-            env = self._env.metadata() if hasattr(self._env, "metadata") else {}
-            outcome = Outcome(self.task.prompt, self.status, self._said.replies, response, self._infos, env)
-            return reward_episode(reward, outcome, self._settings.reward.args), metrics
+            return reward_episode(reward, self._outcome, self._settings.reward.args), metrics
         except Exception as error:  # an own reward may raise anything; the episode keeps it as a row
             self._fail(error)
             return {}, metrics

@@ -86,6 +86,8 @@ def play_episodes(
         # An engine may answer part of what it was asked; the others go on with what is there.
         while results := engine.poll():
             _share(shares, results, time.perf_counter() - began)
+            for result in results:
+                talks[result.id].prepare(result)
             ready = [talks[result.id] for result in results if talks[result.id].advance(result)]
             ended = [result.id for result in results if talks[result.id].status != "pending"]
             engine.release(ended)
@@ -93,6 +95,8 @@ def play_episodes(
                 progress(len(ended))
             engine.submit([talk.request() for talk in ready])
             began = time.perf_counter()
+    for talk in talks:
+        talk.conclude(reward)
     trajectories = [talk.finish(reward, engine, shares[talk.id]) for talk in talks]
     check_failures(trajectories, settings.rollout.max_failed_share)
     return trajectories

@@ -62,11 +62,15 @@ class Transcript:
         """Add what the engine has sampled; returns it as text."""
         start = self.ledger.length
         self.ledger.append(result.token_ids, result.log_probs, trainable=True)
-        text = self._policy.codec.decode_reply(result.token_ids)
+        text = self.read_reply(result)
         self.replies.append(text)
         self._add_turn("assistant", text, start, [])
         self._versions.append((result.weight_version, start, self.ledger.length))
         return text
+
+    def read_reply(self, result: Result) -> str:
+        """What the engine has sampled, as text."""
+        return self._policy.codec.decode_reply(result.token_ids)
 
     def add_observation(self, message: dict[str, Any]) -> bool:
         """Add a message of the environment; False where the rules leave it out because it exceeds the budget."""

@@ -1,0 +1,101 @@
+"""Grammar of the scoring call: `<tool_call>{"name": …, "arguments": {"answer": …}}</tool_call>`, the last one counts.
+
+Reading takes time linear in the text and never raises, whatever the text holds: what is no call is None.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+TOOL_NAMES = ("calc_score", "calc_geo3k_reward")
+CALL_MARK = "<tool_call>"
+_THINK_END = "</think>"
+
+# Two patterns in place of the original's `<tool_call>\s*(\{.*?\})\s*</tool_call>`: they find the same calls, but that
+# one reads to the end of the text again for each call that nothing closes.
+_OPEN = re.compile(r"<tool_call>\s*\{")
+_CLOSE = re.compile(r"\}\s*</tool_call>")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that could be read.
+
+    Attributes:
+        name: as written, without white space around it; any name.
+        answer: the argument `answer` as text, not blank; None where it is missing, null or blank.
+        malformed_arguments: whether the arguments are no JSON object; there is no answer then.
+    """
+
+    name: str
+    answer: str | None
+    malformed_arguments: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the name is one of `TOOL_NAMES`."""
+        return self.name in TOOL_NAMES
+
+
+def parse_tool_call(text: str, *, after_think: bool = True, earlier_call_counts: bool = False) -> ToolCall | None:
+    """The scoring call of a reply.
+
+    The body is a JSON object with `name` and `arguments`, or with both in an object `function`; arguments may be JSON
+    text. Tags are read in lower case only.
+
+    Args:
+        text: the whole reply.
+        after_think: read only what follows the last `</think>`, if there is one. Off is the original's rule.
+        earlier_call_counts: where the last call cannot be read, take the last one that can. Off is the original's rule.
+
+    Returns:
+        None where there is no call, or the one that counts is not JSON, has no name, or has arguments in JSON text that
+        cannot be decoded.
+    """
+    if after_think:
+        text = text.rpartition(_THINK_END)[2]
+    bodies = _bodies(text)
+    for body in reversed(bodies if earlier_call_counts else bodies[-1:]):
+        if (call := _read_body(body)) is not None:
+            return call
+    return None
+
+
+def _bodies(text: str) -> list[str]:
+    """Texts in braces between the tags, in order; a call ends at the first closing tag behind a brace."""
+    bodies: list[str] = []
+    at = 0
+    while (opened := _OPEN.search(text, at)) and (closed := _CLOSE.search(text, opened.end())):
+        bodies.append(text[opened.end() - 1 : closed.start() + 1])
+        at = closed.end()
+    return bodies
+
+
+def _read_body(body: str) -> ToolCall | None:
+    try:
+        payload = json.loads(body)
+        function = payload.get("function")
+        function = function if isinstance(function, dict) else {}
+        arguments = payload.get("arguments") or function.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        answer = _answer_text(arguments)
+    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, nesting beyond the stack
+        return None
+    name = payload.get("name") or function.get("name")
+    if not isinstance(name, str):
+        return None
+    return ToolCall(_printable(name), answer, not isinstance(arguments, dict))
+
+
+def _answer_text(arguments: Any) -> str | None:
+    given = arguments.get("answer") if isinstance(arguments, dict) else None
+    return None if given is None else _printable(str(given)) or None
+
+
+def _printable(text: str) -> str:
+    """Text that UTF-8 can hold: JSON may escape half a surrogate pair."""
+    return text.strip().encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,224 @@
+"""Grammar of the scoring call: the seed's worked examples, its deviations, and a parser that nothing stops."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.envs.geo3k import parse_tool_call
+from geo_sokoban_pipeline.envs.geo3k.tool_call import TOOL_NAMES, ToolCall
+
+FIVE = ToolCall("calc_score", "5")
+
+
+def call(body: str) -> str:
+    return f"<tool_call>{body}</tool_call>"
+
+
+def scored(answer: str = '"5"', name: str = "calc_score") -> str:
+    return call(f'{{"name": "{name}", "arguments": {{"answer": {answer}}}}}')
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (scored(), FIVE),
+        (f"I think so. {scored()} Answer: \\boxed{{5}}", FIVE),
+        (scored(name="calc_geo3k_reward"), ToolCall("calc_geo3k_reward", "5")),
+        (scored(name="  calc_score "), FIVE),
+        ('<tool_call> \n {"name": "calc_score",\n "arguments": {"answer": "5"}}\n </tool_call>', FIVE),
+        (scored("5"), FIVE),
+        (scored("0"), ToolCall("calc_score", "0")),
+        (scored("5.50"), ToolCall("calc_score", "5.5")),
+        (scored('" 5 "'), FIVE),
+        (scored("[5]"), ToolCall("calc_score", "[5]")),
+        (scored("false"), ToolCall("calc_score", "False")),
+        (scored('"\\\\frac{1}{2}"'), ToolCall("calc_score", "\\frac{1}{2}")),
+        # The form of OpenAI, with arguments as JSON text and as an object.
+        (call(r'{"function": {"name": "calc_score", "arguments": "{\"answer\": \"5\"}"}}'), FIVE),
+        (call('{"function": {"name": "calc_score", "arguments": {"answer": 5}}}'), FIVE),
+        (call('{"name": "calc_score", "function": {"arguments": {"answer": 5}}}'), FIVE),
+        # Another name is a call; what it means is for the environment.
+        (scored(name="calc"), ToolCall("calc", "5")),
+        (scored(name="CALC_SCORE"), ToolCall("CALC_SCORE", "5")),
+        # Calls without an answer.
+        (scored('""'), ToolCall("calc_score", None)),
+        (scored('"  "'), ToolCall("calc_score", None)),
+        (scored("null"), ToolCall("calc_score", None)),
+        (call('{"name": "calc_score", "arguments": {"value": 5}}'), ToolCall("calc_score", None)),
+        (call('{"name": "calc_score", "arguments": {}}'), ToolCall("calc_score", None)),
+        (call('{"name": "calc_score"}'), ToolCall("calc_score", None)),
+        (call('{"name": "calc_score", "arguments": ""}'), ToolCall("calc_score", None)),
+        (call('{"name": "calc_score", "arguments": [5]}'), ToolCall("calc_score", None, True)),
+        (call('{"name": "calc_score", "arguments": "[5]"}'), ToolCall("calc_score", None, True)),
+        (call('{"name": "calc_score", "arguments": 5}'), ToolCall("calc_score", None, True)),
+        # The last call counts.
+        (scored("4") + scored("5"), FIVE),
+        (scored("4") + " no, " + scored("5") + " and done", FIVE),
+        # A call that nothing closes takes the next one with it.
+        ("<tool_call>{ " + scored("5"), None),
+        (scored("4") + '<tool_call>{"name": "calc_score"', ToolCall("calc_score", "4")),
+        # No call.
+        ("", None),
+        ("Answer: \\boxed{5}", None),
+        ('{"name": "calc_score", "arguments": {"answer": "5"}}', None),
+        ('<TOOL_CALL>{"name": "calc_score", "arguments": {"answer": "5"}}</TOOL_CALL>', None),
+        ('<tool_call>{"name": "calc_score", "arguments": {"answer": "5"}}', None),
+        ('<tool_call>{"name": "calc_score", "arguments": {"answer": "5"}</tool_call>', None),
+        (call('[{"name": "calc_score", "arguments": {"answer": "5"}}]'), None),
+        (call("{'name': 'calc_score', 'arguments': {'answer': '5'}}"), None),
+        (call('{"name": "calc_score", "arguments": {"answer": "5"},}'), None),
+        (call('{"arguments": {"answer": "5"}}'), None),
+        (call('{"name": "", "arguments": {"answer": "5"}}'), None),
+        (call('{"name": 5, "arguments": {"answer": "5"}}'), None),
+        (call('{"function": "calc_score", "arguments": {"answer": "5"}}'), None),
+        (call('{"name": "calc_score", "arguments": "answer=5"}'), None),
+        (call('{"name": "calc_score", "arguments": {"answer": "5"}} please'), None),
+        (call("calc_score(5)"), None),
+        # After the thoughts only.
+        (f"<think>{scored('4')}</think> none", None),
+        (f"<think>{scored('4')}</think>{scored('5')}", FIVE),
+    ],
+)
+def test_grammar(reply, expected):
+    assert parse_tool_call(reply) == expected
+
+
+def test_known_names():
+    assert TOOL_NAMES == ("calc_score", "calc_geo3k_reward")
+    assert [ToolCall(name, None).is_known for name in (*TOOL_NAMES, "calc", "CALC_SCORE")] == [True, True, False, False]
+
+
+def test_original_rules_can_be_chosen():
+    thought = f"<think>{scored()}</think> none"
+    assert parse_tool_call(thought) is None
+    assert parse_tool_call(thought, after_think=False) == FIVE
+    broken_last = scored() + call("{oops}")
+    assert parse_tool_call(broken_last) is None
+    assert parse_tool_call(broken_last, earlier_call_counts=True) == FIVE
+
+
+def test_half_a_surrogate_pair_can_be_written_to_a_file():
+    found = parse_tool_call(scored('"5\\ud800"', name="x\\udfff"))
+    assert found is not None
+    assert (found.name, found.answer) == ("x?", "5?")
+
+
+ORIGINAL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+PIECES = st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "{",
+        "}",
+        " ",
+        "\n",
+        '{"name": "calc_score", "arguments": {"answer": "5"}}',
+        "x",
+        "<",
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=14).map("".join))
+@settings(max_examples=1000, deadline=None)
+def test_the_call_is_the_one_that_the_original_pattern_finds(text):
+    found = ORIGINAL.findall(text)
+    expected = None
+    if found:
+        try:
+            json.loads(found[-1])
+        except ValueError:
+            pass
+        else:
+            expected = parse_tool_call(f"<tool_call>{found[-1]}</tool_call>")
+    assert parse_tool_call(text, after_think=False) == expected
+
+
+VALUES = st.recursive(
+    st.sampled_from([None, True, 0, 5, -1.5, float("nan"), "", " 5 ", '{"answer": 5}', "\ud800"]) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["answer", "x"]), inner, max_size=2),
+    max_leaves=3,
+)
+PAYLOADS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.sampled_from([*TOOL_NAMES, "x", "", 3, None]) | VALUES,
+        "arguments": st.fixed_dictionaries({}, optional={"answer": VALUES}) | VALUES,
+        "function": st.fixed_dictionaries({}, optional={"name": VALUES, "arguments": VALUES}) | VALUES,
+    },
+)
+NOISE = st.text(alphabet=st.sampled_from("<>/tool_call{}[]\"':,\\ \n0e+-.ud8\ufffd"), max_size=60)
+REPLIES = st.one_of(
+    PAYLOADS.map(json.dumps).map(call),
+    st.tuples(PAYLOADS.map(json.dumps), NOISE, st.integers(0, 200)).map(
+        lambda p: call(p[0][: p[2]] + p[1] + p[0][p[2] :])
+    ),
+    NOISE,
+    NOISE.map(call),
+    st.text(max_size=80),
+    st.lists(PIECES, max_size=20).map("".join),
+)
+
+
+@pytest.mark.slow
+@given(REPLIES)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_reply_stops_the_parser(reply):
+    for text in (reply, call(reply), f"<think>{reply}</think>{reply}"):
+        found = parse_tool_call(text, earlier_call_counts=True)
+        assert found is None or (found.name == found.name.strip() and found.answer != "")
+        if found is not None and found.answer is not None:
+            (found.name + found.answer).encode("utf-8")
+
+
+BIG = 200_000
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param("<tool_call>{" * BIG, id="opened"),
+        pytest.param("<tool_call>{}" * BIG, id="opened and braced"),
+        pytest.param("<tool_call>" + " " * BIG + "{", id="spaces in front"),
+        pytest.param("<tool_call>{" + "} " * BIG, id="closing braces"),
+        pytest.param("<tool_call>{}" + " " * BIG + "</tool_call" * 10, id="spaces behind"),
+        pytest.param("</tool_call>" * BIG, id="closed"),
+        pytest.param("</think>" * BIG, id="thoughts"),
+        pytest.param(call('{"name":' * BIG + "}"), id="nested objects"),
+        pytest.param(call('{"name":' + "[" * BIG + "}"), id="nested lists"),
+        pytest.param(call('{"a":' * 900 + "1" + "}" * 900), id="nested up to the limit"),
+        pytest.param(scored("[" * 900 + "]" * 900), id="an answer nested up to the limit"),
+        pytest.param(scored("9" * 5000), id="a number of 5,000 digits"),
+        pytest.param(scored("1e999999999"), id="a number beyond floats"),
+        pytest.param(scored("NaN"), id="no number"),
+        pytest.param(scored(json.dumps("5" * 5_000_000)), id="an answer of 5 MB"),
+        pytest.param(call(json.dumps({"name": "calc_score", "arguments": {str(i): i for i in range(BIG)}})), id="keys"),
+        pytest.param(scored("4") * 20_000, id="20,000 calls"),
+        pytest.param(
+            call('{"name": "calc_score", "arguments": ' + json.dumps('{"answer":' * 5000) + "}"), id="in text"
+        ),
+    ],
+)
+def test_large_replies_are_read_at_once(reply):
+    began = time.process_time()
+    parse_tool_call(reply, earlier_call_counts=True)
+    assert time.process_time() - began < 1.0
+
+
+def test_nothing_is_kept_of_a_reply():
+    replies = [scored(json.dumps(f"{index:09d}" * 1000)) for index in range(50)]
+    parse_tool_call(replies[0])
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for reply in replies:
+        parse_tool_call(reply)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 10_000

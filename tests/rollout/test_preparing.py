@@ -1,0 +1,139 @@
+"""Slow work of environments and rewards: begun for a whole batch before anything waits for it, at its own risk."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Result
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from rollout.scripted import CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
+
+events: list[tuple[str, ...]] = []
+
+
+class SlowEnv(TalkEnv):
+    """Writes down what it is asked, in order."""
+
+    def __init__(self, name: str, **settings):
+        super().__init__(**settings)
+        self.name = name
+
+    def prepare(self, text):
+        events.append(("prepare", self.name, text))
+        self._maybe_raise("prepare")
+
+    def step(self, text):
+        events.append(("step", self.name, text))
+        return super().step(text)
+
+    def conclude(self, replies, status):
+        events.append(("conclude", self.name, *replies, status))
+        self._maybe_raise("conclude")
+
+    def final_metrics(self):
+        events.append(("metrics", self.name))
+        return {"success": 1.0}
+
+
+class SlowReward:
+    """Writes down for whom it prepares and whom it grades."""
+
+    def prepare(self, outcome, args):
+        events.append(("prepare reward", outcome.prompt["id"]))
+
+    def __call__(self, outcome, args):
+        events.append(("reward", outcome.prompt["id"]))
+        return {"reward": 1.0}
+
+
+slow_reward = SlowReward()
+
+
+def build_env(sample, args):
+    return SlowEnv(sample["id"], **sample["env"])
+
+
+class BatchEngine(ScriptedEngine):
+    """Answers all that is asked in one poll, as the transformers engine does."""
+
+    def poll(self) -> list[Result]:
+        results = []
+        while found := super().poll():
+            results += found
+        return sorted(results, key=lambda result: result.id)
+
+
+def play(replies, *worlds, **rollout):
+    base = make_settings(**rollout)
+    settings = PlaySettings(
+        EnvOptions(factory=f"{__file__}:build_env"),
+        RewardOptions(function=f"{__file__}:slow_reward"),
+        base.rollout,
+        base.sampling,
+        0,
+        "slow",
+    )
+    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(worlds)]
+    seen().clear()
+    return play_episodes(BatchEngine(dict(enumerate(replies))), CharacterPolicy(), tasks, settings)
+
+
+def seen() -> list[tuple[str, ...]]:
+    """Events of this file as the episode loop loaded it, which is another module than the one that pytest made."""
+    from geo_sokoban_pipeline.envs.plugins import load_object
+
+    return load_object(f"{__file__}:events")
+
+
+def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_before_the_first():
+    play([[("one", "stop"), ("two", "stop")], [("yes", "stop")]], ("a", {"ends_after": 2}), ("b", {"ends_after": 1}))
+    assert seen() == [
+        ("prepare", "a", "one"),
+        ("prepare", "b", "yes"),
+        ("step", "a", "one"),
+        ("step", "b", "yes"),
+        ("prepare", "a", "two"),
+        ("step", "a", "two"),
+        ("conclude", "a", "one", "two", "completed"),
+        ("prepare reward", "a"),
+        ("conclude", "b", "yes", "completed"),
+        ("prepare reward", "b"),
+        ("metrics", "a"),
+        ("reward", "a"),
+        ("metrics", "b"),
+        ("reward", "b"),
+    ]
+
+
+def test_the_end_shows_replies_that_were_never_stepped_with():
+    play([[("one", "stop"), ("cut", "length")]], ("a", {}))
+    assert ("step", "a", "cut") not in seen()
+    assert ("conclude", "a", "one", "cut", "truncated") in seen()
+
+
+def test_aborted_episodes_are_concluded_but_not_rewarded():
+    (episode,) = play([[("one", "abort")]], ("a", {}))
+    assert [event[0] for event in seen()] == ["prepare", "conclude", "metrics"]
+    assert (episode.reward, episode.metrics["success"]) == (None, 1.0)
+
+
+@pytest.mark.parametrize(("place", "sampled"), [("prepare", 3), ("conclude", 3)])
+def test_what_fails_costs_its_own_episode_alone(place, sampled):
+    replies = [[("one", "stop")], [("two", "stop")]]
+    bad, good = play(replies, ("a", {"ends_after": 1, "raises": place}), ("b", {"ends_after": 1}))
+    assert (bad.status, bad.error) == ("failed", f"RuntimeError: broken {place}")
+    assert bad.loss_mask.sum() == sampled, "what was sampled is kept"
+    assert (good.status, good.reward) == ("completed", 1.0)
+    assert ("step", "a", "one") not in seen() or place == "conclude"
+
+
+def test_an_environment_without_these_methods_is_played_as_ever():
+    (episode,), _ = play_scripted([("abcd", "stop")], make_settings({"ends_after": 1}))
+    assert (episode.status, episode.reward) == ("completed", 1.0)
+
+
+def test_a_label_that_is_a_number_is_stored_as_text():
+    (episode,), _ = play_scripted([("abcd", "stop")], make_settings({"ends_after": 1}), [{"answer": 5}])
+    assert episode.label == "5"
