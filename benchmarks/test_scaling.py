@@ -88,7 +88,7 @@ def cost_of_iterations(policy: Policy, options: TrainOptions, rows: Rows, episod
     sized = options.model_copy(update={"grpo": grpo})
     policy = copy.deepcopy(policy)
     backend, engine = FsdpBackend(policy, options.optimizer), build_engine(policy, sized.rollout)
-    sampler = build_sampler(rows, options.prompts, 0, None)
+    sampler = build_sampler(rows, options, 0, None)
     collector = Collector("scaling", 0, sized, rows, policy, engine)
     dataset = TrajectoriesDataset(str(folder / str(episodes)))
     found: list[Costs] = []

@@ -75,7 +75,7 @@ def run_ours(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Calla
     policy = load_policy(setting.policy, options.policy.dtype, options.policy.attention)
     backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
     engine = build_engine(policy, options.rollout)
-    sampler = build_sampler(rows, options.prompts, 0, None)
+    sampler = build_sampler(rows, options, 0, None)
     collector = Collector("bench_peer", 0, options, rows, policy, engine)
     vision = policy.model.model.visual
     with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,7 @@ from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
 from geo_sokoban_pipeline.options.study import ControlOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.tasks import SOKOBAN
 from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
 from geo_sokoban_pipeline.training.control import (
     Budget,
@@ -22,7 +23,7 @@ from geo_sokoban_pipeline.training.control import (
     control_options,
     grpo_cpu_seconds,
     plan_budget,
-    repeat_levels,
+    repeat_prompts,
     time_steps,
 )
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -86,11 +87,11 @@ def test_a_finished_run_with_these_settings_may_have_a_control():
 
 def test_levels_come_as_often_as_they_were_drawn():
     prompts = [{"id": "1", "level_hash": "a", "solution_length": 3}, {"id": "2", "solution_length": 5}]
-    repeated = repeat_levels(prompts, {"a": 2, "2": 3})
+    repeated = repeat_prompts(prompts, {"a": 2, "2": 3}, SOKOBAN)
     assert [row["id"] for row in repeated] == ["2", "2", "2", "1", "1"]
     assert {row["solution_length"] for row in repeated} == {None}
     with pytest.raises(ControlError, match="1 levels of the source run are not in sokoban.prompts"):
-        repeat_levels(prompts, {"b": 1})
+        repeat_prompts(prompts, {"b": 1}, SOKOBAN)
 
 
 def test_teacher_of_the_control(train_options):
@@ -182,7 +183,7 @@ def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):
 
 
 def test_demonstrations_of_one_pool_are_drawn_uniformly(tiny_policy, sokoban_rows, options):
-    """What `repeat_levels` relies on: rows without a length are one difficulty, whatever their true lengths."""
+    """What `repeat_prompts` relies on: rows without a length are one difficulty, whatever their true lengths."""
     rows = sokoban_rows(24, max_solution=3)
-    pool = repeat_levels(rows, {str(row["level_hash"]): 1 for row in rows[:4]})
+    pool = repeat_prompts(rows, {str(row["level_hash"]): 1 for row in rows[:4]}, SOKOBAN)
     assert Demonstrator(pool, tiny_policy, options, 0, "training")._labels == ["None"]

@@ -23,10 +23,10 @@ from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import PlaySettings
 from geo_sokoban_pipeline.schemas import validate_trajectories
 from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
 
 _GROUP = "own code"
-_PLAIN_REPLY = "<answer>Up</answer>"
 _PROMPTS = 32  # that are encoded to find the longest one
 
 
@@ -113,12 +113,13 @@ def play_one(
 
     Args:
         encoding: a policy, whose model may be None.
-        rows: prompts; the one with the longest solution is played, a few dozen are encoded.
+        rows: prompts; the hardest one is played, where that is known, and a few dozen are encoded.
 
     Raises:
         RuntimeError: the environment, the teacher or the reward raised; the message has the error.
     """
-    row = max(rows, key=lambda one: one.get("solution_length") or 0)
+    task = task_of(options.task)
+    row = max(rows, key=lambda one: task.difficulty_of(one) or 0) if task.ordered else rows[0]
     episode = _play(encoding, row, options, seed)
     if episode.status == "failed":
         raise RuntimeError(f"the episode failed: {episode.error}")
@@ -156,7 +157,7 @@ def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: i
 def _replies(talk: Conversation, options: TrainOptions, seed: int) -> Iterator[str]:
     """What the teacher answers until it gives up; one plain reply where a run asks no teacher."""
     if not options.warm_start.steps:
-        yield _PLAIN_REPLY
+        yield task_of(options.task).plain_reply
         return
     chosen = options.warm_start.teacher
     build_teacher = load_object(chosen.factory, default_name="build_teacher")

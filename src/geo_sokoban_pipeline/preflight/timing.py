@@ -63,7 +63,7 @@ def _time(
     options, seed = subject.options, subject.parameters.seed
     backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
     engine = build_engine(policy, options.rollout)
-    sampler = build_sampler(rows, options.prompts, seed, None)
+    sampler = build_sampler(rows, options, seed, None)
     began = time.perf_counter()
     trajectories, _ = Collector("preflight", seed, options, rows, policy, engine).collect(0, sampler)
     played = time.perf_counter()

@@ -15,12 +15,13 @@ import numpy as np
 
 from geo_sokoban_pipeline.evaluation.metrics import response_metrics
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
-from geo_sokoban_pipeline.options.training import PromptOptions, TrainOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import Play, PlaySettings, load_player
 from geo_sokoban_pipeline.seeding import derive_seed
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.scoring import is_solved, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -118,15 +119,16 @@ class Collector:
         sampler.update([chosen[group] for group in groups], [float(np.mean(rates[group])) for group in groups])
 
 
-def build_sampler(prompts: Rows, options: PromptOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
-    """Prompt sampler of a run, new or continued."""
+def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
+    """Prompt sampler of a run, new or continued; its buckets are the task's difficulties."""
+    order = options.prompts
     settings = SamplerOptions(
         seed=derive_seed(seed, "prompts"),
-        kind=_SAMPLER_KINDS[options.order],
-        floor=options.floor,
-        smoothing=options.smoothing,
+        kind=_SAMPLER_KINDS[order.order],
+        floor=order.floor,
+        smoothing=order.smoothing,
     )
-    buckets = [row.get("solution_length") for row in prompts]
+    buckets = [task_of(options.task).difficulty_of(row) for row in prompts]
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from geo_sokoban_pipeline.fingerprint import Fingerprint, differences
 from geo_sokoban_pipeline.folders import PolicyFolder
-from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.study import ControlOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
+from geo_sokoban_pipeline.tasks import Task, prompt_key
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.objectives import ImitationObjective
@@ -72,7 +72,7 @@ def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complet
         metrics: rows of its iterations.
         iterations: that the run was to have.
         complete: whether its loop has reached its goal.
-        wanted: fingerprint of a warm start with this command's settings, seed and levels, without its starting policy.
+        wanted: fingerprint of a warm start with this command's settings, seed and prompts, without its starting policy.
 
     Raises:
         ControlError: the run has no warm start, is not finished, has no recorded CPU-seconds, or other settings.
@@ -81,7 +81,7 @@ def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complet
     if not history or not history[-1].get("step"):
         raise ControlError(
             f"{start.path} has no warm start to go on with (warm_start.steps=0, or a policy from elsewhere); "
-            "give control_sokoban.source a run that has one."
+            "give the control's source a run that has one."
         )
     if not complete or len(metrics) != iterations:
         raise ControlError(
@@ -99,7 +99,7 @@ def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complet
         raise ControlError(
             f"the run of {start.path} was made with other settings than this command has:\n  {lines}\n"
             "A control differs from its run in nothing but the stage it replaces: give the command the run's settings "
-            "and seed, or control_sokoban.source the run that is meant."
+            "and seed, or the control's source the run that is meant."
         )
 
 
@@ -127,7 +127,7 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
     texts, which a control pays for once.
 
     Args:
-        prompts: levels of the control.
+        prompts: of the control.
         options: of the control, see `control_options`.
     """
     policy = load_policy(start.path, options.policy.dtype, options.policy.attention)
@@ -180,34 +180,35 @@ def control_options(options: TrainOptions, control: ControlOptions) -> TrainOpti
     """Options of the run with the control's teacher."""
     if control.imitate == "teacher":
         return options
-    teacher = TeacherOptions(name="solver", patience=None, max_turns=options.warm_start.teacher.max_turns)
+    own = options.warm_start.teacher
+    teacher = type(own).model_validate({"name": "solver", "patience": None, "max_turns": own.max_turns})
     return options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"teacher": teacher})})
 
 
-def drawn_levels(files: Iterable[Path]) -> Counter[str]:
-    """How often GRPO drew each level: groups by `task_id`, dropped ones included, over all stored iterations."""
+def drawn_prompts(files: Iterable[Path]) -> Counter[str]:
+    """How often GRPO drew each prompt: groups by `task_id`, dropped ones included, over all stored iterations."""
     groups: dict[tuple[int, int], str] = {}
     for file in files:
         table = read_trajectories(file, ["task_id", "iteration", "group_index"])
         columns = (table.column(name).to_pylist() for name in ("iteration", "group_index", "task_id"))
-        groups |= {(iteration, group): level for iteration, group, level in zip(*columns, strict=True)}
+        groups |= {(iteration, group): key for iteration, group, key in zip(*columns, strict=True)}
     return Counter(groups.values())
 
 
-def repeat_levels(prompts: Rows, times: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Each prompt as often as its level was drawn, as one pool from which demonstrations draw uniformly.
+def repeat_prompts(prompts: Rows, times: Mapping[str, int], task: Task) -> list[dict[str, Any]]:
+    """Each prompt as often as it was drawn, as one pool from which demonstrations draw uniformly.
 
     Raises:
-        ControlError: a drawn level is not among the prompts.
+        ControlError: a drawn prompt is not among the prompts.
     """
-    by_level: dict[str, dict[str, Any]] = {}
+    by_key: dict[str, dict[str, Any]] = {}
     for row in prompts:
-        by_level.setdefault(str(row.get("level_hash") or row["id"]), row)
-    unknown = sorted(set(times) - set(by_level))
+        by_key.setdefault(prompt_key(row), row)
+    unknown = sorted(set(times) - set(by_key))
     if unknown:
         raise ControlError(
-            f"{len(unknown)} levels of the source run are not in sokoban.prompts (first: {unknown[0]}); "
-            "the data were made anew with other settings. Make them with those of the run."
+            f"{len(unknown)} {task.words.units} of the source run are not in {task.name}.prompts (first: "
+            f"{unknown[0]}); the data were made anew with other settings. Make them with those of the run."
         )
-    # Without a length all rows are of one difficulty; demonstrations draw a difficulty first, then a row of it.
-    return [{**by_level[level], "solution_length": None} for level in sorted(times) for _ in range(times[level])]
+    # Without a difficulty all rows have the same; demonstrations draw a difficulty first, then a row of it.
+    return [{**by_key[key], task.difficulty: None} for key in sorted(times) for _ in range(times[key])]

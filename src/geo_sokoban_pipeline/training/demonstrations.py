@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.rollout.conversation import Conversation, EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import PlaySettings
 from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.samples import TrainSample, build_sample
 
 logger = logging.getLogger(__name__)
@@ -46,14 +47,15 @@ class Demonstrator:
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
         self._settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
         self._seed, self._purpose = seed, purpose
+        self._task = task = task_of(options.task)
         if not prompts:
             raise ValueError(
-                f"there are no levels for {purpose} demonstrations; raise the counts or shares of the data "
-                "(sokoban.counts, sokoban.shares), or set warm_start.steps=0."
+                f"there are no {task.words.units} for {purpose} demonstrations; raise the counts or shares of the data "
+                f"({task.name}.counts, {task.name}.shares), or set warm_start.steps=0."
             )
         self._buckets: dict[str, list[dict[str, Any]]] = {}
         for row in prompts:
-            self._buckets.setdefault(str(row.get("solution_length")), []).append(row)
+            self._buckets.setdefault(str(task.difficulty_of(row)), []).append(row)
         self._labels = sorted(self._buckets)
         self._failure = ""
 
@@ -61,7 +63,7 @@ class Demonstrator:
         """Demonstration number n, as a training sample.
 
         Raises:
-            RuntimeError: of 100 levels in a row none was solved (with `solved_only`), or the environment failed in all.
+            RuntimeError: of 100 episodes in a row none was solved (with `solved_only`), or the environment failed in all.
         """
         generator = python_generator(self._seed, "demonstration", self._purpose, number)
         for _ in range(_MOST_TRIES):
@@ -69,8 +71,9 @@ class Demonstrator:
             if sample is not None:
                 return sample
         raise RuntimeError(
-            f"warm_start.teacher.name={self._teacher.name} gave no usable demonstration in {_MOST_TRIES} levels; "
-            "turn solved_only off, raise its patience or max_turns, or choose another teacher." + self._failure
+            f"warm_start.teacher.name={self._teacher.name} gave no usable demonstration in {_MOST_TRIES} "
+            f"{self._task.words.units}; turn solved_only off, raise its patience or max_turns, or choose another "
+            f"teacher.{self._failure}"
         )
 
     def _play(self, generator: random.Random) -> TrainSample | None:

@@ -127,9 +127,7 @@ class _Loop:
         if resume["dir"] is not None:
             self.backend.load_state(resume["dir"])
         self.engine = build_engine(self.policy, options.rollout)
-        self.sampler: PromptSampler = build_sampler(
-            inputs.prompts, options.prompts, inputs.seed, manifest.get("sampler")
-        )
+        self.sampler: PromptSampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         self.saved: list[int] = list(resume["stored"])
         self.saving = Stopwatch()

@@ -10,6 +10,7 @@ from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.study import ControlOptions
 from geo_sokoban_pipeline.pipelines.train.nodes import read_data_options, read_options, read_rows
+from geo_sokoban_pipeline.tasks import Task, task_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,13 +46,13 @@ def plan_control(
     settings = warm_start_parameters(options, seed, read_data_options(options.task, data))
     wanted = {**settings, "input.prompts": hash_rows(rows)}
     check_source(start, metrics, options.loop.iterations, complete=complete, wanted=wanted)
-    levels = _levels(runs, control, rows)
+    drawn = _prompts(runs, control, rows, task_of(options.task))
     fingerprint = {
         **wanted,
         "control.imitate": control.imitate,
         "control.share": control.share,
         "input.grpo_cpu_seconds": grpo_cpu_seconds(metrics),
-        "input.levels": hash_rows(levels),
+        "input.levels": hash_rows(drawn),
         "input.policy": hash_files(start.manifest["files"]),
     }
     if stored is not None:
@@ -59,7 +60,7 @@ def plan_control(
         return stored
     set_threads(options.threads)
     own = control_options(options, control)
-    cost = time_steps(start, levels, own, seed)
+    cost = time_steps(start, drawn, own, seed)
     budget = plan_budget(start, metrics, own.warm_start.episodes_per_step, control.share, cost)
     logger.info("control: %d steps for the %.1f CPU-seconds of GRPO", budget.steps, budget.grpo_cpu_seconds)
     return {"fingerprint": fingerprint, "budget": budget.entries()}
@@ -90,7 +91,8 @@ def continue_imitation(
     options, start = control_options(options, control), _start(runs, control)
     threads = set_threads(options.threads)
     policy = load_policy(start.path, options.policy.dtype, options.policy.attention)
-    rows, held_out = _levels(runs, control, read_rows(prompts)), read_rows(validation_prompts)
+    rows = _prompts(runs, control, read_rows(prompts), task_of(options.task))
+    held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])
     history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget)
     entries = {
@@ -135,9 +137,9 @@ def _start(runs: RunStore, control: ControlOptions) -> PolicyFolder:
     return runs.policy(control.source.model_copy(update={"checkpoint": "start"}))
 
 
-def _levels(runs: RunStore, control: ControlOptions, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    from geo_sokoban_pipeline.training.control import drawn_levels, repeat_levels
+def _prompts(runs: RunStore, control: ControlOptions, rows: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
+    from geo_sokoban_pipeline.training.control import drawn_prompts, repeat_prompts
 
     if control.imitate == "teacher":
         return rows
-    return repeat_levels(rows, drawn_levels(runs.all_trajectory_files(control.source)))
+    return repeat_prompts(rows, drawn_prompts(runs.all_trajectory_files(control.source)), task)

@@ -47,7 +47,7 @@ def collect_trajectories(
     engine = build_engine(policy, settings.rollout)
     rows = read_rows(prompts)
     first = int(source.manifest.get("policy_version", 0))
-    sampler = build_sampler(rows, settings.prompts, seed, source.manifest.get("sampler"))
+    sampler = build_sampler(rows, settings, seed, source.manifest.get("sampler"))
     yield {PRUNE: -1}, {PRUNE: -1}
     with open_crew(policy, settings) as crew:
         play = None if crew is None else crew.play
