@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.rollout.closing import conclude_episode, describe_samp
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.rollout.transcript import Transcript
+from geo_sokoban_pipeline.tasks import prompt_key
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Conversation:
         return Trajectory(
             trajectory_id=self.task.trajectory_id,
             task=self._settings.task,
-            task_id=str(row.get("level_hash") or row["id"]),
+            task_id=prompt_key(row),
             iteration=self._settings.iteration,
             group_index=self.task.group_index,
             sample_index=self.task.sample_index,

@@ -63,7 +63,7 @@ class Demonstrator:
         """Demonstration number n, as a training sample.
 
         Raises:
-            RuntimeError: of 100 episodes in a row none was solved (with `solved_only`), or the environment failed in all.
+            RuntimeError: 100 episodes in a row were not solved (with `solved_only`), or the environment failed in all.
         """
         generator = python_generator(self._seed, "demonstration", self._purpose, number)
         for _ in range(_MOST_TRIES):
