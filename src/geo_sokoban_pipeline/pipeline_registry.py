@@ -13,7 +13,7 @@ TASKS = ("sokoban",)
 
 def register_pipelines() -> dict[str, Pipeline]:
     """All pipelines of the project; `__default__` trains on Sokoban."""
-    from geo_sokoban_pipeline.pipelines import check, control, data_sokoban, stored, study, train
+    from geo_sokoban_pipeline.pipelines import check, control, data_geo3k, data_sokoban, stored, study, train
 
     data = {"sokoban": data_sokoban.create_pipeline()}
     named: dict[str, Pipeline] = {f"data_{task}": data[task] for task in TASKS}
@@ -27,4 +27,5 @@ def register_pipelines() -> dict[str, Pipeline]:
             f"control_{task}": control.create_pipeline(task),
             f"study_{task}": study.create_pipeline(task),
         }
+    named |= {f"data_{task}": data_geo3k.create_pipeline(task) for task in ("geo3k", "geo3k_multi_turn")}
     return {**named, "__default__": named["train_sokoban"]}

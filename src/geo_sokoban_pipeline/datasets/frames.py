@@ -1,18 +1,21 @@
-"""Tables on disk: a pandas frame as one parquet file with a pinned schema, written atomically.
+"""Tables on disk: a pandas frame or a stream of rows as one parquet file with a pinned schema, written atomically.
 
 What is loaded equals what was saved: lists and structs come back as Python lists and dicts, bytes as bytes, and a
-missing value is None, never NaN. An empty table keeps its types.
+missing value is None, never NaN. An empty table keeps its types. A stream is written as its rows are made, a few at a
+time.
 """
 
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset, DatasetError
 
 from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+from geo_sokoban_pipeline.row_stream import RowStream, stored_rows, write_rows
 from geo_sokoban_pipeline.storage import write_atomic
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 SHOWN_TEXT = 80
 
 
-class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
+class FrameDataset(AbstractDataset[Any, Any]):
     """One parquet file as a pandas frame.
 
     Args:
@@ -48,8 +51,7 @@ class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if not self._path.is_file():
-            raise DatasetError(f"{self._path} does not exist; run the pipeline that makes it.")
+        self._check_file()
         try:
             # Not read_table(path): it would take folders such as `iter=00001` in the path for columns.
             with pq.ParquetFile(self._path) as file:
@@ -58,26 +60,41 @@ class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
             raise DatasetError(
                 f"{self._path} is not a readable parquet file ({error}). Delete it to have it made again."
             ) from error
-        self._check(table.schema)
         return table_to_frame(table)
 
-    def save(self, data: pd.DataFrame) -> None:
-        """Write the frame.
+    def save(self, data: pd.DataFrame | RowStream) -> None:
+        """Write the frame, or walk through the stream and write its rows.
 
         Raises:
             DatasetError: a pinned column is missing, or a value does not fit its type; the message names the column.
+                A stream without a pinned schema.
         """
         import pyarrow.parquet as pq
 
+        if isinstance(data, RowStream):
+            self._save_stream(data)
+            return
         table = self._to_table(data)
         with explain_storage_errors(self._path, lambda: int(table.nbytes)):
             write_atomic(self._path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """First rows for Kedro-Viz, long texts such as data URIs cut to 80 characters."""
-        frame = self.load().head(nrows)
-        rows = [[shorten(value) for value in row] for row in frame.astype(object).itertuples(index=False)]
-        return {"index": list(range(len(rows))), "columns": list(frame.columns), "data": rows}
+        found = self._check_file()
+        first = list(islice(stored_rows(self._path), nrows))
+        names = list(first[0]) if first else found.names
+        rows = [[shorten(value) for value in row.values()] for row in first]
+        return {"index": list(range(len(rows))), "columns": names, "data": rows}
+
+    def _save_stream(self, rows: RowStream) -> None:
+        if self._schema is None:
+            raise DatasetError(f"{self._path}: rows that are written one by one need a schema in the catalog.")
+        schema = load_schema(self._schema)
+        try:
+            with explain_storage_errors(self._path):
+                write_atomic(self._path, lambda temporary: write_rows(rows, schema, temporary))
+        except ValueError as error:
+            raise DatasetError(f"{self._path}: {error}") from error
 
     def _to_table(self, data: pd.DataFrame) -> pa.Table:
         import pyarrow as pa
@@ -95,6 +112,22 @@ class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
                 fields.append(pa.field(str(name), column.type))
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
+    def _check_file(self) -> pa.Schema:
+        """Schema of the file, which is there and has the pinned columns."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._path.is_file():
+            raise DatasetError(f"{self._path} does not exist; run the pipeline that makes it.")
+        try:
+            found = pq.read_schema(self._path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DatasetError(
+                f"{self._path} is not a readable parquet file ({error}). Delete it to have it made again."
+            ) from error
+        self._check(found)
+        return found
+
     def _check(self, found: pa.Schema) -> None:
         for field in load_schema(self._schema) if self._schema else ():
             there = found.field(field.name).type if field.name in found.names else "missing"
@@ -109,6 +142,19 @@ class FrameDataset(AbstractDataset["pd.DataFrame", "pd.DataFrame"]):
 
     def _describe(self) -> dict[str, Any]:
         return {"path": str(self._path), "schema": self._schema}
+
+
+class RowStreamDataset(FrameDataset):
+    """The same file, loaded as a `RowStream`: for tables whose pictures should not all be in memory."""
+
+    def load(self) -> RowStream:
+        """The rows, read while somebody walks through them.
+
+        Raises:
+            DatasetError: as for a frame; a file that is torn inside is found while walking.
+        """
+        self._check_file()
+        return stored_rows(self._path)
 
 
 def load_schema(name: str) -> pa.Schema:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
-import struct
-import zlib
 
 from PIL import Image
 
-# What Pillow's decoders raise on damaged bytes, besides ValueError.
-_DAMAGED = (OSError, EOFError, SyntaxError, IndexError, struct.error, zlib.error, Image.DecompressionBombError)
+from geo_sokoban_pipeline.envs.pictures import decode_picture
 
 PNG_PREFIX = "data:image/png;base64,"
 
@@ -40,25 +36,30 @@ def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Imag
         raise ValueError(f"picture is a {type(uri).__name__}; only data: URIs are read")
     if not uri.startswith("data:"):
         raise ValueError(f"picture {uri[:60]!r} is no data: URI; remote and local pictures are not read")
+    return decode_picture(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
+
+
+def data_uri_bytes(uri: str, max_bytes: int) -> bytes:
+    """Bytes of a base64 data URI of any media type.
+
+    Raises:
+        ValueError: not base64, or more bytes than allowed, found before anything is decoded.
+    """
     head, comma, body = uri.partition(",")
     if not comma or not head.endswith(";base64"):
         raise ValueError(f"picture {uri[:60]!r} is not base64 text; expected data:image/png;base64,…")
+    return base64_bytes(body, max_bytes)
+
+
+def base64_bytes(body: str, max_bytes: int) -> bytes:
+    """Bytes of base64 text.
+
+    Raises:
+        ValueError: not base64, or more bytes than allowed, found before anything is decoded.
+    """
     if len(body) * 3 // 4 > max_bytes + 2:
         raise ValueError(f"picture has {len(body) * 3 // 4} bytes, more than limits.max_bytes={max_bytes}")
     try:
-        raw = base64.b64decode(body, validate=True)
+        return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"picture is not valid base64: {error}") from error
-    return _decode(raw, max_pixels)
-
-
-def _decode(raw: bytes, max_pixels: int) -> Image.Image:
-    try:
-        # Opening reads the header only; the size is checked before pixels are unpacked.
-        with Image.open(io.BytesIO(raw), formats=["PNG", "JPEG", "WEBP", "GIF", "BMP"]) as picture:
-            width, height = picture.size
-            if width * height > max_pixels:
-                raise ValueError(f"picture has {width}×{height} pixels, more than limits.max_pixels={max_pixels}")
-            return picture.convert("RGB")
-    except _DAMAGED as error:
-        raise ValueError(f"picture cannot be decoded: {error}") from error

@@ -38,11 +38,12 @@ def split_slice(path: str) -> tuple[Path, slice]:
     return Path(match["path"]), slice(start, stop)
 
 
-def read_rows(path: str) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+def read_rows(path: str, batch_rows: int = 1024) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
     """Number and row of each row of a `.jsonl` or `.parquet` file; numbers count from the file's start.
 
     Args:
         path: file with an optional slice; blank lines of `.jsonl` are skipped and not counted.
+        batch_rows: rows of a parquet file that are in memory at once.
 
     Raises:
         FileNotFoundError: no such file; the message names it.
@@ -55,7 +56,7 @@ def read_rows(path: str) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
         raise ValueError(
             f"{file}: rows are read from .jsonl and .parquet, not from {file.suffix or 'a file without suffix'}."
         )
-    rows = _json_lines(file) if file.suffix == ".jsonl" else _parquet_rows(file)
+    rows = _json_lines(file) if file.suffix == ".jsonl" else _parquet_rows(file, _open_parquet(file), batch_rows)
     return take_slice(enumerate(rows), window)
 
 
@@ -71,19 +72,20 @@ def _open_parquet(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path)
+        # Buffered: pages are read as they are needed, not a whole row group's column at once.
+        return pq.ParquetFile(path, buffer_size=1 << 20)
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(
             f"{path} is not a readable parquet file ({error}); it may be torn: fetch or write it again."
         ) from error
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: Path, opened: Any, batch_rows: int) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
-    with _open_parquet(path) as file:
+    with opened as file:
         try:
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in file.iter_batches(batch_size=batch_rows):
                 yield from batch.to_pylist()
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(f"{path} is torn inside ({error}); fetch or write it again.") from error

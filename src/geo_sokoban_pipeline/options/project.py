@@ -9,6 +9,7 @@ from pydantic import Field
 
 from geo_sokoban_pipeline.options.base import RunId, StrictModel
 from geo_sokoban_pipeline.options.check import CheckPipelineOptions
+from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.options.study import ControlOptions, StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.options.training import (
@@ -36,6 +37,10 @@ class ProjectParameters(StrictModel):
     seed: int = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
     tracking: TrackingOptions = TrackingOptions()
     sokoban: SokobanDataOptions = Field(default_factory=SokobanDataOptions, description="Data, shared by all runs.")
+    geo3k: Geo3kDataOptions = Field(default_factory=Geo3kDataOptions, description="Data, shared by all runs.")
+    geo3k_multi_turn: Geo3kMultiTurnDataOptions = Field(
+        default_factory=Geo3kMultiTurnDataOptions, description="Data, shared by all runs."
+    )
     train_sokoban: TrainOptions = Field(default_factory=TrainOptions, description="A run, from policy to report.")
     rollout_sokoban: RolloutPipelineOptions = Field(
         default_factory=RolloutPipelineOptions, description="Collecting without training."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.console import print_table, refuse
@@ -74,7 +74,7 @@ def _time(subject: Subject, findings: Findings) -> list[Check]:
     )
 
 
-def _first_rows(hub: HubOptions, task: str) -> Iterator[dict[str, Any]]:
+def _first_rows(hub: HubOptions, task: str) -> Iterable[dict[str, Any]]:
     """Rows of a data set without fetching it as a whole; from the cache where the hub cannot be reached."""
     from huggingface_hub import constants
 

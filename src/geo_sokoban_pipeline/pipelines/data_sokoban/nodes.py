@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.pipelines.frames import as_frame
 from geo_sokoban_pipeline.pipelines.hub_rows import hub_rows
 
 if TYPE_CHECKING:
@@ -131,14 +132,6 @@ def as_options(parameters: Mapping[str, Any] | SokobanDataOptions) -> SokobanDat
     if isinstance(parameters, SokobanDataOptions):
         return parameters
     return validate_parameters(parameters, SokobanDataOptions, prefix="sokoban")
-
-
-def as_frame(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
-    """Frame with object columns: the pinned ones first, then whatever else a row has."""
-    import pandas as pd
-
-    further = dict.fromkeys(name for row in rows for name in row if name not in names)
-    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in [*names, *further]})
 
 
 def unique_ids(ids: Sequence[str]) -> list[str]:

@@ -1,0 +1,94 @@
+"""Where problems come from: the generator, a data set of the hub, or files. All three give one stream of raw rows.
+
+A source that cannot be opened stops the run before anything is written; a row that is no problem does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geo_sokoban_pipeline.envs.geo3k.generated import draw_problems
+from geo_sokoban_pipeline.envs.geo3k.raw_rows import RowIds, raw_rows
+from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice
+from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions, GeometryHubOptions
+from geo_sokoban_pipeline.row_stream import BATCH_ROWS, Row, RowStream
+
+NumberedRows = Iterable[tuple[int, Mapping[str, Any] | BadRow]]
+
+
+@dataclass(frozen=True)
+class HubReader:
+    """How rows of the hub are had; a world knows no hub client, so its caller hands one in.
+
+    Attributes:
+        names: names of a data set's splits.
+        rows: gives the rows of one of them, or an error before the first one.
+    """
+
+    names: Callable[[GeometryHubOptions], Sequence[str]]
+    rows: Callable[[GeometryHubOptions, str], Iterable[Mapping[str, Any]]]
+
+
+def open_source(options: Geo3kDataOptions, section: str, hub: HubReader | None = None) -> RowStream:
+    """Open the chosen source: raw rows of all its splits.
+
+    Args:
+        section: name of the parameters, `geo3k` or `geo3k_multi_turn`, for messages.
+        hub: needed for `source=hub`.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing, of another format or torn; no reader of the hub.
+        ProblemsExhaustedError: the generator's families hold too few problems.
+    """
+    if options.source == "generate":
+        return RowStream(draw_problems(options, section))
+    if options.source == "hub":
+        if hub is None:
+            raise ValueError(f"{section}.source=hub: no reader was given; run it through the pipeline data_{section}.")
+        return _of_parts(_hub_parts(options.hub, hub))
+    return _of_parts(_file_parts(options))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One split of a source."""
+
+    split: str
+    name: str
+    start: Callable[[], NumberedRows]
+
+
+def _of_parts(parts: Sequence[_Part]) -> RowStream:
+    def rows() -> Iterator[Row]:
+        ids = RowIds()
+        for part in parts:
+            yield from raw_rows(part.start(), part.name, part.split, ids)
+
+    return RowStream(rows)
+
+
+def _hub_parts(options: GeometryHubOptions, hub: HubReader) -> list[_Part]:
+    names = {"train": options.train, "validation": options.validation, "eval": options.eval}
+    if names["validation"] == "auto":
+        names["validation"] = "validation" if "validation" in hub.names(options) else None
+    opened = {split: hub.rows(options, name) for split, name in names.items() if name is not None}
+    return [_Part(split, options.dataset, _numbered(rows)) for split, rows in opened.items()]
+
+
+def _numbered(rows: Iterable[Mapping[str, Any]]) -> Callable[[], NumberedRows]:
+    return lambda: enumerate(rows)
+
+
+def _file_parts(options: Geo3kDataOptions) -> list[_Part]:
+    files = options.file
+    paths = {"train": files.path, "validation": files.validation_path, "eval": files.eval_path}
+    given = {split: path for split, path in paths.items() if path is not None}
+    for path in given.values():
+        read_rows(path)  # opens the file, so that a missing one is found here
+    return [_Part(split, split_slice(path)[0].name, _file_rows(path)) for split, path in given.items()]
+
+
+def _file_rows(path: str) -> Callable[[], NumberedRows]:
+    return lambda: read_rows(path, BATCH_ROWS)

@@ -1,0 +1,148 @@
+"""Options of the geometry data: where problems come from, how they are split, and what a prompt looks like.
+
+Both geometry tasks have a section of their own with the same names; only the default instruction differs. They belong
+to the data source, not to a run: the data has a seed of its own, so runs with different seeds share problems.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from geo_sokoban_pipeline.options import data
+from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.problems import ProblemOptions
+
+INSTRUCTIONS = ("question", "boxed", "tool_brief", "tool")
+QUESTION_MARK = "{question}"
+
+
+class ProblemCounts(data.SplitCounts):
+    """Problems of each split: exactly these many where they are generated, at most these many where they are read."""
+
+    train: NonNegativeInt | None = Field(4096, description="Training problems. None: all there are.")
+    validation: NonNegativeInt | None = Field(256, description="Validation problems. None: all there are.")
+    eval: NonNegativeInt | None = Field(640, description="Evaluation problems. None: all there are.")
+
+
+class GeometryHubOptions(StrictModel):
+    """A data set of the Hugging Face hub, or a local folder of parquet files with the same layout."""
+
+    dataset: str = Field(
+        "hiyouga/geometry3k",
+        description="Hub id or local folder. The processed sets are chenhegu/geo3k_imgurl and "
+        "VeraIsHere/geo3k_imgurl_processed.",
+    )
+    revision: str | None = Field(None, description="Commit, branch or tag of the hub. None: its main branch.")
+    train: str = Field("train", description="Published split of the training rows.")
+    validation: str | None = Field(
+        "auto",
+        description="Published split of the validation rows. auto: `validation` where the set has one, as `null` where "
+        "not. None: dealt out of the training rows by picture.",
+    )
+    eval: str | None = Field(
+        "test", description="Published split of the evaluation rows. None: dealt out of the training rows by picture."
+    )
+    streaming: bool = Field(
+        False, description="Read rows over the network as they are needed. Off: the set is kept in the hub's cache."
+    )
+
+
+class GeometryFileOptions(StrictModel):
+    """Local files of rows, .parquet or .jsonl."""
+
+    path: str | None = Field(
+        None, description="Training rows, with an optional slice such as train.parquet@[0:100]. None: not set."
+    )
+    validation_path: str | None = Field(
+        None, description="Validation rows. None: dealt out of the training rows by picture."
+    )
+    eval_path: str | None = Field(None, description="Evaluation rows. None: dealt out of the training rows by picture.")
+
+
+class PictureLimits(data.ImageLimits):
+    """What the pictures of a row may cost; a row beyond it is rejected before anything is decoded."""
+
+    max_aspect: float = Field(
+        200, gt=1, le=200, description="Longer side of a picture over its shorter one; Qwen's processor takes no more."
+    )
+    max_images: PositiveInt = Field(16, description="Pictures of one row.")
+
+
+class Geo3kDataOptions(StrictModel):
+    """Everything that the pipeline data_geo3k takes; the defaults are the setting of the tiny policy."""
+
+    source: Literal["generate", "hub", "file"] = Field("generate", description="Where problems come from.")
+    seed: int = Field(0, description="Seed of generated problems and of the splits; independent of the run's seed.")
+    problems: ProblemOptions = Field(default_factory=ProblemOptions, description="Of `source=generate`.")
+    counts: ProblemCounts = Field(default_factory=ProblemCounts)
+    shares: data.SplitShares = Field(
+        default_factory=data.SplitShares,
+        description="Parts of the pictures of the training rows that go to splits which are not published.",
+    )
+    instruction: str = Field(
+        "question",
+        description="question: the problem's text and nothing else, as in geo3k_imgurl. boxed: asks for reasoning and "
+        "a boxed answer. tool: the whole protocol of the scoring tool (rows that bring such a text keep theirs). "
+        "tool_brief: the same in as few tokens as possible. Anything else is the text itself, with {question} once.",
+    )
+    exclude_overlaps: Literal["none", "pairs", "images"] = Field(
+        "pairs",
+        description="What published splits may share. none: anything. pairs: pictures, but no (picture, question) "
+        "pair. images: nothing. Training rows are left out before validation rows, evaluation rows never.",
+    )
+    repair_control_characters: bool = Field(
+        True,
+        description="Write `\\b` where a text holds the control character U+0008 (as in \\boxed of published rows), "
+        "the same for \\a, \\v and \\f, and reject other control characters. Off: texts stay as they are.",
+    )
+    transparency: Literal["white", "drop"] = Field(
+        "white",
+        description="white: transparent parts of a picture become white. drop: they get the colours below them.",
+    )
+    image_folder: str | None = Field(
+        None, description="Folder below which pictures given as paths are read. None: only bytes and data: URIs are."
+    )
+    hub: GeometryHubOptions = Field(default_factory=GeometryHubOptions)
+    file: GeometryFileOptions = Field(default_factory=GeometryFileOptions)
+    limits: PictureLimits = Field(default_factory=PictureLimits)
+
+    @field_validator("instruction")
+    @classmethod
+    def _check_instruction(cls, value: str) -> str:
+        if value not in INSTRUCTIONS and value.count(QUESTION_MARK) != 1:
+            known = ", ".join(INSTRUCTIONS)
+            raise ValueError(f"{value!r} is none of {known}, and a text of your own must hold {QUESTION_MARK} once.")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.source == "file" and not self.file.path:
+            raise ValueError("source=file needs file.path; set it to a .parquet or .jsonl file.")
+        if self.source == "generate":
+            for split, count in self.counts.model_dump().items():
+                if count is None:
+                    raise ValueError(
+                        f"counts.{split}=null: how many problems to generate must be said; null is for problems that "
+                        "are read."
+                    )
+        return self
+
+    @classmethod
+    def slime_exact(cls, **changes: Any) -> Self:
+        """The original's rules: texts as they are, nothing excluded, transparency dropped."""
+        exact = {"exclude_overlaps": "none", "repair_control_characters": False, "transparency": "drop"}
+        return cls.model_validate({**exact, **changes})
+
+
+class Geo3kMultiTurnDataOptions(Geo3kDataOptions):
+    """The same for geometry with the scoring tool."""
+
+    instruction: str = Field("tool_brief", description="As for geo3k; here the default names the scoring tool.")
+
+
+DATA_OPTIONS: dict[str, type[Geo3kDataOptions]] = {
+    "geo3k": Geo3kDataOptions,
+    "geo3k_multi_turn": Geo3kMultiTurnDataOptions,
+}

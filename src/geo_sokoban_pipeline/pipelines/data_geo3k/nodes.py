@@ -1,0 +1,126 @@
+"""Nodes of data_geo3k: streams and frames in and out; the rules are in `envs.geo3k`.
+
+Tables with pictures are streams: no node holds more than a few rows of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS, Geo3kDataOptions, GeometryHubOptions
+from geo_sokoban_pipeline.pipelines.frames import as_frame
+from geo_sokoban_pipeline.pipelines.hub_rows import HubSplit, hub_rows, hub_splits
+from geo_sokoban_pipeline.row_stream import BATCH_ROWS, RowStream
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
+
+logger = logging.getLogger(__name__)
+
+
+def read_problems(parameters: dict[str, Any], section: str) -> RowStream:
+    """Rows of the chosen source as they are, those included that are no problems.
+
+    Args:
+        parameters: `params:geo3k` or `params:geo3k_multi_turn`, see `Geo3kDataOptions`.
+        section: name of the parameters.
+    """
+    from geo_sokoban_pipeline.envs.geo3k.sources import open_source
+
+    return open_source(as_options(parameters, section), section, hub_reader(section))
+
+
+def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What was found of every row, with its split, and the rows that are no problems.
+
+    Raises:
+        ValueError: there is not one problem.
+    """
+    from geo_sokoban_pipeline.envs.geo3k.checking import index_rows
+    from geo_sokoban_pipeline.envs.geo3k.splits import settle_splits
+    from geo_sokoban_pipeline.envs.geo3k.tables import PROBLEM_INDEX, REJECTED
+    from geo_sokoban_pipeline.envs.row_values import RejectedRow
+    from geo_sokoban_pipeline.envs.splits import SPLITS
+
+    options = as_options(parameters, section)
+    rejected: list[RejectedRow] = []
+    found = list(index_rows(raw, options, rejected))
+    if len(rejected) == len(found):
+        raise ValueError(nothing_good(section, options, rejected))
+    published = SPLITS if options.source == "generate" else {row["source_split"] for row in found}
+    index = settle_splits(found, published, options)
+    if rejected:
+        logger.warning("%d of %d rows are no problems; see %s.rejected", len(rejected), len(found), section)
+    return as_frame(index, PROBLEM_INDEX.names), as_frame([asdict(row) for row in rejected], REJECTED.names)
+
+
+def make_prompts(
+    raw: RowStream, index: pd.DataFrame, parameters: dict[str, Any], section: str
+) -> tuple[RowStream, RowStream, RowStream]:
+    """Processed rows for training, validation and evaluation, in the order of the raw rows."""
+    from geo_sokoban_pipeline.envs.geo3k.prompts import prompt_rows
+    from geo_sokoban_pipeline.envs.splits import SPLITS
+
+    options = as_options(parameters, section)
+    found = {row["row_id"]: row for row in index.to_dict("records")}
+    train, validation, evaluation = (RowStream(prompt_rows(raw, found, split, options)) for split in SPLITS)
+    return train, validation, evaluation
+
+
+def report_data(
+    index: pd.DataFrame, rejected: pd.DataFrame, parameters: dict[str, Any], section: str
+) -> dict[str, Any]:
+    """What the data hold: rows read, rejected, repaired and excluded, problems by split, what splits share."""
+    from geo_sokoban_pipeline.envs.geo3k.summary import summarise_data
+
+    report = summarise_data(index.to_dict("records"), list(rejected["reason"]), as_options(parameters, section))
+    for pair, found in report["published_overlaps"]["images"].items():
+        if found["shared"]:
+            logger.warning(
+                "%s: %s share %d pictures as published; %s.exclude_overlaps=images leaves such training rows out",
+                section,
+                pair.replace("+", " and "),
+                found["shared"],
+                section,
+            )
+    logger.info("%s: %s", section, {split: numbers["problems"] for split, numbers in report["splits"].items()})
+    return report
+
+
+def hub_reader(section: str) -> HubReader:
+    """The reader of the hub for a section of the parameters."""
+    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
+
+    def names(hub: GeometryHubOptions) -> Sequence[str]:
+        return hub_splits(hub.dataset, hub.revision, section=section)
+
+    def rows(hub: GeometryHubOptions, split: str) -> Any:
+        source = HubSplit(hub.dataset, hub.revision, split)
+        return hub_rows(source, section=section, streaming=hub.streaming, batch_rows=BATCH_ROWS)
+
+    return HubReader(names, rows)
+
+
+def nothing_good(section: str, options: Geo3kDataOptions, rejected: Sequence[Any]) -> str:
+    """Why a source holds no problem, and where to look."""
+    if not rejected:
+        return f"{section}.source={options.source}: there are no rows; check the source, its splits and slices."
+    reasons = "; ".join(f"{n} × {reason}" for reason, n in Counter(row.reason for row in rejected).most_common(3))
+    return (
+        f"{section}.source={options.source}: none of {len(rejected)} rows is a problem: {reasons}. Rows need the "
+        "columns images, problem and answer; see docs/geometry_data.md."
+    )
+
+
+def as_options(parameters: Mapping[str, Any] | Geo3kDataOptions, section: str) -> Geo3kDataOptions:
+    """Checked options; errors name the full parameter path."""
+    if isinstance(parameters, Geo3kDataOptions):
+        return parameters
+    return validate_parameters(parameters, DATA_OPTIONS[section], prefix=section)
