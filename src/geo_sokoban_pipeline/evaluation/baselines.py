@@ -1,61 +1,70 @@
-"""Baselines: players without a policy on the same levels, with the same rules and the same number of turns."""
+"""Baselines: players without a policy on the same prompts, with the same rules and the same number of turns."""
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
 from geo_sokoban_pipeline.envs.sokoban.teacher import SokobanTeacher, build_teacher
-from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
+from geo_sokoban_pipeline.envs.teachers import make_teacher
+from geo_sokoban_pipeline.evaluation.endings import Ending, Rows
+from geo_sokoban_pipeline.evaluation.levels import moves_per_turn
+from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.tasks import World, task_of
 
 logger = logging.getLogger(__name__)
 BASELINES = ("random", "random_legal", "solver")
 PATIENT = ", never gives up"  # end of the name of a teacher who plays on to the last move
 
 
+def play_baselines(prompts: Rows, training: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:
+    """Rows of all players that the task has, the warm start's teacher among them.
+
+    Args:
+        training: prompts, from which players learn what is frequent.
+    """
+    scorer = scorer_of(options.task)
+    players = _PLAYERS[task_of(options.task).world](options, training)
+    return [
+        scorer.summarise(play_baseline(player, prompts, options, seed), policy=label, mode="-")
+        for label, player in players.items()
+    ]
+
+
 def play_baseline(
     player: TeacherOptions, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int
-) -> list[EpisodeRecord]:
+) -> list[Any]:
     """Play every prompt once with a player, who has as many moves as a policy may make.
 
     An episode that raises counts as not solved and without a return, as a policy's does; the first error is logged.
     A player of one's own (`factory`) replies as in its demonstrations, one reply a turn.
+
+    Returns:
+        Records of the task's scorer.
     """
     name = player.name
     build_env = load_object(options.env.factory, default_name="build_env")
     reward = load_object(options.reward.function, default_name="reward")
-    records: list[EpisodeRecord] = []
+    record = scorer_of(options.task).record
+    records: list[Any] = []
     errors: list[str] = []
     for row in prompts:
         try:
-            records.append(_play(player, row, build_env, reward, options, seed))
+            records.append(record(_play(player, row, build_env, reward, options, seed)))
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(f"{type(error).__name__}: {error}")
-            records.append(EpisodeRecord(str(row["id"]), False, None, None, row.get("solution_length"), 0, 0))
+            records.append(record(Ending(row, {}, None, 0)))
     if errors:
         logger.warning(
             "%d of %d episodes of the player %s failed; first: %s", len(errors), len(prompts), name, errors[0]
         )
     return records
-
-
-def moves_per_turn(options: TrainOptions) -> int:
-    """Moves of a reply that the environment carries out."""
-    default = inspect.signature(SokobanEnv).parameters["max_actions_per_turn"].default
-    return int(options.env.args.get("max_actions_per_turn", default))
-
-
-def move_limit(options: TrainOptions) -> int:
-    """Moves of an episode at most, for policies and players alike."""
-    return options.rollout.max_turns * moves_per_turn(options)
 
 
 def describe_teacher(teacher: TeacherOptions) -> str:
@@ -79,24 +88,33 @@ def is_baseline(teacher: TeacherOptions) -> bool:
     return teacher.factory == TeacherOptions().factory and not teacher.noise and teacher.name in BASELINES
 
 
-def _build_player(player: TeacherOptions, options: TrainOptions) -> Any:
-    build = load_object(player.factory, default_name="build_teacher")
-    # Only the project's own players know a search limit.
-    limit = {"max_states": options.evaluation.solver_states} if build is build_teacher else {}
-    return build(player.name, player.patience, player.noise, **limit)
+def _level_players(options: TrainOptions, training: Rows) -> dict[str, TeacherOptions]:
+    teacher = options.warm_start.teacher
+    players = {name: TeacherOptions.model_validate({"name": name}) for name in BASELINES}
+    if options.warm_start.steps and not is_baseline(teacher):
+        players[describe_teacher(teacher)] = teacher
+        patient = patient_teacher(teacher)
+        if patient is not None:
+            players[describe_teacher(teacher) + PATIENT] = patient
+    return players
+
+
+_PLAYERS: Mapping[World, Callable[[TrainOptions, Rows], dict[str, TeacherOptions]]] = {"sokoban": _level_players}
 
 
 def _play(
     chosen: TeacherOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
-) -> EpisodeRecord:
+) -> Ending:
     generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))
     env = build_env(row, options.env.args)
     env.reset()
-    player = _build_player(chosen, options)
+    # Only the project's own players know a search limit, and how many moves a reply may hold.
+    own = load_object(chosen.factory, default_name="build_teacher") is build_teacher
+    player = make_teacher(chosen, row, **({"max_states": options.evaluation.solver_states} if own else {}))
+    moves = (moves_per_turn(options),) if isinstance(player, SokobanTeacher) else ()
     infos: list[dict[str, Any]] = []
     replies: list[str] = []
-    done = env.board.is_solved
-    moves = (moves_per_turn(options),) if isinstance(player, SokobanTeacher) else ()
+    done = hasattr(env, "board") and env.board.is_solved
     while not done and len(infos) < options.rollout.max_turns:
         text = player.reply(env, generator, *moves)
         if text is None:
@@ -104,17 +122,16 @@ def _play(
         replies.append(text)
         _, done, info = env.step(text)
         infos.append(info)
-    outcome = Outcome(row, "completed", replies, "", infos, env.metadata())
-    metrics = env.final_metrics()
-    length = row.get("solution_length")
-    record = EpisodeRecord(
-        prompt_id=str(row["id"]),
-        success=metrics["success"] >= 0.5,
+    if hasattr(env, "conclude"):
+        env.conclude(replies, "completed")
+    metadata = env.metadata() if hasattr(env, "metadata") else {}
+    outcome = Outcome(row, "completed", replies, "", infos, metadata)
+    ending = Ending(
+        row=row,
+        metrics=env.final_metrics(),
         ret=float(reward(outcome, options.reward.args)["reward"]),
-        steps=int(metrics["steps"]),
-        optimal_steps=None if length is None else int(length),
         turns=len(infos),
-        invalid_turns=int(metrics.get("invalid_turns", 0.0)),
+        infos=infos,
     )
     env.close()
-    return record
+    return ending

@@ -7,7 +7,6 @@ from typing import Any
 
 from PIL import Image
 
-from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -77,19 +76,3 @@ def play_prompts(
 def blank_image(image: Image.Image) -> Image.Image:
     """A black picture of the same size: what a policy sees that does not see."""
     return Image.new("RGB", image.size)
-
-
-def record_episode(trajectory: Trajectory, prompt: dict[str, Any]) -> EpisodeRecord:
-    """What the summary keeps of a played episode."""
-    metrics = trajectory.metrics
-    length = prompt.get("solution_length")
-    steps = metrics.get("steps")
-    return EpisodeRecord(
-        prompt_id=str(prompt["id"]),
-        success=metrics.get("success", 0.0) >= 0.5,
-        ret=trajectory.reward,
-        steps=None if steps is None else int(steps),
-        optimal_steps=None if length is None else int(length),
-        turns=int(metrics.get("turns", 0.0)),
-        invalid_turns=int(metrics.get("invalid_turns", 0.0)),
-    )

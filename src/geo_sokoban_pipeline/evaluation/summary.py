@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from geo_sokoban_pipeline.evaluation.baselines import (
-    BASELINES,
-    PATIENT,
-    describe_teacher,
-    is_baseline,
-    move_limit,
-    patient_teacher,
-    play_baseline,
-)
-from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
-from geo_sokoban_pipeline.evaluation.playing import play_prompts, record_episode
+from geo_sokoban_pipeline.evaluation.baselines import play_baselines
+from geo_sokoban_pipeline.evaluation.endings import Disguise, read_ending
+from geo_sokoban_pipeline.evaluation.playing import play_prompts
+from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.folders import PolicyFolder
-from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
@@ -36,13 +29,17 @@ def evaluate_policies(
     prompts: Rows,
     options: TrainOptions,
     *,
+    training: Rows = (),
     baselines: bool = True,
+    disguises: bool = True,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Play the evaluation prompts with policies, blank pictures and baselines.
+    """Play the evaluation prompts with policies, pictures that tell nothing, and baselines.
 
     Args:
-        policies: by the name of their row; the last one also plays with blank pictures, where the options say so.
+        policies: by the name of their row.
+        training: prompts, from which baselines may learn what is frequent.
         baselines: players without a policy, too.
+        disguises: the last policy also plays with pictures that tell nothing, where the options say so.
 
     Returns:
         The summary (see `docs/architecture.md`), and the policies' trajectories; the partitions `iter=00000/…` are the
@@ -51,79 +48,83 @@ def evaluate_policies(
     rows_to_play = list(prompts[: options.evaluation.prompts])
     summary_rows: list[dict[str, Any]] = []
     played: dict[str, pa.Table] = {}
+    scorer = scorer_of(options.task)
+    hidden = scorer.disguises(rows_to_play, options, seed) if disguises else []
     for number, (name, folder) in enumerate(policies.items()):
-        last = number == len(policies) - 1
-        rows, parts = _evaluate_policy(run, seed, name, number, folder, rows_to_play, options, blank=last)
+        plans = _plan_rows(name, rows_to_play, options, hidden if number == len(policies) - 1 else [])
+        rows, parts = _evaluate_policy(run, seed, number, folder, plans, rows_to_play, options)
         summary_rows += rows
         played |= parts
     if baselines:
-        summary_rows += _baseline_rows(rows_to_play, options, seed)
+        summary_rows += play_baselines(rows_to_play, training, options, seed)
     summary = {
         "task": options.task,
         "run": run,
         "prompts": len(rows_to_play),
-        "layouts": len({row["layout_hash"] for row in rows_to_play if row.get("layout_hash")}),
-        "move_limit": move_limit(options),
+        **scorer.describe(rows_to_play, options),
         "policies": list(policies),
         "rows": summary_rows,
     }
     return summary, played
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """One row to be played: who, how, what, and whether the pictures tell nothing."""
+
+    name: str
+    mode: str
+    sampling: SamplingOptions
+    samples: int
+    prompts: Rows
+    disguised: bool = False
+    blank: bool = False
+
+
+def _plan_rows(name: str, prompts: Rows, options: TrainOptions, disguises: Sequence[Disguise]) -> list[_Plan]:
+    evaluation = options.evaluation
+    modes = [("sampled", options.evaluation_sampling, evaluation.samples)]
+    if evaluation.greedy:
+        modes.append(("greedy", SamplingOptions(greedy=True), 1))
+    plans = [_Plan(name, mode, sampling, samples, prompts) for mode, sampling, samples in modes]
+    return plans + [
+        _Plan(name + disguise.suffix, mode, sampling, 1, disguise.prompts, True, disguise.blank)
+        for disguise in disguises
+        for mode, sampling, _ in modes
+    ]
+
+
 def _evaluate_policy(
     run: str,
     seed: int,
-    name: str,
     number: int,
     folder: PolicyFolder,
+    plans: Sequence[_Plan],
     prompts: Rows,
     options: TrainOptions,
-    *,
-    blank: bool,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
+    """Rows of one policy, and its trajectories with true pictures."""
     policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
     engine = build_engine(policy, options.rollout)
-    evaluation = options.evaluation
-    sampled, greedy = options.evaluation_sampling, SamplingOptions(greedy=True)
-    wanted = [(name, "sampled", sampled, evaluation.samples, False)]
-    if evaluation.greedy:
-        wanted.append((name, "greedy", greedy, 1, False))
-    if blank and evaluation.blank_images:
-        wanted.append((f"{name}_blank", "sampled", sampled, 1, True))
-        if evaluation.greedy:
-            wanted.append((f"{name}_blank", "greedy", greedy, 1, True))
+    scorer = scorer_of(options.task)
     rows, trajectories = [], []
-    for row_name, mode, sampling, samples, hidden in wanted:
+    for plan in plans:
         engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
         episodes = play_prompts(
-            f"{run}/{row_name}/{mode}",
+            f"{run}/{plan.name}/{plan.mode}",
             seed,
             options,
-            prompts,
+            plan.prompts,
             policy,
             engine,
-            sampling=sampling,
-            samples=samples,
+            sampling=plan.sampling,
+            samples=plan.samples,
             iteration=number,
-            blank=hidden,
+            blank=plan.blank,
         )
-        records = [record_episode(episode, prompts[episode.group_index]) for episode in episodes]
-        rows.append(summarise_episodes(records, policy=row_name, mode=mode))
-        if not hidden:
+        records = [scorer.record(read_ending(episode, prompts[episode.group_index])) for episode in episodes]
+        rows.append(scorer.summarise(records, policy=plan.name, mode=plan.mode))
+        if not plan.disguised:
             trajectories += episodes
     engine.close()
     return rows, name_parts(number, trajectories, policy.table_context)
-
-
-def _baseline_rows(prompts: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:
-    teacher = options.warm_start.teacher
-    players = {name: TeacherOptions.model_validate({"name": name}) for name in BASELINES}
-    if options.warm_start.steps and not is_baseline(teacher):
-        players[describe_teacher(teacher)] = teacher
-        patient = patient_teacher(teacher)
-        if patient is not None:
-            players[describe_teacher(teacher) + PATIENT] = patient
-    return [
-        summarise_episodes(play_baseline(player, prompts, options, seed), policy=label, mode="-")
-        for label, player in players.items()
-    ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
-from geo_sokoban_pipeline.evaluation.playing import play_prompts, record_episode
+from geo_sokoban_pipeline.evaluation.endings import read_ending
+from geo_sokoban_pipeline.evaluation.playing import play_prompts
+from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -16,7 +17,6 @@ from geo_sokoban_pipeline.trajectories import Trajectory
 
 START = "eval/start/"  # what the metrics `eval/validation/…` of version 0, before training, are called
 _PREFIX = "eval/validation/"
-_SHOWN = ("solve_rate", "low", "high", "mean_return", "invalid_share")
 
 
 def start_names(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -40,8 +40,9 @@ def validate_policy(
         play: plays the episodes; None: `rollout.function`, in this process.
 
     Returns:
-        Trajectories, and metrics `eval/validation/{sampled,greedy}_{solve_rate,low,high,mean_return,invalid_share}`.
+        Trajectories, and metrics `eval/validation/{sampled,greedy}_<name>`: the scorer's numbers, with `solve_rate`.
     """
+    scorer = scorer_of(options.task)
     trajectories: list[Trajectory] = []
     metrics: dict[str, float] = {}
     for mode in ("sampled", "greedy"):
@@ -57,8 +58,8 @@ def validate_policy(
             iteration=version,
             play=play,
         )
-        records = [record_episode(episode, prompts[episode.group_index]) for episode in played]
-        row = summarise_episodes(records, mode=mode)
-        metrics |= {f"{_PREFIX}{mode}_{name}": float(row[name]) for name in _SHOWN if row[name] is not None}
+        records = [scorer.record(read_ending(episode, prompts[episode.group_index])) for episode in played]
+        numbers = scorer.numbers(scorer.summarise(records, policy="", mode=mode))
+        metrics |= {f"{_PREFIX}{mode}_{name}": float(value) for name, value in numbers.items() if value is not None}
         trajectories += played
     return trajectories, metrics

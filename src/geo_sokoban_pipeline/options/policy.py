@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -62,7 +62,7 @@ class TeacherOptions(StrictModel):
 
     factory: str = Field(
         "geo_sokoban_pipeline.envs.sokoban.teacher.build_teacher",
-        description="`build_teacher(name, patience, noise)`: a dotted path, or `file.py` / `file.py:name`.",
+        description="`build_teacher(name, patience, noise, **args)`: a dotted path, or `file.py` / `file.py:name`.",
     )
     name: Literal["direct", "solver", "random_legal", "random"] = Field("direct", description="Who chooses the moves.")
     patience: int | None = Field(
@@ -71,6 +71,10 @@ class TeacherOptions(StrictModel):
     noise: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Share of moves replaced by random legal ones.")
     solved_only: bool = Field(False, description="Imitate solved episodes only.")
     max_turns: PositiveInt | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")
+    # Left out where nothing is given, so that fingerprints of runs without them stay what they were.
+    args: dict[str, Any] = Field(
+        default_factory=dict, exclude_if=lambda given: not given, description="Further arguments of the factory."
+    )
 
 
 class WarmStartOptions(StrictModel):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.teachers import make_teacher
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -65,29 +67,29 @@ class EpisodeShape:
 
 def check_signatures(run: str, options: TrainOptions) -> list[Check]:
     """Whether the objects that the parameters name can be found and called with what the run hands them."""
-    wanted: list[tuple[str, str, str, tuple[Any, ...]]] = [
-        ("env.factory", options.env.factory, "build_env", ("sample", "args")),
-        ("reward.function", options.reward.function, "reward", ("outcome", "args")),
-        ("rollout.function", options.rollout.function, "play_episodes", ("engine", "policy", [], "settings", None)),
+    wanted: list[tuple[str, str, str, tuple[Any, ...], dict[str, Any]]] = [
+        ("env.factory", options.env.factory, "build_env", ("sample", "args"), {}),
+        ("reward.function", options.reward.function, "reward", ("outcome", "args"), {}),
+        ("rollout.function", options.rollout.function, "play_episodes", ("engine", "policy", [], "settings", None), {}),
     ]
     if options.warm_start.steps:  # without one, nobody is imitated
-        spec = options.warm_start.teacher.factory
-        wanted.append(("warm_start.teacher.factory", spec, "build_teacher", ("name", 1, 0.0)))
+        teacher = options.warm_start.teacher
+        wanted.append(("warm_start.teacher.factory", teacher.factory, "build_teacher", ("name", 1, 0.0), teacher.args))
     found: list[Check] = []
-    for name, spec, default, arguments in wanted:
-        path = f"{run}.{name}"
-        found += guard(_GROUP, path, lambda p=path, s=spec, d=default, a=arguments: [_check_call(p, s, d, a)])  # type: ignore[misc]
+    for name, spec, default, arguments, named in wanted:
+        check = partial(_check_call, f"{run}.{name}", spec, default, arguments, named)
+        found += guard(_GROUP, f"{run}.{name}", lambda check=check: [check()])  # type: ignore[misc]
     return found
 
 
-def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...]) -> Check:
+def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Check:
     function = load_object(spec, default_name=default)
     if not callable(function):
         return Check(_GROUP, path, "failure", f"{spec}: is a {type(function).__name__}", "name a function or a class")
     try:
-        inspect.signature(function).bind(*arguments)
+        inspect.signature(function).bind(*arguments, **named)
     except TypeError as error:
-        text = f"{spec}: cannot be called with {len(arguments)} arguments ({error})"
+        text = f"{spec}: cannot be called with {len(arguments) + len(named)} arguments ({error})"
         return Check(_GROUP, path, "failure", text, "see the description of the option for its arguments")
     except ValueError:  # built in: such objects have no signature
         return Check(_GROUP, path, "ok", f"{spec} (its arguments cannot be told)")
@@ -160,8 +162,7 @@ def _replies(talk: Conversation, options: TrainOptions, seed: int) -> Iterator[s
         yield task_of(options.task).plain_reply
         return
     chosen = options.warm_start.teacher
-    build_teacher = load_object(chosen.factory, default_name="build_teacher")
-    teacher = build_teacher(chosen.name, chosen.patience, chosen.noise)
+    teacher = make_teacher(chosen, talk.task.prompt)
     generator = python_generator(seed, "preflight")
     while (text := teacher.reply(talk.env, generator)) is not None:
         yield text

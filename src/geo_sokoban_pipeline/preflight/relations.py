@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from geo_sokoban_pipeline.evaluation.baselines import move_limit
+from geo_sokoban_pipeline.evaluation.levels import move_limit
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
 from geo_sokoban_pipeline.options.rollout import EnvOptions
 from geo_sokoban_pipeline.options.training import LoopOptions, TrainOptions

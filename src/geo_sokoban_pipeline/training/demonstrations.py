@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.teachers import make_teacher
 from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
@@ -41,7 +42,6 @@ class Demonstrator:
         self._policy = policy
         self._teacher: TeacherOptions = options.warm_start.teacher
         self._build_env = load_object(options.env.factory, default_name="build_env")
-        self._build_teacher = load_object(self._teacher.factory, default_name="build_teacher")
         turns = self._teacher.max_turns or options.rollout.max_turns
         # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
@@ -79,7 +79,7 @@ class Demonstrator:
     def _play(self, generator: random.Random) -> TrainSample | None:
         row = generator.choice(self._buckets[generator.choice(self._labels)])
         talk = Conversation(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
-        teacher = self._build_teacher(self._teacher.name, self._teacher.patience, self._teacher.noise)
+        teacher = make_teacher(self._teacher, row)
         codec = self._policy.codec
         wanted = talk.start(self._build_env)
         while wanted and (text := teacher.reply(talk.env, generator)) is not None:

@@ -116,14 +116,14 @@ def evaluate_control(
     options = read_options(train)
     control = read_control(options.task, parameters)
     set_threads(options.threads)
-    seeing = options.evaluation.model_copy(update={"blank_images": False})
     summary, _ = evaluate_policies(
         f"control_{options.task}",
         seed,
         {f"control_{control.imitate}": policy},
         read_rows(eval_prompts),
-        options.model_copy(update={"evaluation": seeing}),
+        options,
         baselines=False,
+        disguises=False,
     )
     return {**summary, "source": control.source.model_dump()}
 
