@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
 from geo_sokoban_pipeline.evaluation.metrics import (
     EpisodeRecord,
-    repetition,
     response_metrics,
     summarise_episodes,
 )
@@ -83,21 +82,6 @@ def test_lengths_add_up_and_every_number_is_json(records):
     assert [part["length"] for part in row["by_length"]] == sorted({record.optimal_steps for record in known})
     assert row["invalid_share"] is None or 0.0 <= row["invalid_share"] <= 1.0
     json.dumps(row, allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a" * 10_001, True),
-        ("a" * 10_000, False),
-        ("x" * 10 + "up, left; " * 2000, True),
-        ("a" * 20_000 + " ".join(str(number * 7919 % 10_007) for number in range(3000)), False),  # only the end counts
-        ("", False),
-        ("é\ud800" * 6000, True),  # a lone surrogate must not stop the metrics
-    ],
-)
-def test_repetition(text, expected):
-    assert repetition(text) is expected
 
 
 def test_response_metrics():

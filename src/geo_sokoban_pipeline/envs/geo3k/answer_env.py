@@ -1,0 +1,93 @@
+"""Geometry with one reply: the reply holds the answer in a box, and ends the episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
+from geo_sokoban_pipeline.envs.geo3k.answer_sheet import AnswerSheet
+from geo_sokoban_pipeline.envs.geo3k.rows import read_family, read_ground_truth
+from geo_sokoban_pipeline.options.geo3k_play import AnswerEnvOptions, read_options
+from geo_sokoban_pipeline.rewards.answer_text import has_box
+
+
+class AnswerEnv:
+    """One question, one reply; see `InteractionEnv`.
+
+    Args:
+        ground_truth: the reference; None: there is none, and no answer is correct.
+        family: of the problem, for the metrics; None: it is not known.
+        arguments: fields of `AnswerEnvOptions`.
+
+    Raises:
+        ParameterError: an argument is unknown or out of range.
+    """
+
+    def __init__(self, ground_truth: str | None, *, family: str | None = None, **arguments: Any) -> None:
+        self._sheet = AnswerSheet(ground_truth, read_options("env.args", arguments, AnswerEnvOptions), family)
+
+    @property
+    def ground_truth(self) -> str | None:
+        """The reference."""
+        return self._sheet.ground_truth
+
+    def reset(self) -> tuple[Observation, Info]:
+        """Back to the start; the prompt is the only observation."""
+        self._sheet.clear()
+        return {}, {"ground_truth_available": self.ground_truth is not None}
+
+    def prepare(self, text: str) -> None:
+        """Begin to grade a reply in the background."""
+        self._sheet.prepare(self._sheet.text([text]))
+
+    def step(self, text: str) -> tuple[Observation, bool, Info]:
+        """Grade the reply; the episode is over.
+
+        Returns:
+            An empty observation, True, and the info: answer (text in the box, None without one), score (1.0 or 0.0),
+            rule (which rule of the grader decided), parsed_actions (the answer, if there is one).
+        """
+        self._sheet.replies.append(text)
+        verdict = self._sheet.grade(self._sheet.text([text]))
+        answer = verdict.extracted
+        info: Info = {
+            "answer": answer,
+            "score": float(verdict.correct),
+            "rule": verdict.rule,
+            "parsed_actions": [] if answer is None else [answer],
+        }
+        return {}, True, info
+
+    def format_observation(self, observation: Observation | None) -> dict[str, Any]:
+        """See `base.user_message`."""
+        return user_message(observation)
+
+    def conclude(self, replies: Sequence[str], status: str) -> None:
+        """Take the reply also where the loop did not step with it, because it was cut off."""
+        self._sheet.conclude(replies, status)
+
+    def final_metrics(self) -> dict[str, float]:
+        """Numbers of `AnswerSheet.metrics`, first_attempt_correct (the same as success), invalid_turns (without a
+        box).
+        """
+        numbers = self._sheet.metrics()
+        invalid = sum(not has_box(self._sheet.text([reply])) for reply in self._sheet.replies)
+        return {**numbers, "first_attempt_correct": numbers["success"], "invalid_turns": float(invalid)}
+
+    def close(self) -> None:
+        """Nothing is held; here for the protocol."""
+
+
+def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> AnswerEnv:
+    """The environment of one prompts row.
+
+    Args:
+        sample: `answer` is the reference; `family` may name the problem's.
+        args: keyword arguments of `AnswerEnv`.
+
+    Raises:
+        ParameterError: an argument is unknown or out of range.
+    """
+    options = read_options("env.args", args, AnswerEnvOptions)
+    return AnswerEnv(read_ground_truth(sample), family=read_family(sample), **options.model_dump())

@@ -1,0 +1,86 @@
+"""Answer sheet: the replies of an episode, the reference, and the grader; all verdicts and numbers come from here.
+
+Only what the policy wrote is graded. A missing reference makes every answer wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from geo_sokoban_pipeline.envs.geo3k.problems.exact import answer_form
+from geo_sokoban_pipeline.options.geo3k_play import GradingOptions
+from geo_sokoban_pipeline.rewards.answer_text import assistant_text, has_box, repetition
+from geo_sokoban_pipeline.rewards.math_answer import Grade, grade_answer, prepare_grade
+
+NO_REFERENCE = Grade(correct=False, rule="no_label")
+
+
+class AnswerSheet:
+    """What an episode is graded on.
+
+    Args:
+        ground_truth: the reference; None: there is none.
+        options: grader and tolerance.
+        family: of the problem; None: it is not known.
+
+    Attributes:
+        replies: of the policy, in order.
+        truncated: whether the episode was cut off.
+    """
+
+    def __init__(self, ground_truth: str | None, options: GradingOptions, family: str | None = None) -> None:
+        self.ground_truth = ground_truth
+        self._family = family
+        self._options = options
+        # The original grades thoughts like any other text.
+        self._thoughts = options.grader == "slime_exact"
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the episode."""
+        self.replies: list[str] = []
+        self.truncated = False
+
+    def prepare(self, response: str) -> None:
+        """Begin to grade a text in the background; `grade` takes the verdict."""
+        if self.ground_truth is not None:
+            grader = self._options.grader
+            prepare_grade(response, self.ground_truth, grader=grader, tolerance=self._options.tolerance)
+
+    def grade(self, response: str) -> Grade:
+        """Verdict on the last box of a text."""
+        if self.ground_truth is None:
+            return NO_REFERENCE
+        options = self._options
+        return grade_answer(response, self.ground_truth, grader=options.grader, tolerance=options.tolerance)
+
+    def text(self, replies: Sequence[str] | None = None) -> str:
+        """What is graded of replies; None: of those so far."""
+        return assistant_text(self.replies if replies is None else replies, thoughts=self._thoughts)
+
+    def conclude(self, replies: Sequence[str], status: str) -> None:
+        """Take all replies of a finished episode, those that ended it included."""
+        self.replies = list(replies)
+        self.truncated = status == "truncated"
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers that both tasks have.
+
+        Keys: success (0 or 1, the last box of all replies), has_answer (whether there is a box), grading_timeout
+        (whether the verdict is that of the time limit), truncated, repetition, `form_<class>` = 1 for the class of the
+        reference (integer, decimal, surd, fraction, pi or other), and `family_<name>` = 1.
+        """
+        text = self.text()
+        verdict = self.grade(text)
+        numbers = {
+            "success": float(verdict.correct),
+            "has_answer": float(has_box(text)),
+            "grading_timeout": float(verdict.rule == "timeout"),
+            "truncated": float(self.truncated),
+            "repetition": float(repetition("\n".join(self.replies))),
+        }
+        if self.ground_truth is not None:
+            numbers[f"form_{answer_form(self.ground_truth)}"] = 1.0
+        if self._family is not None:
+            numbers[f"family_{self._family}"] = 1.0
+        return numbers

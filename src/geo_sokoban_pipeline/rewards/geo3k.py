@@ -1,0 +1,75 @@
+"""Rewards of geometry: whether the answer is correct, and perhaps whether it has the form that was asked for.
+
+Each is a reward function that the parameters can name. Values are float64; groups of equal rewards get advantages of
+exactly 0 whatever they are (`grpo.group_advantages`), so rewards need not be 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from geo_sokoban_pipeline.options.geo3k_play import (
+    AnswerRewardOptions,
+    FormatRewardOptions,
+    ToleranceRewardOptions,
+    read_options,
+)
+from geo_sokoban_pipeline.rewards.answer_text import assistant_text, has_format
+from geo_sokoban_pipeline.rewards.math_answer import grade_answer, prepare_grade
+
+
+class AnswerReward:
+    """Reward function over a finished episode: (1 − share) · correct + share · form.
+
+    Args:
+        options: model of its arguments; `format_share` is the share.
+    """
+
+    def __init__(self, options: type[AnswerRewardOptions]) -> None:
+        self._options = options
+
+    def __call__(self, outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
+        """Reward and its parts.
+
+        Args:
+            outcome: finished episode; `outcome.prompt["answer"]` is the reference, without one no answer is correct.
+            args: fields of the options.
+
+        Returns:
+            reward, correct (0 or 1), format (0 or 1).
+
+        Raises:
+            ParameterError: an argument is unknown or not allowed.
+        """
+        options = read_options("reward.args", args, self._options)
+        text, truth = _graded_text(outcome, options), _ground_truth(outcome)
+        verdict = (
+            truth is not None and grade_answer(text, truth, grader=options.grader, tolerance=options.tolerance).correct
+        )
+        form = float(has_format(assistant_text(outcome.replies, thoughts=True)))
+        share = options.format_share
+        return {"reward": (1 - share) * float(verdict) + share * form, "correct": float(verdict), "format": form}
+
+    def prepare(self, outcome: Any, args: Mapping[str, Any]) -> None:
+        """Begin to grade an episode in the background; the call with the same arguments takes the verdict."""
+        options = read_options("reward.args", args, self._options)
+        truth = _ground_truth(outcome)
+        if truth is not None:
+            prepare_grade(_graded_text(outcome, options), truth, grader=options.grader, tolerance=options.tolerance)
+
+
+math_reward = AnswerReward(AnswerRewardOptions)
+tolerance_reward = AnswerReward(ToleranceRewardOptions)
+format_reward = AnswerReward(FormatRewardOptions)
+
+
+def _graded_text(outcome: Any, options: AnswerRewardOptions) -> str:
+    if options.grade_scope == "response":
+        return str(outcome.response)
+    return assistant_text(outcome.replies, thoughts=options.grader == "slime_exact")
+
+
+def _ground_truth(outcome: Any) -> str | None:
+    answer = outcome.prompt.get("answer")
+    return None if answer is None else str(answer)

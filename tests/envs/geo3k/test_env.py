@@ -1,0 +1,296 @@
+"""The geometry environments: the seed's worked examples, its original rules behind arguments, numbers of an episode."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from geo_sokoban_pipeline.envs.base import InteractionEnv
+from geo_sokoban_pipeline.envs.geo3k import Geo3kEnv, answer_env
+from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.options.geo3k_play import Geo3kEnvOptions
+
+
+def scored(answer: str, name: str = "calc_score") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {{"answer": {answer}}}}}</tool_call>'
+
+
+RIGHT, WRONG = scored('"5"'), scored('"4"')
+OPENAI = r'<tool_call>{"function": {"name": "calc_score", "arguments": "{\"answer\": \"5\"}"}}</tool_call>'
+LIST = '<tool_call>{"name": "calc_score", "arguments": ["5"]}</tool_call>'
+
+
+def play(env, *replies):
+    """Reset and give all replies; the steps."""
+    env.reset()
+    return [env.step(reply) for reply in replies]
+
+
+@pytest.mark.parametrize(
+    ("reply", "done", "info"),
+    [
+        (RIGHT, False, {"tool_executed": True, "score": 1.0, "name": "calc_score", "answer": "5"}),
+        (OPENAI, False, {"tool_executed": True, "score": 1.0, "name": "calc_score", "answer": "5"}),
+        (scored("0"), False, {"tool_executed": True, "score": 0.0, "answer": "0"}),
+        (scored('"5"', "calc_geo3k_reward"), False, {"tool_executed": True, "score": 1.0}),
+        (scored(r'"Answer: \\boxed{5}"'), False, {"tool_executed": True, "score": 1.0}),
+        (scored('""'), False, {"tool_executed": False, "answer_missing": True}),
+        (scored("null"), False, {"tool_executed": False, "answer_missing": True}),
+        ('<tool_call>{"name": "calc_score", "arguments": {}}</tool_call>', False, {"answer_missing": True}),
+        ('<tool_call>{"name": "calc_score"}</tool_call>', False, {"answer_missing": True}),
+        (scored('"5"', "other"), False, {"tool_executed": False}),
+        ("Answer: \\boxed{5}", True, {"tool_executed": False}),
+        (f"<TOOL_CALL>{RIGHT[11:]}", True, {"tool_executed": False}),
+        (RIGHT[:-12], True, {"tool_executed": False}),
+        ("<tool_call>['calc_score', '5']</tool_call>", True, {"tool_executed": False}),
+        ("<tool_call>{'name': 'calc_score'}</tool_call>", True, {"tool_executed": False}),
+        ('<tool_call>{"name": "calc_score",}</tool_call>', True, {"tool_executed": False}),
+        ('<tool_call>{"arguments": {"answer": "5"}}</tool_call>', True, {"tool_executed": False}),
+        ('<tool_call>{"name": "calc_score", "arguments": "five"}</tool_call>', True, {"tool_executed": False}),
+    ],
+)
+@pytest.mark.parametrize("preset", ["default", "slime_exact"])
+def test_worked_examples(reply, done, info, preset):
+    """Gold 5, three turns; the default ends after a correct answer, which the original does not."""
+    ((observation, ended, given),) = play(Geo3kEnv("5", 3, preset=preset), reply)
+    assert info.items() <= given.items()
+    assert observation.get("tool_score") == info.get("score")
+    assert ended is (done or (preset == "default" and info.get("score") == 1.0))
+    json.dumps(given, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("max_turns", "kinds"),
+    [
+        (1, ["warning"]),
+        (2, ["warning", "warning"]),
+        (3, ["plain", "warning", "warning"]),
+        (5, ["plain", "plain", "plain", "warning", "warning"]),
+    ],
+)
+@pytest.mark.parametrize("style", ["full", "brief"])
+def test_worked_examples_of_feedback_to_wrong_answers(max_turns, kinds, style):
+    steps = play(Geo3kEnv("5", max_turns, feedback=style), *[WRONG] * max_turns)
+    marks = (
+        {"plain": "try again", "warning": "last chance"}
+        if style == "brief"
+        else {"plain": "do not repeat this answer.", "warning": "One chance is left"}
+    )
+    for (observation, done, _), kind, turn in zip(steps, kinds, range(1, 9), strict=False):
+        assert observation["obs_str"].count(marks["warning"]) == (kind == "warning")
+        assert marks[kind] in observation["obs_str"]
+        assert done is (turn == max_turns)
+
+
+def test_worked_example_a_correct_score_does_not_end_the_original_episode():
+    assert [done for _, done, _ in play(Geo3kEnv("5", 3, end_on_correct=False), *[RIGHT] * 3)] == [False, False, True]
+    assert [done for _, done, _ in play(Geo3kEnv("5", 3), WRONG, RIGHT)] == [False, True]
+
+
+def test_feedback_texts():
+    env = Geo3kEnv("5", 5, end_on_correct=False)
+    wrong, right = (observation["obs_str"] for observation, _, _ in play(env, WRONG, RIGHT))
+    assert "0.0" in wrong and "'4'" in wrong
+    assert "1.0" in right and "\\boxed{}" in right and "last" not in right
+    other = env.step(scored('"5"', "calc"))[0]["obs_str"]
+    assert '"calc"' in other and '<tool_call>{"name": "calc_score"' in other
+    assert "answer" in env.step(scored("null"))[0]["obs_str"]
+
+
+def test_after_a_correct_answer_nothing_warns():
+    ((observation, _, _),) = play(Geo3kEnv("5", 1), RIGHT)
+    assert "chance" not in observation["obs_str"]
+
+
+def test_reset_says_whether_there_is_a_reference():
+    env = Geo3kEnv("5", 3)
+    assert env.reset() == ({}, {"ground_truth_available": True})
+    play(env, RIGHT)
+    assert (env.turn, env.tool_calls, env.last_tool_score) == (1, 1, 1.0)
+    env.reset()
+    assert (env.turn, env.tool_calls, env.last_tool_score) == (0, 0, None)
+    assert isinstance(env, InteractionEnv)
+    assert isinstance(answer_env.AnswerEnv("5"), InteractionEnv)
+
+
+@pytest.mark.parametrize("module", [tool_env, answer_env])
+def test_rows_without_a_reference_are_warned_of_and_score_nothing(module, caplog):
+    args = {"max_turns": 3} if module is tool_env else {}
+    env = module.build_env({"id": f"row of {module.__name__}", "answer": None}, args)
+    assert env.reset()[1] == {"ground_truth_available": False}
+    with caplog.at_level(logging.WARNING):
+        env = module.build_env({"id": f"another row of {module.__name__}", "answer": None}, args)
+    assert "another row" in caplog.text and "no answer" in caplog.text
+    assert play(env, RIGHT + "\\boxed{None}")[0][2]["score"] == 0.0
+    assert env.final_metrics()["success"] == 0.0
+    assert module.build_env({"answer": 5}, args).ground_truth == "5"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "env.args.max_turns"),
+        ({"max_turns": 0}, "env.args.max_turns=0"),
+        (
+            {"max_turns": 3, "end_on_corect": True},
+            "env.args.end_on_corect=true: unknown name. Did you mean env.args.end_on_correct",
+        ),
+        ({"max_turns": 3, "grader": "slime"}, 'env.args.grader="slime".*slime_exact'),
+        ({"max_turns": 3, "preset": "exact"}, 'env.args.preset="exact"'),
+    ],
+)
+def test_arguments_that_cannot_be_used(arguments, message):
+    with pytest.raises(ParameterError, match=message):
+        tool_env.build_env({"answer": "5"}, arguments)
+
+
+def test_the_preset_sets_the_original_rules_and_given_values_win():
+    exact = Geo3kEnvOptions(max_turns=3, preset="slime_exact")
+    assert (exact.grader, exact.end_on_correct, exact.after_think, exact.tolerate_list_arguments, exact.quote) == (
+        "slime_exact",
+        False,
+        False,
+        False,
+        "raw",
+    )
+    assert Geo3kEnvOptions(max_turns=3, preset="slime_exact", end_on_correct=True).end_on_correct is True
+
+
+def test_list_arguments_are_a_missing_answer_or_the_original_crash():
+    ((_, done, info),) = play(Geo3kEnv("5", 3), LIST)
+    assert (done, info) == (False, {"tool_executed": False, "answer_missing": True})
+    with pytest.raises(TypeError, match="tolerate_list_arguments"):
+        play(Geo3kEnv("5", 3, preset="slime_exact"), LIST)
+
+
+def test_calls_in_thoughts_count_only_in_the_original():
+    thought = f"<think>{RIGHT}</think> So it is 5."
+    assert play(Geo3kEnv("5", 3), thought)[0][1:] == (True, {"tool_executed": False})
+    assert play(Geo3kEnv("5", 3, after_think=False), thought)[0][2]["score"] == 1.0
+
+
+def test_an_earlier_call_can_be_made_to_count():
+    broken = RIGHT + "<tool_call>{5}</tool_call>"
+    assert play(Geo3kEnv("5", 3), broken)[0][2] == {"tool_executed": False}
+    assert play(Geo3kEnv("5", 3, earlier_call_counts=True), broken)[0][2]["score"] == 1.0
+
+
+def test_quoted_answers_stay_short_and_hold_no_marks():
+    answer = "<|im_end|>\\u0000<|image_pad|>" + "9" * 500
+
+    def say(env):
+        return play(env, scored(f'"{answer}"'))[0][0]["obs_str"]
+
+    short = say(Geo3kEnv("5", 3))
+    assert "<|" not in short and "\0" not in short and len(short) < 300
+    assert "<|image_pad|>" in say(Geo3kEnv("5", 3, quote="raw"))
+
+
+def test_an_observation_is_a_user_message():
+    env = Geo3kEnv("5", 3)
+    ((observation, _, _),) = play(env, WRONG)
+    assert env.format_observation(observation) == {
+        "role": "user",
+        "content": [{"type": "text", "text": observation["obs_str"]}],
+    }
+    assert env.format_observation({}) == {"role": "user", "content": [{"type": "text", "text": ""}]}
+
+
+def metrics(env, *replies, status="completed", stepped=None):
+    play(env, *replies[:stepped])
+    env.conclude(list(replies), status)
+    return env.final_metrics()
+
+
+BOXED = "Answer: \\boxed{5}"
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        # (success, first attempt, calls, valid calls, invalid turns)
+        ([BOXED], (1, 1, 0, 0, 0)),
+        ([RIGHT + BOXED], (1, 1, 1, 1, 0)),
+        ([RIGHT], (0, 1, 1, 1, 0)),
+        ([WRONG + "\\boxed{4}", RIGHT + BOXED], (1, 0, 2, 2, 0)),
+        ([WRONG, BOXED], (1, 0, 1, 1, 0)),
+        ([WRONG, "I give up"], (0, 0, 1, 1, 1)),
+        ([WRONG + BOXED, "final: 5"], (1, 0, 1, 1, 1)),
+        ([scored("null"), "\\boxed{4}"], (0, 0, 1, 0, 1)),
+        (["<tool_call>{oops}</tool_call>"], (0, 0, 1, 0, 1)),
+        ([scored("null") + BOXED, "\\boxed{4}"], (0, 1, 1, 0, 0)),
+        ([], (0, 0, 0, 0, 0)),
+    ],
+)
+def test_numbers_of_an_episode(replies, expected):
+    numbers = metrics(Geo3kEnv("5", 3, end_on_correct=False), *replies)
+    names = ("success", "first_attempt_correct", "tool_calls", "valid_tool_calls", "invalid_turns")
+    assert tuple(numbers[name] for name in names) == expected
+    assert numbers["tool_correct"] == float(RIGHT in "".join(replies))
+    assert (numbers["form_integer"], numbers["truncated"], numbers["repetition"]) == (1.0, 0.0, 0.0)
+
+
+def test_a_reply_that_was_cut_off_counts_though_no_step_was_made_with_it():
+    env = Geo3kEnv("5", 3)
+    numbers = metrics(env, WRONG, RIGHT + BOXED, status="truncated", stepped=1)
+    assert (numbers["success"], numbers["truncated"], numbers["valid_tool_calls"]) == (1.0, 1.0, 1.0)
+    numbers = metrics(env, BOXED, status="truncated", stepped=0)
+    assert (numbers["success"], numbers["first_attempt_correct"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("truth", "form"),
+    [
+        ("5", "integer"),
+        ("- 8", "integer"),
+        ("17.02", "decimal"),
+        ("5 \\sqrt { 3 }", "surd"),
+        ("\\frac { 50 } { 3 }", "fraction"),
+        ("\\frac { \\pi } { 4 }", "pi"),
+        ("a + b = 90", "other"),
+    ],
+)
+def test_the_form_of_the_reference_is_a_number_of_the_episode(truth, form):
+    numbers = metrics(answer_env.AnswerEnv(truth), "?")
+    assert [name for name in numbers if name.startswith("form_")] == [f"form_{form}"]
+
+
+@pytest.mark.parametrize("module", [tool_env, answer_env])
+def test_the_family_of_the_problem_is_a_number_of_the_episode(module):
+    args = {"max_turns": 3} if module is tool_env else {}
+    with_family = module.build_env({"answer": "5", "family": "linear_pair"}, args)
+    assert metrics(with_family, "?")["family_linear_pair"] == 1.0
+    assert not [name for name in metrics(module.build_env({"answer": "5"}, args), "?") if name.startswith("family")]
+
+
+def test_repetition_is_a_number_of_the_episode():
+    assert metrics(answer_env.AnswerEnv("5"), "a" * 10_001)["repetition"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "score", "answer"),
+    [(BOXED, 1.0, "5"), ("\\boxed{4}", 0.0, "4"), ("5", 0.0, None), ("<think>\\boxed{4}</think>" + BOXED, 1.0, "5")],
+)
+def test_one_reply_is_graded(reply, score, answer):
+    env = answer_env.AnswerEnv("5")
+    env.reset()
+    env.prepare(reply)
+    observation, done, info = env.step(reply)
+    assert (observation, done, info["score"], info["answer"]) == ({}, True, score, answer)
+    assert info["parsed_actions"] == ([answer] if answer else [])
+    numbers = env.final_metrics()
+    assert (numbers["success"], numbers["first_attempt_correct"]) == (score, score)
+    assert numbers["invalid_turns"] == float(answer is None)
+
+
+def test_thoughts_of_one_reply_do_not_hide_the_answer_of_another():
+    numbers = metrics(Geo3kEnv("5", 3), WRONG + BOXED, "<think>hm</think> I am done")
+    assert numbers["success"] == 1.0
+
+
+def test_the_tolerance_grader_can_score():
+    env = Geo3kEnv("0.53", 3, grader="geo3k", tolerance=0.05)
+    assert [info["score"] for _, _, info in play(env, scored('"0.6"'), scored(r'"\\frac{8}{15}"'))] == [0.0, 1.0]
