@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -25,12 +25,12 @@ class Stroke:
     Attributes:
         points: corners, in order.
         style: line, dashed (a height that is drawn in), or filled (the inside of a shape, under everything else).
-        arrows: arrow heads at the ends, for lines that go on.
+        arrows: how many ends have an arrow head, because the line goes on: 0, 1 (the last point) or 2.
     """
 
     points: tuple[Point, ...]
     style: Literal["line", "dashed", "filled"] = "line"
-    arrows: bool = False
+    arrows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ class Label:
 
     Attributes:
         kind: `angle` (at points[0] between points[1] and points[2]; value in degrees, below 180), `length` (from
-            points[0] to points[1]; value in units of length), `arc` (points: centre, start, middle, end; value in
-            degrees), `name` (of points[0], written away from the other points; no value).
+            points[0] to points[1], not on the side of points[2] if there is one; value in units of length), `arc`
+            (points: centre, start, middle, end; value in degrees), `name` (of points[0], written away from the other
+            points; no value).
         text: what is written. Letters are slanted, `√` covers the number behind it.
         points: what is measured.
         value: true measure, the unknown's too; None for names.
@@ -152,6 +153,35 @@ def arc_of(centre: Point, radius: float, start: float, end: float) -> Arc:
     first = centre + polar(radius, start)
     last = first if abs(end - start) >= 360 else centre + polar(radius, end)
     return Arc(centre, first, centre + polar(radius, middle), last)
+
+
+def angle(text: str, degrees: float, vertex: Point, one: Point, other: Point) -> Label:
+    """Label of the angle at a vertex between two rays."""
+    return Label("angle", text, (vertex, one, other), degrees)
+
+
+def length(text: str, value: float, start: Point, end: Point, inside: Point | None = None) -> Label:
+    """Label of a segment's length, on the other side of it than a point inside the shape, if one is given."""
+    return Label("length", text, (start, end) if inside is None else (start, end, inside), value)
+
+
+def arc_label(text: str, degrees: float, arc: Arc) -> Label:
+    """Label of an arc."""
+    return Label("arc", text, (arc.centre, arc.start, arc.middle, arc.end), degrees)
+
+
+def name(text: str, point: Point, *neighbours: Point) -> Label:
+    """Name of a point, to be written away from the points it is joined with."""
+    return Label("name", text, (point, *neighbours))
+
+
+def corner_names(names: str, points: Sequence[Point]) -> tuple[Label, ...]:
+    """Names of a polygon's corners."""
+    count = len(points)
+    return tuple(
+        name(text, point, points[index - 1], points[(index + 1) % count])
+        for index, (text, point) in enumerate(zip(names, points, strict=True))
+    )
 
 
 def circle_of(centre: Point, radius: float) -> Arc:

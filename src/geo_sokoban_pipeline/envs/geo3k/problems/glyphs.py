@@ -1,8 +1,8 @@
 """Texts of drawings as masks, made from Pillow's own font, which every machine with Pillow has.
 
 Glyphs are set one by one with their own widths, without kerning or shaping, so a text looks the same whichever
-layout library Pillow was built with. Letters are slanted as variables and names of points are in textbooks. The font has
-no minus and no root sign: these two are drawn.
+layout library Pillow was built with. Letters are slanted, as variables and names of points are in textbooks. The font
+has no minus and no root sign: these two are drawn.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import cmath
 import math
 
-from geo_sokoban_pipeline.envs.geo3k.problems.figure import Mark
+from geo_sokoban_pipeline.envs.geo3k.problems.figure import Mark, Stroke
 
 Chain = tuple[complex, ...]
 Shape = list[tuple[Chain, bool]]
@@ -50,8 +50,14 @@ def angle_arc(mark: Mark, width: float, index: int = 0) -> Chain:
     return tuple(vertex + start * cmath.exp(1j * turn * step / steps) for step in range(steps + 1))
 
 
-def arrow_head(behind: complex, tip: complex, width: float) -> Chain:
-    """Triangle of an arrow whose tip is a little beyond the end of a line."""
+def arrow_heads(stroke: Stroke, width: float) -> list[Chain]:
+    """Triangles at the ends of a stroke that goes on."""
+    ends = [stroke.points[-2:], (stroke.points[1], stroke.points[0])]
+    return [_arrow_head(behind, tip, width) for behind, tip in ends[: stroke.arrows]]
+
+
+def _arrow_head(behind: complex, tip: complex, width: float) -> Chain:
+    # The tip lies a little beyond the end of the line, whose round end would blunt it.
     along = (tip - behind) / abs(tip - behind) * width
     base = tip - along * (_HEAD_LENGTH - 3.0)
     return (tip + along * 3.0, base + along * 1j * _HEAD_HALF, base - along * 1j * _HEAD_HALF)
@@ -67,7 +73,7 @@ def _square(points: Chain, side: float) -> Chain:
 def _ticks(mark: Mark, width: float) -> list[Chain]:
     start, end = mark.points
     along = (end - start) / abs(end - start) * width
-    ticks = []
+    ticks: list[Chain] = []
     for index in range(mark.count):
         middle = (start + end) / 2 + along * _TICK_GAP * (index - (mark.count - 1) / 2)
         ticks.append((middle - along * 1j * _TICK, middle + along * 1j * _TICK))
@@ -77,7 +83,7 @@ def _ticks(mark: Mark, width: float) -> list[Chain]:
 def _heads(mark: Mark, width: float) -> list[Chain]:
     start, end = mark.points
     along = (end - start) / abs(end - start) * width
-    heads = []
+    heads: list[Chain] = []
     for index in range(mark.count):
         tip = (start + end) / 2 + along * (_HEAD_GAP * (index - (mark.count - 1) / 2) + _HEAD_LENGTH / 2)
         base = tip - along * _HEAD_LENGTH

@@ -34,6 +34,7 @@ class Sketch:
         value: exact, also where the label is rounded.
         label: spaced LaTeX.
         figure: to scale.
+        upright: whether level lines stay level in the picture.
         candidates: answers of the family's plausible rules, the right one among them; empty where none are known.
     """
 
@@ -42,6 +43,7 @@ class Sketch:
     value: ExactValue
     label: str
     figure: Figure
+    upright: bool = True
     candidates: tuple[Candidate, ...] = ()
 
 

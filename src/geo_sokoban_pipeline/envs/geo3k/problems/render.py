@@ -5,20 +5,18 @@ A picture depends on its layout alone.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from PIL import Image, ImageDraw
 
-from geo_sokoban_pipeline.envs.geo3k.problems.figure import Arc, Mark, arc_sweep
+from geo_sokoban_pipeline.envs.geo3k.problems.figure import Arc, Mark
 from geo_sokoban_pipeline.envs.geo3k.problems.glyphs import OVERSAMPLE, text_mask
 from geo_sokoban_pipeline.envs.geo3k.problems.layout import Layout
-from geo_sokoban_pipeline.envs.geo3k.problems.marks import arrow_head, mark_shape
+from geo_sokoban_pipeline.envs.geo3k.problems.marks import arrow_heads, mark_shape
+from geo_sokoban_pipeline.envs.geo3k.problems.strokes import arc_chain, dashes
 from geo_sokoban_pipeline.envs.png import encode_png
 
 PAPER, INK = (255, 255, 255), (0, 0, 0)
 LINE, MARK, FILL = (0, 104, 178), (214, 0, 108), (205, 228, 243)
-_DASH = 5.0  # pixels of a dash and of a gap, per pixel of line width times 1 / 1.6
 
 
 def render_layout(layout: Layout) -> Image.Image:
@@ -40,9 +38,8 @@ def _pixels(layout: Layout) -> np.ndarray:
         for stroke in layout.figure.strokes:
             if stroke.style == style:
                 pencil.draw_chain(stroke.points, style)
-                if stroke.arrows:
-                    pencil.fill(arrow_head(stroke.points[1], stroke.points[0], layout.line_width), LINE)
-                    pencil.fill(arrow_head(stroke.points[-2], stroke.points[-1], layout.line_width), LINE)
+                for head in arrow_heads(stroke, layout.line_width):
+                    pencil.fill(head, LINE)
     for arc in layout.figure.arcs:
         pencil.draw_arc(arc)
     for mark in layout.figure.marks:
@@ -94,15 +91,13 @@ class _Pencil:
             self.line(points, LINE, self.width)
         else:
             for start, end in zip(points, points[1:], strict=False):
-                dashes = max(1, round(abs(end - start) / (2 * _DASH)))
-                for index in range(dashes):
-                    near, far = (2 * index) / (2 * dashes - 1), (2 * index + 1) / (2 * dashes - 1)
-                    self.line((start + (end - start) * near, start + (end - start) * far), LINE, self.width)
+                for dash in dashes(start, end, self.width):
+                    self.line(dash, LINE, self.width)
 
     def draw_arc(self, arc: Arc, *, fill_only: bool = False) -> None:
         if fill_only and not arc.filled:
             return
-        chain = _chain_of(arc)
+        chain = arc_chain(arc)
         if fill_only:
             self.fill((arc.centre, *chain), FILL)
         else:
@@ -114,11 +109,3 @@ class _Pencil:
                 self.fill(chain, LINE if mark.kind == "dot" else MARK)
             else:
                 self.line(chain, MARK, 0.75 * self.width)
-
-
-def _chain_of(arc: Arc) -> tuple[complex, ...]:
-    """Points on an arc, at most two pixels apart."""
-    sweep = math.radians(arc_sweep(arc.centre, arc.start, arc.middle, arc.end))
-    steps = max(8, math.ceil(abs(sweep) * abs(arc.start - arc.centre) / 2))
-    turns = np.exp(1j * np.linspace(0.0, sweep, steps + 1))
-    return tuple((arc.centre + (arc.start - arc.centre) * turns).tolist())

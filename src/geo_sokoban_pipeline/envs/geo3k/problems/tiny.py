@@ -2,7 +2,8 @@
 
 The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of a line of that grid,
 each in a patch of its own, and its place depends on the family alone; the lines are to scale and move with the angle.
-What is asked is always `x`, so only the figure tells which rule holds. Each picture also has a length, which no rule uses.
+What is asked is always `x`, so only the figure tells which rule holds. Each picture also has a length, which no rule
+uses.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def tiny_sketch(family: str, generator: random.Random, options: ProblemOptions) 
     scale = options.picture_scale
     figure = kind.draw(given, float(unknown), length).mapped(lambda point: point * scale, scale)
     candidates = tuple(Candidate(rule, exact(times * given + plus).decimal()) for rule, (times, plus) in _RULES.items())
-    return Sketch(QUESTION, (("a", given), ("length", length)), unknown, unknown.decimal(), figure, candidates)
+    return Sketch(
+        QUESTION, (("a", given), ("length", length)), unknown, unknown.decimal(), figure, candidates=candidates
+    )
 
 
 def _drawing(
