@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-TASKS = ("sokoban",)
-
 
 def register_pipelines() -> dict[str, Pipeline]:
     """All pipelines of the project; `__default__` trains on Sokoban."""
     from geo_sokoban_pipeline.pipelines import check, control, data_geo3k, data_sokoban, stored, study, train
+    from geo_sokoban_pipeline.tasks import TASKS
 
-    data = {"sokoban": data_sokoban.create_pipeline()}
+    geometry = ("geo3k", "geo3k_multi_turn")
+    data = {"sokoban": data_sokoban.create_pipeline(), **{task: data_geo3k.create_pipeline(task) for task in geometry}}
     named: dict[str, Pipeline] = {f"data_{task}": data[task] for task in TASKS}
     for task in TASKS:
         named |= {
@@ -25,7 +25,6 @@ def register_pipelines() -> dict[str, Pipeline]:
             f"evaluate_{task}": stored.create_evaluate_pipeline(task),
             f"check_{task}": check.create_pipeline(task),
             f"control_{task}": control.create_pipeline(task),
-            f"study_{task}": study.create_pipeline(task),
         }
-    named |= {f"data_{task}": data_geo3k.create_pipeline(task) for task in ("geo3k", "geo3k_multi_turn")}
+    named["study_sokoban"] = study.create_pipeline("sokoban")
     return {**named, "__default__": named["train_sokoban"]}

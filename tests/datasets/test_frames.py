@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline.datasets.frames import FrameDataset, load_schema, shorten
+from geo_sokoban_pipeline.datasets.frames import FrameDataset, RowStreamDataset, load_schema, shorten
+from geo_sokoban_pipeline.row_stream import RowStream
 
 SCHEMAS = "geo_sokoban_pipeline.envs.sokoban.frames_schema"
 REJECTED = f"{SCHEMAS}.REJECTED"
@@ -128,3 +129,58 @@ def test_preview_is_short_json(tmp_path):
 
 def test_shorten_walks_through():
     assert shorten({"a": ("b" * 81, 1, None)}) == {"a": ["b" * 80 + "… (81 characters)", 1, None]}
+
+
+# Streams
+
+
+def rejected_rows(count):
+    return RowStream(
+        lambda: iter([{"row_id": str(i), "reason": "r", "raw": "x" * 200, "source": "s"} for i in range(count)])
+    )
+
+
+def test_streams_and_frames_are_one_file(tmp_path):
+    frames, streams = (
+        kind(path=str(tmp_path / "x.parquet"), schema=REJECTED) for kind in (FrameDataset, RowStreamDataset)
+    )
+    frames.save(rejected_rows(40))
+    assert frames.load()["row_id"].tolist() == [str(i) for i in range(40)]
+    assert list(streams.load()) == list(rejected_rows(40))
+    streams.save(rejected(raw=["kept"]))
+    assert [row["raw"] for row in streams.load()] == ["kept"]
+    assert streams.preview(nrows=1)["data"][0][2] == "kept"
+
+
+def test_a_stream_that_fails_changes_nothing(tmp_path):
+    dataset = RowStreamDataset(path=str(tmp_path / "x.parquet"), schema=REJECTED)
+    dataset.save(rejected_rows(2))
+
+    def rows():
+        yield from rejected_rows(40)
+        yield {"row_id": None, "reason": "r", "raw": "x", "source": "s"}
+
+    with pytest.raises(DatasetError, match="column row_id: 1 values are missing"):
+        dataset.save(RowStream(rows))
+    assert len(list(dataset.load())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_streams_need_a_schema(tmp_path):
+    with pytest.raises(DatasetError, match="need a schema"):
+        FrameDataset(path=str(tmp_path / "x.parquet")).save(rejected_rows(1))
+
+
+def test_streams_of_foreign_files_are_refused(tmp_path):
+    dataset = RowStreamDataset(path=str(tmp_path / "x.parquet"), schema=REJECTED)
+    with pytest.raises(DatasetError, match="does not exist"):
+        dataset.load()
+    pq.write_table(pa.table({"row_id": ["a"]}), tmp_path / "x.parquet")
+    with pytest.raises(DatasetError, match="column reason is missing, string expected"):
+        dataset.load()
+
+
+def test_preview_of_an_empty_stream(tmp_path):
+    dataset = RowStreamDataset(path=str(tmp_path / "x.parquet"), schema=REJECTED)
+    dataset.save(rejected_rows(0))
+    assert dataset.preview() == {"index": [], "columns": ["row_id", "reason", "raw", "source"], "data": []}

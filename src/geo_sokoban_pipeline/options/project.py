@@ -10,6 +10,7 @@ from pydantic import Field
 from geo_sokoban_pipeline.options.base import RunId, StrictModel
 from geo_sokoban_pipeline.options.check import CheckPipelineOptions
 from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.options.study import ControlOptions, StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.options.training import (
@@ -18,6 +19,13 @@ from geo_sokoban_pipeline.options.training import (
     TrainOptions,
     UpdatePipelineOptions,
 )
+
+_TRAIN = "A run, from policy to report."
+_ROLLOUT = "Collecting without training."
+_UPDATE = "Training on stored trajectories."
+_EVALUATE = "Evaluation of any checkpoint."
+_CONTROL = "More imitation instead of GRPO, to compare with."
+_CHECK = "Pre-flight of a training run."
 
 
 class TrackingOptions(StrictModel):
@@ -41,25 +49,33 @@ class ProjectParameters(StrictModel):
     geo3k_multi_turn: Geo3kMultiTurnDataOptions = Field(
         default_factory=Geo3kMultiTurnDataOptions, description="Data, shared by all runs."
     )
-    train_sokoban: TrainOptions = Field(default_factory=TrainOptions, description="A run, from policy to report.")
-    rollout_sokoban: RolloutPipelineOptions = Field(
-        default_factory=RolloutPipelineOptions, description="Collecting without training."
+    train_sokoban: TrainOptions = Field(default_factory=TrainOptions, description=_TRAIN)
+    train_geo3k: Geo3kTrainOptions = Field(default_factory=Geo3kTrainOptions, description=_TRAIN)
+    train_geo3k_multi_turn: Geo3kMultiTurnTrainOptions = Field(
+        default_factory=Geo3kMultiTurnTrainOptions, description=_TRAIN
     )
-    update_sokoban: UpdatePipelineOptions = Field(
-        default_factory=UpdatePipelineOptions, description="Training on stored trajectories."
+    rollout_sokoban: RolloutPipelineOptions = Field(default_factory=RolloutPipelineOptions, description=_ROLLOUT)
+    rollout_geo3k: RolloutPipelineOptions = Field(default_factory=RolloutPipelineOptions, description=_ROLLOUT)
+    rollout_geo3k_multi_turn: RolloutPipelineOptions = Field(
+        default_factory=RolloutPipelineOptions, description=_ROLLOUT
     )
-    evaluate_sokoban: EvaluatePipelineOptions = Field(
-        default_factory=EvaluatePipelineOptions, description="Evaluation of any checkpoint."
+    update_sokoban: UpdatePipelineOptions = Field(default_factory=UpdatePipelineOptions, description=_UPDATE)
+    update_geo3k: UpdatePipelineOptions = Field(default_factory=UpdatePipelineOptions, description=_UPDATE)
+    update_geo3k_multi_turn: UpdatePipelineOptions = Field(default_factory=UpdatePipelineOptions, description=_UPDATE)
+    evaluate_sokoban: EvaluatePipelineOptions = Field(default_factory=EvaluatePipelineOptions, description=_EVALUATE)
+    evaluate_geo3k: EvaluatePipelineOptions = Field(default_factory=EvaluatePipelineOptions, description=_EVALUATE)
+    evaluate_geo3k_multi_turn: EvaluatePipelineOptions = Field(
+        default_factory=EvaluatePipelineOptions, description=_EVALUATE
     )
-    control_sokoban: ControlOptions = Field(
-        default_factory=ControlOptions, description="More imitation instead of GRPO, to compare with."
-    )
+    control_sokoban: ControlOptions = Field(default_factory=ControlOptions, description=_CONTROL)
+    control_geo3k: ControlOptions = Field(default_factory=ControlOptions, description=_CONTROL)
+    control_geo3k_multi_turn: ControlOptions = Field(default_factory=ControlOptions, description=_CONTROL)
+    check_sokoban: CheckPipelineOptions = Field(default_factory=CheckPipelineOptions, description=_CHECK)
+    check_geo3k: CheckPipelineOptions = Field(default_factory=CheckPipelineOptions, description=_CHECK)
+    check_geo3k_multi_turn: CheckPipelineOptions = Field(default_factory=CheckPipelineOptions, description=_CHECK)
     study: StudyOptions = Field(default_factory=StudyOptions, description="Which study runs, and how.")
     study_default: StudyDefinition = Field(default_factory=StudyDefinition, description="The recipe of `make run`.")
     study_from_zero: StudyDefinition = Field(
         default_factory=StudyDefinition, description="GRPO after imitation of random legal moves."
     )
     study_long: StudyDefinition = Field(default_factory=StudyDefinition, description="One long run.")
-    check_sokoban: CheckPipelineOptions = Field(
-        default_factory=CheckPipelineOptions, description="Pre-flight of a training run."
-    )

@@ -66,7 +66,7 @@ def check_problem(raw: Mapping[str, Any], options: Geo3kDataOptions) -> CheckedP
         check_text(name, value, controls=options.repair_control_characters)
     question = question_of(text, options.instruction)
     check_placeholders(question, len(raw["images"]))
-    return CheckedProblem(text, question, answer.strip(), read_pictures(raw["images"], options), repaired)
+    return CheckedProblem(text, question, answer.strip(" \t\r\n"), read_pictures(raw["images"], options), repaired)
 
 
 def index_rows(

@@ -98,7 +98,7 @@ def question_of(text: str, instruction: str = "question") -> str:
     for template in [*TEMPLATES.values(), TEMPLATES.get(instruction, instruction)]:
         before, _, after = template.partition(QUESTION_MARK)
         around = len(before) + len(after)
-        if 0 < around < len(text) and text.startswith(before) and text.endswith(after):
+        if 0 < around <= len(text) and text.startswith(before) and text.endswith(after):
             return text[len(before) : len(text) - len(after)]
     end = _block_end(text)
     return text[end:] if end else text

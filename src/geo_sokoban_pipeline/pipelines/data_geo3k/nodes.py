@@ -84,11 +84,10 @@ def report_data(
     for pair, found in report["published_overlaps"]["images"].items():
         if found["shared"]:
             logger.warning(
-                "%s: %s share %d pictures as published; %s.exclude_overlaps=images leaves such training rows out",
+                "%s: pictures in both %s as published: %d; exclude_overlaps=images leaves out the rows that share one",
                 section,
                 pair.replace("+", " and "),
                 found["shared"],
-                section,
             )
     logger.info("%s: %s", section, {split: numbers["problems"] for split, numbers in report["splits"].items()})
     return report

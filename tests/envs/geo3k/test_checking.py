@@ -1,0 +1,186 @@
+"""Rows become problems or reasons: labels, placeholders, repairs, hashes, and what `rejected` shows."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from geo_sokoban_pipeline.envs.geo3k.checking import check_problem, index_rows
+from geo_sokoban_pipeline.envs.geo3k.prompts import prompt_row
+from geo_sokoban_pipeline.envs.geo3k.raw_rows import RowIds, raw_rows
+from geo_sokoban_pipeline.envs.geo3k.tables import PROBLEM_INDEX, PROMPTS, RAW_PROBLEMS
+from geo_sokoban_pipeline.envs.geo3k.texts import TEMPLATES
+from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows
+from geo_sokoban_pipeline.envs.row_values import RejectedRow
+from geo_sokoban_pipeline.row_stream import RowStream, stored_rows, write_rows
+from problem_rows import drawing, image_file, options, raw_of, source_row, uri, write_bytes, write_uris
+
+
+def index(rows, **changes):
+    rejected: list[RejectedRow] = []
+    raws = list(raw_rows(enumerate(rows), "test", "train", RowIds()))
+    return list(index_rows(raws, options(**changes), rejected)), rejected
+
+
+def process(row, instruction):
+    chosen = options(instruction=instruction)
+    raw = raw_of(row)
+    (found,) = index_rows([raw], chosen, [])
+    return prompt_row(raw, {**found, "split": "train"}, chosen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"problem": None}, "problem is missing; a text is expected"),
+        ({"problem": ["a"]}, "problem is a list"),
+        ({"problem": "  "}, "problem is blank"),
+        ({"problem": "Find x."}, "1 images, but problem holds <image> 0 times"),
+        ({"problem": "<image><image>"}, "1 images, but problem holds <image> 2 times"),
+        ({"problem": "<image>a<|im_end|>"}, "problem holds the chat mark"),
+        ({"problem": "<image>a\x01"}, r"problem holds the control character U\+0001"),
+        ({"problem": "<image>\ud800"}, "surrogates not allowed"),
+        ({"answer": None}, "answer is missing"),
+        ({"answer": ""}, "answer is blank"),
+        ({"answer": True}, "answer is a bool"),
+        ({"answer": {"value": 1}}, "answer is a dict"),
+        ({"images": None}, "0 images, but problem holds <image> 1 times"),
+        ({"images": []}, "0 images"),
+        ({"images": 5}, "images is a int; a list of pictures is expected"),
+        ({"images": [5]}, "picture is a int"),
+        ({"images": [None]}, "picture is a NoneType"),
+        ({"images": [{"bytes": "text"}]}, "picture is a dict"),
+        ({"images": ["http://127.0.0.1/a.png"]}, "is remote"),
+    ],
+    ids=str,
+)
+def test_reasons(changes, reason):
+    (found,), (rejected,) = index([source_row() | changes])
+    assert found["status"] == "rejected"
+    assert re.search(reason, rejected.reason)
+    assert (rejected.row_id, rejected.source) == ("train_00000", "test")
+    assert isinstance(json.loads(rejected.raw), dict)
+
+
+def test_lines_that_are_no_rows():
+    _, (rejected,) = index([BadRow("line is not JSON: …", "{broken")])
+    assert rejected.reason == "line is not JSON: …"
+    assert "{broken" in rejected.raw
+
+
+def test_rejected_rows_show_what_they_held_in_short():
+    _, (rejected,) = index([source_row(images=["data:" + "x" * 100_000], problem="<image>Find it.", tag="mine")])
+    assert "Find it." in rejected.raw
+    assert "mine" in rejected.raw
+    assert "(100005 characters)" in rejected.raw
+    assert len(rejected.raw) < 5000
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "images"),
+    [
+        (source_row(answer=15), "15", 1),
+        (source_row(answer=7.5), "7.5", 1),
+        (source_row(answer=" 5 \\sqrt { 3 } "), "5 \\sqrt { 3 }", 1),
+        (source_row(images=uri(image_file(drawing()))), "15", 1),  # one picture that is no list
+        (source_row(images=[image_file(drawing())]), "15", 1),
+        (source_row(images=None, problem="Find x."), "15", 0),
+        (
+            source_row(images=[image_file(drawing(1)), image_file(drawing(2))], problem="<image> and <image>"),
+            "15",
+            2,
+        ),
+    ],
+    ids=str,
+)
+def test_rows_that_are_taken(row, answer, images):
+    problem = check_problem(raw_of(row), options())
+    assert (problem.answer, len(problem.pictures), problem.repaired) == (answer, images, 0)
+
+
+def test_repairs_are_counted():
+    damaged = source_row(problem="<image>Answer: \x08oxed{x}", answer="\x0crac{1}{2}")
+    found, rejected = index([damaged, source_row(1)])
+    assert [row["repaired"] for row in found] == [True, False]
+    problem = check_problem(raw_of(damaged), options())
+    assert (problem.text, problem.answer, problem.repaired) == ("<image>Answer: \\boxed{x}", "\\frac{1}{2}", 2)
+    left = check_problem(raw_of(damaged), options(repair_control_characters=False))
+    assert (left.text, left.answer, left.repaired) == (damaged["problem"], damaged["answer"], 0)
+    assert rejected == []
+
+
+def test_hashes_take_picture_and_question_together():
+    same = source_row(0)
+    other_file = source_row(0, images=[image_file(drawing(0), "BMP")])
+    instructed = source_row(0, problem=TEMPLATES["tool"].replace("{question}", same["problem"]))
+    found, _ = index(
+        [same, other_file, instructed, source_row(1, problem=same["problem"]), source_row(0, problem="<image>Q")]
+    )
+    hashes = [row["problem_hash"] for row in found]
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert len(set(hashes)) == 3
+    pictures = [row["image_hashes"][0] for row in found]
+    assert pictures[0] == pictures[1] == pictures[4] != pictures[3]
+
+
+def test_ids():
+    rows = [source_row(id="a"), source_row(id="a"), source_row(id=7), source_row(), source_row(id="a_2")]
+    ids = RowIds()
+    first = [raw["row_id"] for raw in raw_rows(enumerate(rows), "s", "train", ids)]
+    assert first == ["a", "a_2", "7", "train_00003", "a_2_2"]
+    assert [raw["row_id"] for raw in raw_rows([(3, source_row())], "s", "eval", ids)] == ["eval_00003"]
+
+
+@pytest.mark.parametrize("instruction", [*TEMPLATES, "Say it: {question}"])
+def test_processing_a_processed_row_changes_nothing(instruction):
+    first = process(source_row(images=[image_file(drawing().convert("RGBA"))], weight=3, id="mine"), instruction)
+    assert process(first, instruction) == first
+    published = {name: first[name] for name in ("images", "problem", "answer")}
+    again = process(published, instruction)
+    assert {name: again[name] for name in published} == published
+    assert again["problem_hash"] == first["problem_hash"]
+
+
+def test_further_columns_are_kept():
+    row = process(source_row(weight=3, data_source="theirs", family="angles", candidates="none"), "question")
+    assert json.loads(row["columns"]) == {"weight": 3}
+    assert (row["data_source"], row["family"], row["candidates"]) == ("theirs", "angles", [])
+
+
+# Real rows
+
+
+@pytest.mark.parametrize("instruction", ["question", "boxed", "tool", "tool_brief"])
+def test_all_real_rows(shared_data, tmp_path, instruction):
+    chosen = options(instruction=instruction)
+    source = [row for _, row in read_rows(str(shared_data / "geometry3k_small.parquet"))]
+    raws = list(raw_rows(enumerate(source), "real", "train", RowIds()))
+    found = list(index_rows(raws, chosen, rejected := []))
+    assert (len(found), rejected) == (69, [])
+    assert len({name for row in found for name in row["image_hashes"]}) == 68
+    assert len({row["problem_hash"] for row in found}) == 69
+    prompts = [prompt_row(raw, {**one, "split": "train"}, chosen) for raw, one in zip(raws, found, strict=True)]
+    for row, prompt in zip(source, prompts, strict=True):
+        assert prompt["answer"] == row["answer"]
+        assert row["problem"] in prompt["problem"] == prompt["prompt"]
+        assert prompt["images"][0].startswith("data:image/png;base64,iVBOR")
+        assert ("calc_score" in prompt["problem"]) == instruction.startswith("tool")
+    for rows, schema in ((raws, RAW_PROBLEMS), (found, PROBLEM_INDEX), (prompts, PROMPTS)):
+        write_rows(RowStream(lambda rows=rows: iter(rows)), schema, tmp_path / "x.parquet")
+        assert list(stored_rows(tmp_path / "x.parquet")) == rows
+
+
+@pytest.mark.parametrize("instruction", ["question", "tool"])
+def test_the_schemas_of_published_files_give_the_same_prompts(shared_data, tmp_path, instruction):
+    source = [row for _, row in read_rows(f"{shared_data / 'geometry3k_small.parquet'}@[:12]")]
+    as_uris = [{**row, "images": [uri(row["images"][0]["bytes"], "image/None")]} for row in source]
+    files = [write_bytes(tmp_path / "bytes.parquet", source), write_uris(tmp_path / "uris.parquet", as_uris)]
+    made = [[process(row, instruction) for _, row in read_rows(str(path))] for path in files]
+    assert made[0] == made[1]
+    published = write_uris(
+        tmp_path / "processed.parquet", [{k: r[k] for k in ("images", "problem", "answer")} for r in made[0]]
+    )
+    again = [process(row, instruction) for _, row in read_rows(str(published))]
+    assert again == made[0]

@@ -1,0 +1,185 @@
+"""Pictures of rows: every form and mode becomes the same RGB; what is remote, huge or broken is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.data_uris import read_data_uri
+from geo_sokoban_pipeline.envs.geo3k.pictures import picture_hash, picture_uri, read_pictures
+from problem_rows import drawing, image_file, options, raw_of, uri
+
+PNG = image_file(drawing())
+PIXELS = np.asarray(drawing())
+
+
+def read(image, **changes):
+    return read_pictures(raw_of({"images": [image], "problem": "x", "answer": "1"})["images"], options(**changes))[0]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        PNG,
+        {"bytes": PNG, "path": None},
+        {"bytes": PNG, "path": "images/1.png"},
+        {"bytes": None, "path": uri(PNG)},
+        uri(PNG),
+        uri(PNG, "image/None"),
+        uri(PNG, "image/jpeg"),
+        uri(PNG, "application/octet-stream"),
+        uri(PNG, ""),
+        uri(PNG, "image/png;charset=utf-8"),
+        base64.b64encode(PNG).decode(),
+    ],
+    ids=str,
+)
+def test_forms(image):
+    picture = read(image)
+    assert picture.mode == "RGB"
+    assert np.array_equal(np.asarray(picture), PIXELS)
+
+
+def palette(picture):
+    return picture.convert("P", palette=Image.Palette.ADAPTIVE)
+
+
+FLAT = Image.new("RGB", (40, 30), (200, 10, 60))
+
+
+@pytest.mark.parametrize(
+    ("picture", "kind", "tolerance"),
+    [
+        (FLAT, "PNG", 0),
+        (FLAT.convert("RGBA"), "PNG", 0),
+        (palette(FLAT), "PNG", 0),
+        (FLAT, "BMP", 0),
+        (palette(FLAT), "GIF", 0),
+        (FLAT, "JPEG", 3),
+        (FLAT.convert("CMYK"), "JPEG", 6),
+        (FLAT, "WEBP", 6),
+    ],
+    ids=["rgb", "rgba", "palette", "bmp", "gif", "jpeg", "cmyk", "webp"],
+)
+def test_modes_and_formats(picture, kind, tolerance):
+    found = np.asarray(read(image_file(picture, kind)), int)
+    assert found.shape == (30, 40, 3)
+    assert np.abs(found - np.array([200, 10, 60])).max() <= tolerance
+
+
+@pytest.mark.parametrize(("mode", "value"), [("L", 128), ("1", 255), ("LA", 128), ("I;16", 128)])
+def test_grey(mode, value):
+    grey = Image.new("L", (8, 8), value)
+    sixteen = Image.fromarray(np.full((8, 8), value << 8, np.uint16))
+    picture = sixteen if mode == "I;16" else grey.convert(mode)
+    assert np.asarray(read(image_file(picture))).tolist() == np.full((8, 8, 3), value).tolist()
+
+
+def test_transparent_parts():
+    layer = Image.new("RGBA", (3, 1), (0, 0, 0, 0))
+    layer.putpixel((1, 0), (200, 0, 0, 255))
+    layer.putpixel((2, 0), (0, 0, 0, 127))
+    raw = image_file(layer)
+    assert np.asarray(read(raw)).tolist() == [[[255, 255, 255], [200, 0, 0], [128, 128, 128]]]
+    assert np.asarray(read(raw, transparency="drop")).tolist() == [[[0, 0, 0], [200, 0, 0], [0, 0, 0]]]
+
+
+def png_of_size(width, height):
+    """A PNG whose header promises pixels that its body has not."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 9)) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (png_of_size(6000, 6000), r"6000×6000 pixels, more than limits\.max_pixels=16777216"),
+        (uri(png_of_size(6000, 6000)), "6000×6000 pixels"),
+        (png_of_size(60_000, 60_000), "decompression bomb"),
+        (png_of_size(2010, 10), r"2010×10, longer than limits\.max_aspect=200"),
+        (b"\0" * 9_000_000, r"9000000 bytes, more than limits\.max_bytes=8388608"),
+        ("data:image/png;base64," + "A" * 12_000_000, "9000000 bytes"),
+        (PNG[:60], "cannot be decoded"),
+        (b"GIF89a", "cannot be decoded"),
+        (b"not a picture", "cannot be decoded"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be decoded"),
+        ("https://example.com/a.png", "is remote"),
+        ("file:///etc/passwd", "is remote"),
+        ("s3://bucket/a.png", "is remote"),
+        ("/etc/passwd", "is a path; set image_folder"),
+        ("images/1.png", "is a path"),
+        ("data:image/png,rawtext", "is not base64"),
+        ("data:image/png;base64,@@@", "is not valid base64"),
+        ({"bytes": None, "path": None}, "is empty"),
+        ({"bytes": b"", "path": ""}, "is empty"),
+    ],
+    ids=str,
+)
+def test_refused(image, reason):
+    with pytest.raises(ValueError, match=reason):
+        read(image)
+
+
+def test_bombs_in_text_chunks():
+    body = zlib.compress(b"\0" * (80 << 20))
+    raw = bytearray(PNG)
+    bomb = struct.pack(">I", len(body) + 8) + b"zTXt" + b"bomb\0\0" + b"\0\0" + body
+    raw[33:33] = bomb + struct.pack(">I", 0)
+    with pytest.raises(ValueError, match="cannot be decoded|Decompressed data too large"):
+        read(bytes(raw))
+
+
+def test_too_many_pictures():
+    with pytest.raises(ValueError, match=r"3 images, more than limits\.max_images=2"):
+        read_pictures([{"bytes": PNG, "path": None}] * 3, options(limits={"max_images": 2}))
+
+
+def test_files_below_the_allowed_folder(tmp_path):
+    folder = tmp_path / "pictures"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "a.png").write_bytes(PNG)
+    (tmp_path / "secret.png").write_bytes(PNG)
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    allowed = {"image_folder": str(folder)}
+    assert np.array_equal(np.asarray(read("sub/a.png", **allowed)), PIXELS)
+    assert np.array_equal(np.asarray(read(str(folder / "sub" / "a.png"), **allowed)), PIXELS)
+    for name in ("../secret.png", "link.png", str(tmp_path / "secret.png")):
+        with pytest.raises(ValueError, match="lies outside image_folder"):
+            read(name, **allowed)
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        read("sub/b.png", **allowed)
+    with pytest.raises(ValueError, match=r"more than limits\.max_bytes=100"):
+        read("sub/a.png", **allowed, limits={"max_bytes": 100})
+
+
+def test_equal_pixels_equal_uris():
+    files = [image_file(drawing(), "PNG", compress_level=level) for level in (1, 9)] + [
+        image_file(drawing().convert("RGBA")),
+        image_file(drawing(), "BMP"),
+    ]
+    pictures = [read(raw) for raw in files]
+    assert len(set(files)) == 4
+    assert (
+        len({picture_uri(picture) for picture in pictures}) == len({picture_hash(picture) for picture in pictures}) == 1
+    )
+    again = read_data_uri(picture_uri(pictures[0]), max_bytes=1 << 20, max_pixels=1 << 20)
+    assert picture_uri(again) == picture_uri(pictures[0])
+    assert Image.open(io.BytesIO(base64.b64decode(picture_uri(again).split(",")[1]))).mode == "RGB"
+
+
+def test_hashes_tell_pictures_apart():
+    turned = drawing(0).transpose(Image.Transpose.ROTATE_180)
+    reshaped = Image.frombytes("RGB", (30, 40), drawing(0).tobytes())
+    assert len({picture_hash(picture) for picture in (drawing(0), drawing(1), turned, reshaped)}) == 4

@@ -1,0 +1,126 @@
+"""Splits: what is dealt out, what is excluded, what is shared, by picture and question together."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_sokoban_pipeline.envs.geo3k.splits import count_repeats, find_overlaps, settle_splits
+from geo_sokoban_pipeline.envs.splits import SPLITS
+from problem_rows import options
+
+
+def row(name, split="train", images=("a",), question="q", **changes):
+    found = {
+        "row_id": name,
+        "source_split": split,
+        "status": "kept",
+        "split": None,
+        "image_hashes": list(images),
+        "problem_hash": f"{question}/{'+'.join(images)}",
+        "answer": "1",
+    }
+    return found | changes
+
+
+def splits_of(rows, published=SPLITS, **changes):
+    settled = settle_splits(rows, published, options(**changes))
+    assert [one["row_id"] for one in settled] == [one["row_id"] for one in rows]
+    return {one["row_id"]: one["split"] or one["status"] for one in settled}
+
+
+# One picture in train and eval, one in train and validation, one in validation and eval, one pair in train and eval.
+PUBLISHED = [
+    row("t1", "train", "A", "x"),
+    row("t2", "train", "B", "x"),
+    row("t3", "train", "C", "x"),
+    row("t4", "train", "D", "x"),
+    row("v1", "validation", "B", "y"),
+    row("v2", "validation", "E", "x"),
+    row("e1", "eval", "A", "y"),
+    row("e2", "eval", "E", "y"),
+    row("e3", "eval", "D", "x"),
+    row("e4", "eval", "F", "x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "excluded"), [("none", set()), ("pairs", {"t4"}), ("images", {"t1", "t2", "t4", "v2"})]
+)
+def test_exclusion(rule, excluded):
+    splits = splits_of(PUBLISHED, exclude_overlaps=rule)
+    assert {name for name, split in splits.items() if split == "excluded"} == excluded
+    assert all(split == one["source_split"] for one in PUBLISHED if (split := splits[one["row_id"]]) != "excluded")
+
+
+def test_overlaps_are_named():
+    found = find_overlaps([{**one, "split": one["source_split"]} for one in PUBLISHED])
+    assert {pair: one["shared"] for pair, one in found["images"].items()} == {
+        "train+validation": 1,
+        "train+eval": 2,
+        "validation+eval": 1,
+    }
+    assert {pair: one["shared"] for pair, one in found["problems"].items()} == {
+        "train+validation": 0,
+        "train+eval": 1,
+        "validation+eval": 0,
+    }
+    assert found["images"]["train+eval"] == {
+        "shared": 2,
+        "rows": {"train": 2, "eval": 2},
+        "examples": [{"train": ["t1"], "eval": ["e1"]}, {"train": ["t4"], "eval": ["e3"]}],
+    }
+    kept = settle_splits(PUBLISHED, SPLITS, options(exclude_overlaps="images"))
+    assert all(one["shared"] == 0 for pairs in find_overlaps(kept).values() for one in pairs.values())
+
+
+def test_equal_questions_and_equal_pictures_are_no_overlap_of_pairs():
+    rows = [row("t", "train", "A", "Find x"), row("e", "eval", "B", "Find x"), row("f", "eval", "A", "Find y")]
+    assert splits_of(rows, exclude_overlaps="pairs") == {"t": "train", "e": "eval", "f": "eval"}
+    assert (
+        find_overlaps([{**one, "split": one["source_split"]} for one in rows])["problems"]["train+eval"]["shared"] == 0
+    )
+
+
+MANY = [row(f"r{i:03d}", "train", [f"p{i // 2}"], f"q{i}") for i in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("published", "sizes"),
+    [
+        (["train"], {"train": 160, "validation": 20, "eval": 20}),
+        (["train", "eval"], {"train": 178, "validation": 22}),
+        (["train", "validation"], {"train": 178, "eval": 22}),
+        (SPLITS, {"train": 200}),
+    ],
+)
+def test_dealing_by_picture(published, sizes):
+    splits = splits_of(MANY, published)
+    assert {split: list(splits.values()).count(split) for split in sizes} == sizes
+    assert all(splits[f"r{i:03d}"] == splits[f"r{i + 1:03d}"] for i in range(0, 200, 2))
+    assert splits_of(MANY[::-1], published) == splits  # not by place
+    assert (splits_of(MANY, published, seed=1) != splits) == (len(published) < 3)
+
+
+def test_problems_without_a_picture_are_dealt_one_by_one():
+    splits = splits_of([row(f"r{i}", "train", (), f"q{i}") for i in range(100)], ["train"])
+    assert [list(splits.values()).count(split) for split in SPLITS] == [80, 10, 10]
+
+
+def test_rejected_rows_have_no_split():
+    rows = [*MANY[:20], row("bad", "train", (), status="rejected", problem_hash=None)]
+    assert splits_of(rows, ["train"])["bad"] == "rejected"
+
+
+def test_counts_are_limits():
+    limited = splits_of(MANY, ["train"], counts={"train": 50, "validation": None, "eval": 0})
+    free = splits_of(MANY, ["train"])
+    kept = {name for name, split in limited.items() if split in SPLITS}
+    assert [list(limited.values()).count(split) for split in (*SPLITS, "left_out")] == [50, 20, 0, 130]
+    assert all(limited[name] == free[name] for name in kept)
+    more = splits_of(MANY, ["train"], counts={"train": 60, "validation": None, "eval": 0})
+    assert kept <= {name for name, split in more.items() if split in SPLITS}
+
+
+def test_repeats():
+    rows = [row("a"), row("b"), row("c", answer="2"), row("d", images="B"), row("e", images="B")]
+    assert count_repeats(rows) == {"repeated": 3, "with_several_answers": 1}
