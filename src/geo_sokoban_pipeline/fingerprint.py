@@ -100,9 +100,13 @@ def _imitation(options: TrainOptions) -> dict[str, Any]:
 
 
 def hash_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Content hash of prompts, in their order."""
-    parts = (f"{row['id']}\n{row['prompt']}\n{''.join(row.get('images') or [])}" for row in rows)
-    return content_hash(*parts)
+    """Content hash of prompts, in their order: what a policy is shown, and the label where there is one."""
+    return content_hash(*map(_prompt_text, rows))
+
+
+def _prompt_text(row: Mapping[str, Any]) -> str:
+    label = "" if row.get("answer") is None else f"\n{row['answer']}"
+    return f"{row['id']}\n{row['prompt']}\n{''.join(row.get('images') or [])}{label}"
 
 
 def hash_files(files: Mapping[str, Mapping[str, Any]]) -> str:

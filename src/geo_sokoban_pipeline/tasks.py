@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 
@@ -45,6 +47,8 @@ class Task:
         train: model of the section `train_<name>`.
         difficulty: column of the prompts by which they are drawn, and episodes broken down; null is a difficulty too.
         ordered: whether a difficulty is a number, a larger one being harder; else it is a mere name.
+        breakdowns: columns of the prompts by which the evaluation breaks episodes down.
+        watched: episode metrics whose mean a rollout reports, as (metric, name).
         plain_reply: what anybody could answer, to try an environment without a teacher.
         words: for people.
     """
@@ -55,6 +59,8 @@ class Task:
     train: type[TrainOptions]
     difficulty: str
     ordered: bool
+    breakdowns: tuple[str, ...]
+    watched: tuple[tuple[str, str], ...]
     plain_reply: str
     words: Words
 
@@ -75,11 +81,47 @@ SOKOBAN = Task(
     train=TrainOptions,
     difficulty="solution_length",
     ordered=True,
+    breakdowns=(),
+    watched=(),
     plain_reply="<answer>Up</answer>",
     words=Words("level", "levels", "solve rate", "solved", "not solved"),
 )
 
-TASKS = {task.name: task for task in (SOKOBAN,)}
+_ANSWERED = Words("problem", "problems", "accuracy", "correct", "not correct")
+_BREAKDOWNS = ("family", "answer_form", "difficulty")
+
+GEO3K = Task(
+    name="geo3k",
+    world="geometry",
+    data=Geo3kDataOptions,
+    train=Geo3kTrainOptions,
+    difficulty="family",
+    ordered=False,
+    breakdowns=_BREAKDOWNS,
+    watched=(("has_answer", "answered"), ("grading_timeout", "grading_timeouts")),
+    plain_reply="\\boxed{60}",
+    words=_ANSWERED,
+)
+
+GEO3K_MULTI_TURN = Task(
+    name="geo3k_multi_turn",
+    world="geometry",
+    data=Geo3kMultiTurnDataOptions,
+    train=Geo3kMultiTurnTrainOptions,
+    difficulty="family",
+    ordered=False,
+    breakdowns=_BREAKDOWNS,
+    watched=(
+        *GEO3K.watched,
+        ("first_attempt_correct", "first_attempt_rate"),
+        ("tool_calls", "tool_calls/mean"),
+        ("valid_tool_calls", "valid_tool_calls/mean"),
+    ),
+    plain_reply="\\boxed{60}",
+    words=_ANSWERED,
+)
+
+TASKS = {task.name: task for task in (SOKOBAN, GEO3K, GEO3K_MULTI_TURN)}
 
 
 def task_of(name: str) -> Task:

@@ -6,6 +6,7 @@ in a configuration file would be ignored by half of the program and is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from kedro.framework.hooks import hook_impl
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.tasks import TASKS
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
 
 COMMAND_ONLY = ("run_id", "fresh")
+_ON_RUNS = ("rollout", "update", "evaluate", "control")  # pipelines that take a source
 
 
 class ParameterHooks:
@@ -38,9 +41,23 @@ class ParameterHooks:
             refuse(error)
         # From here on `params:run_id` and `params:fresh` exist for every node, given or not.
         loader["parameters"] = {
-            **loader["parameters"],
+            **name_tasks(loader["parameters"]),
             **{name: getattr(parameters, name) for name in COMMAND_ONLY},
         }
+
+
+def name_tasks(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters whose sections say what their names do: a training section its task, one that works on stored runs the
+    task's own runs, unless it names others.
+    """
+    named = dict(merged)
+    for task in TASKS:
+        run = f"train_{task}"
+        named[run] = {**(merged.get(run) or {}), "task": task}
+        for kind in _ON_RUNS:
+            section = dict(merged.get(f"{kind}_{task}") or {})
+            named[f"{kind}_{task}"] = {**section, "source": {"run": run, **(section.get("source") or {})}}
+    return named
 
 
 def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> ProjectParameters:

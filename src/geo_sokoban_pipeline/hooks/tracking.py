@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.run_store import RunFolders
 from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.tasks import TASKS
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -121,9 +122,10 @@ class TrackingHooks:
 
 
 def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
-    """What belongs to one run: its own section, the data and the general ones; no section of another pipeline."""
+    """What belongs to one run: its own section, its data and the general ones; no section of another pipeline."""
     studies = set() if run.startswith(_STUDY) else {name for name in type(parameters).model_fields if _is_study(name)}
-    left_out = {"fresh", "tracking", *studies}
+    other_data = set(TASKS) - {run.partition("_")[2]}
+    left_out = {"fresh", "tracking", *studies, *other_data}
     return {
         name: value
         for name, value in parameters.model_dump(mode="json", exclude=left_out).items()

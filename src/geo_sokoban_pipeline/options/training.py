@@ -145,7 +145,7 @@ class EvaluationOptions(StrictModel):
 class TrainOptions(StrictModel):
     """Everything that a pipeline train_* takes."""
 
-    task: Literal["sokoban"] = Field("sokoban", description="Name of the task.")
+    task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="Name of the task.")
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
     warm_start: WarmStartOptions = Field(default_factory=WarmStartOptions)
     env: EnvOptions = Field(default_factory=EnvOptions)

@@ -82,7 +82,8 @@ class Collector:
             )
         self._follow(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
-        return trajectories, {**describe_rollout(trajectories, seconds), **filter_metrics}
+        watched = task_of(self.options.task).watched
+        return trajectories, {**describe_rollout(trajectories, seconds, watched), **filter_metrics}
 
     def _play(self, iteration: int, drawn: Sequence[int], first_group: int) -> list[Trajectory]:
         options = self.options
@@ -132,11 +133,17 @@ def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[s
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)
 
 
-def describe_rollout(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float | None]:
+def describe_rollout(
+    trajectories: Sequence[Trajectory], seconds: float, watched: Sequence[tuple[str, str]] = ()
+) -> dict[str, float | None]:
     """Metrics of played episodes under the seed's names; what no episode can tell is None.
 
     Response lengths count sampled tokens, as do the means of log-probs; `returns` are the episodes' rewards, which GRPO
     without a critic equates.
+
+    Args:
+        seconds: that the rollout took.
+        watched: further metrics of the episodes whose means are reported, as (metric, name).
     """
     rewards = [episode.reward for episode in trajectories if episode.reward is not None]
     solved = [float(value) for episode in trajectories if (value := is_solved(episode)) is not None]
@@ -156,6 +163,10 @@ def describe_rollout(trajectories: Sequence[Trajectory], seconds: float) -> dict
         "rollout/success_rate": _mean(solved),
         **{f"rollout/{name}": value for name, value in responses.items()},
         "rollout/turns/mean": _mean([e.metrics.get("turns", 0.0) for e in trajectories]),
+        **{
+            f"rollout/{name}": _mean([e.metrics[metric] for e in trajectories if metric in e.metrics])
+            for metric, name in watched
+        },
         "rollout/failed_ratio": _mean([float(e.status == "failed") for e in trajectories]),
         "rollout/trained_ratio": _mean([float(e.trained) for e in trajectories]),
         "perf/rollout_time": seconds,

@@ -14,10 +14,10 @@ from geo_sokoban_pipeline.fingerprint import (
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.folders import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
-from geo_sokoban_pipeline.options.base import StrictModel, validate_parameters
-from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.signposts import reached
+from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,14 +178,13 @@ def write_report(
 
 def read_options(parameters: dict[str, Any]) -> TrainOptions:
     """Checked options of a training pipeline."""
-    return validate_parameters(parameters, TrainOptions, prefix=f"train_{parameters.get('task', 'sokoban')}")
+    task = task_of(parameters.get("task", "sokoban"))
+    return validate_parameters(parameters, task.train, prefix=task.run)
 
 
 def read_data_options(task: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Options of a task's data with all defaults, as JSON values: what a fingerprint holds, however they were given."""
-    model = ProjectParameters.model_fields[task].annotation
-    assert isinstance(model, type) and issubclass(model, StrictModel)  # each task's section is one
-    return validate_parameters(parameters, model, prefix=task).model_dump(mode="json")
+    return validate_parameters(parameters, task_of(task).data, prefix=task).model_dump(mode="json")
 
 
 def read_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
