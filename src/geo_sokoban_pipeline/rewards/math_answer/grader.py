@@ -1,0 +1,205 @@
+"""Grader: rules at once, algebra in the pool, and every text only once.
+
+Equal answers to equal labels share one grade, also while it is still being worked on. What decides is never where or
+when an answer is graded, with one exception: a question that algebra does not finish in time counts as wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as WaitTimeoutError
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Self, get_args
+
+from geo_sokoban_pipeline.rewards.math_answer.default import examine_default
+from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
+from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, GradingPool, Outcome
+from geo_sokoban_pipeline.rewards.math_answer.slime import boxed_answer, examine_geo3k, examine_slime
+from geo_sokoban_pipeline.rewards.math_answer.verdict import Grade, GraderName, Undecided
+
+PATIENCE = 60.0  # seconds from when an answer is handed in, waiting for its turn included
+CACHE_SIZE = 1 << 16  # grades
+
+
+@dataclass(frozen=True)
+class _Rules:
+    extract: Callable[[str], str | None]
+    examine: Callable[[str, str, float], Grade | Undecided]
+
+
+_RULES: dict[str, _Rules] = {
+    "default": _Rules(extract_answer, examine_default),
+    "slime_exact": _Rules(boxed_answer, examine_slime),
+    "geo3k": _Rules(boxed_answer, examine_geo3k),
+}
+
+
+class Grader:
+    """Grades answers by one set of rules. May be used from several threads at once.
+
+    Args:
+        grader: `default`, `slime_exact` (the original math checker's verdicts) or `geo3k` (the historic checker with a
+            tolerance).
+        tolerance: largest absolute difference that is granted; `geo3k`: between all but integers and plain fractions,
+            `default`: where the label is a decimal. 0: none.
+        pool: of worker processes, shared with others and closed by its owner; None: the grader makes its own.
+        time_limit: seconds of algebra on one answer, for a pool of its own.
+        workers: of a pool of its own; None: as many as there are cores, at most four.
+        cache_size: grades that are kept.
+
+    Raises:
+        ValueError: the grader is unknown, or the tolerance negative or not this grader's.
+    """
+
+    def __init__(
+        self,
+        grader: GraderName = "default",
+        tolerance: float = 0.0,
+        *,
+        pool: GradingPool | None = None,
+        time_limit: float = TIME_LIMIT,
+        workers: int | None = None,
+        cache_size: int = CACHE_SIZE,
+    ) -> None:
+        _check(grader, tolerance)
+        self._rules = _RULES[grader]
+        self._tolerance = float(tolerance)
+        self._own_pool = GradingPool(workers, time_limit) if pool is None else None
+        self._pool = pool or self._own_pool
+        self._cache: OrderedDict[bytes, Future[Grade]] = OrderedDict()
+        self._cache_size = cache_size
+        self._lock = threading.Lock()
+
+    def submit(self, response: str | None, label: object, *, patience: float = PATIENCE) -> Future[Grade]:
+        """Begin to grade a response; returns at once.
+
+        Args:
+            response: text of the policy; None counts as empty.
+            label: ground truth, a text or a number; None: there is none.
+            patience: seconds after which an answer that nobody has got to counts as wrong, with rule `timeout`.
+
+        Returns:
+            Its grade, done already where no algebra is needed.
+        """
+        truth = "" if label is None else str(label)
+        if not truth.strip():
+            return _done(Grade(False, "no_label"))
+        box = self._rules.extract(response or "")
+        if box is None:
+            return _done(Grade(False, "no_box"))
+        key = blake2b(f"{len(box)}:{box}{truth}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        with self._lock:
+            if (known := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return known
+            grade: Future[Grade] = Future()
+            self._cache[key] = grade
+            while len(self._cache) > self._cache_size:
+                self._cache.popitem(last=False)
+        try:
+            self._begin(grade, key, box, truth, patience)
+        except BaseException as error:
+            self._forget(key)
+            grade.set_exception(error)
+            raise
+        return grade
+
+    def grade(self, response: str | None, label: object, *, patience: float = PATIENCE) -> Grade:
+        """Grade a response; see `submit`.
+
+        Raises:
+            WorkerError: a worker process is needed and cannot be started.
+        """
+        return self._take(self.submit(response, label, patience=patience), response, time.monotonic() + patience)
+
+    def grade_all(self, pairs: Iterable[tuple[str | None, object]], *, patience: float = PATIENCE) -> list[Grade]:
+        """Grade pairs of response and label side by side.
+
+        Args:
+            patience: seconds for all of them; what is not decided by then is wrong, with rule `timeout`.
+
+        Returns:
+            Grades in the order of the pairs.
+
+        Raises:
+            WorkerError: a worker process is needed and cannot be started.
+        """
+        deadline = time.monotonic() + patience
+        begun = [(self.submit(r, t, patience=deadline - time.monotonic()), r) for r, t in pairs]
+        return [self._take(future, response, deadline) for future, response in begun]
+
+    async def grade_async(self, response: str | None, label: object, *, patience: float = PATIENCE) -> Grade:
+        """The same as `grade`, for code that runs in an event loop; the loop is not blocked."""
+        future = self.submit(response, label, patience=patience)
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
+        except TimeoutError:
+            return self._late(response)
+
+    def close(self) -> None:
+        """End the workers, unless they are of a shared pool. Closing twice does nothing."""
+        if self._own_pool is not None:
+            self._own_pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, grade: Future[Grade], key: bytes, box: str, truth: str, patience: float) -> None:
+        found = self._rules.examine(box, truth, self._tolerance)
+        if isinstance(found, Grade):
+            grade.set_result(found)
+            return
+        assert self._pool is not None
+        outcome = self._pool.submit(found.question, time.monotonic() + patience)
+        outcome.add_done_callback(lambda done: self._conclude(grade, key, found, done))
+
+    def _conclude(self, grade: Future[Grade], key: bytes, undecided: Undecided, outcome: Future[Outcome]) -> None:
+        try:
+            answer = outcome.result()
+        except (Exception, CancelledError) as error:
+            self._forget(key)
+            grade.set_exception(error)
+            return
+        if answer in ("late", "failed"):
+            self._forget(key)  # the fault may be the machine's, another time it may be decided
+        if answer in ("yes", "no"):
+            grade.set_result(undecided.grade(answer == "yes"))
+        else:
+            grade.set_result(undecided.grade(False, "failed" if answer == "failed" else "timeout"))
+
+    def _forget(self, key: bytes) -> None:
+        with self._lock:
+            self._cache.pop(key, None)
+
+    def _take(self, future: Future[Grade], response: str | None, deadline: float) -> Grade:
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except WaitTimeoutError:
+            return self._late(response)
+
+    def _late(self, response: str | None) -> Grade:
+        return Grade(False, "timeout", self._rules.extract(response or ""))
+
+
+def _check(grader: str, tolerance: float) -> None:
+    if grader not in get_args(GraderName):
+        raise ValueError(f"grader={grader!r}: must be one of {', '.join(get_args(GraderName))}")
+    if not 0 <= tolerance < float("inf"):
+        raise ValueError(f"tolerance={tolerance}: must be a finite number of at least 0")
+    if tolerance and grader == "slime_exact":
+        raise ValueError(f"tolerance={tolerance}: slime_exact has none; use grader='geo3k', or tolerance=0")
+
+
+def _done(grade: Grade) -> Future[Grade]:
+    future: Future[Grade] = Future()
+    future.set_result(grade)
+    return future
