@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from geo_sokoban_pipeline.envs.teachers import make_teacher
 from geo_sokoban_pipeline.evaluation.endings import Ending, Rows
 from geo_sokoban_pipeline.evaluation.levels import moves_per_turn
 from geo_sokoban_pipeline.evaluation.scorers import scorer_of
+from geo_sokoban_pipeline.options.geo3k_training import GeometryTeacherOptions
 from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.rollout.outcome import Outcome
@@ -20,6 +22,7 @@ from geo_sokoban_pipeline.tasks import World, task_of
 
 logger = logging.getLogger(__name__)
 BASELINES = ("random", "random_legal", "solver")
+MOST_FREQUENT = "most_frequent"
 PATIENT = ", never gives up"  # end of the name of a teacher who plays on to the last move
 
 
@@ -59,7 +62,7 @@ def play_baseline(
             records.append(record(_play(player, row, build_env, reward, options, seed)))
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(f"{type(error).__name__}: {error}")
-            records.append(record(Ending(row, {}, None, 0)))
+            records.append(record(Ending(row, {}, None)))
     if errors:
         logger.warning(
             "%d of %d episodes of the player %s failed; first: %s", len(errors), len(prompts), name, errors[0]
@@ -69,7 +72,7 @@ def play_baseline(
 
 def describe_teacher(teacher: TeacherOptions) -> str:
     """Name of the teacher's row in the summary: who plays, and with how much noise."""
-    own = teacher.factory != TeacherOptions().factory
+    own = teacher.factory != type(teacher)().factory
     name = f"{teacher.name} of {teacher.factory}" if own else teacher.name
     return f"teacher ({name}, noise {teacher.noise:g})" if teacher.noise else f"teacher ({name})"
 
@@ -99,7 +102,24 @@ def _level_players(options: TrainOptions, training: Rows) -> dict[str, TeacherOp
     return players
 
 
-_PLAYERS: Mapping[World, Callable[[TrainOptions, Rows], dict[str, TeacherOptions]]] = {"sokoban": _level_players}
+def _answer_players(options: TrainOptions, training: Rows) -> dict[str, TeacherOptions]:
+    """The label, the most frequent label of training (of evaluation nobody may know it), and the teacher."""
+    teacher = options.warm_start.teacher
+    players: dict[str, TeacherOptions] = {"solver": GeometryTeacherOptions(name="solver")}
+    answers = Counter(str(row["answer"]) for row in training)
+    if answers:
+        # The first one in the alphabet where several are as frequent: the order of the rows must not decide.
+        most = min(answers, key=lambda answer: (-answers[answer], answer))
+        players[MOST_FREQUENT] = GeometryTeacherOptions(name="constant", args={"answer": most, "tool_share": 0.0})
+    if options.warm_start.steps and teacher != GeometryTeacherOptions(name="solver"):
+        players[describe_teacher(teacher)] = teacher
+    return players
+
+
+_PLAYERS: Mapping[World, Callable[[TrainOptions, Rows], dict[str, TeacherOptions]]] = {
+    "sokoban": _level_players,
+    "geometry": _answer_players,
+}
 
 
 def _play(
@@ -130,8 +150,7 @@ def _play(
         row=row,
         metrics=env.final_metrics(),
         ret=float(reward(outcome, options.reward.args)["reward"]),
-        turns=len(infos),
-        infos=infos,
+        replies=replies,
     )
     env.close()
     return ending

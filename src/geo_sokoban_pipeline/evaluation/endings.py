@@ -19,8 +19,7 @@ class Ending:
         row: of the prompts.
         metrics: the environment's numbers; empty where the episode failed.
         ret: reward; None where it was not graded.
-        turns: replies.
-        infos: what the environment reported of each reply that it was stepped with.
+        replies: texts, in order.
         tokens: written by the policy; None where no policy played.
         truncated: cut off at a limit.
     """
@@ -28,8 +27,7 @@ class Ending:
     row: Mapping[str, Any]
     metrics: Mapping[str, float]
     ret: float | None
-    turns: int
-    infos: Sequence[Mapping[str, Any]] = ()
+    replies: Sequence[str] = ()
     tokens: int | None = None
     truncated: bool = False
 
@@ -55,8 +53,7 @@ def read_ending(trajectory: Trajectory, row: Mapping[str, Any]) -> Ending:
         row=row,
         metrics=trajectory.metrics,
         ret=trajectory.reward,
-        turns=int(trajectory.metrics.get("turns", 0.0)),
-        infos=[turn.info for turn in trajectory.turns if turn.role == "assistant"],
+        replies=[turn.text for turn in trajectory.turns if turn.role == "assistant"],
         tokens=int(trajectory.loss_mask.sum()),
         truncated=trajectory.status == "truncated",
     )

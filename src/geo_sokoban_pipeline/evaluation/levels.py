@@ -23,7 +23,7 @@ def record_level(ending: Ending) -> EpisodeRecord:
         ret=ending.ret,
         steps=None if steps is None else int(steps),
         optimal_steps=None if length is None else int(length),
-        turns=ending.turns,
+        turns=int(ending.metrics.get("turns", len(ending.replies))),
         invalid_turns=int(ending.metrics.get("invalid_turns", 0.0)),
     )
 

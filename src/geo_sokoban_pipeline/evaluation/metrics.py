@@ -11,11 +11,21 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from geo_sokoban_pipeline.evaluation.intervals import Z_95, wilson_interval
 from geo_sokoban_pipeline.evaluation.passk import mean_pass_at_k
 from geo_sokoban_pipeline.rewards.answer_text import repetition
+
+
+class PromptOutcome(Protocol):
+    """An episode's prompt and whether it succeeded."""
+
+    @property
+    def prompt_id(self) -> str: ...
+
+    @property
+    def success(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -67,9 +77,9 @@ def summarise_episodes(
     return {
         "policy": policy,
         "mode": mode,
-        **_solve_counts(records, z),
-        "mean_return": _mean(graded),
-        "steps_over_optimal": _mean(detours),
+        **count_solved([record.success for record in records], z),
+        "mean_return": mean_of(graded),
+        "steps_over_optimal": mean_of(detours),
         "invalid_share": sum(record.invalid_turns for record in records) / turns if turns else None,
         "by_length": by_length(records, z=z),
         "pass_at_k": pass_at_k_by_prompt(records),
@@ -85,10 +95,13 @@ def by_length(records: Iterable[EpisodeRecord], *, z: float = Z_95) -> list[dict
     for record in records:
         if record.optimal_steps is not None:
             groups[record.optimal_steps].append(record)
-    return [{"length": length, **_solve_counts(groups[length], z)} for length in sorted(groups)]
+    return [
+        {"length": length, **count_solved([record.success for record in groups[length]], z)}
+        for length in sorted(groups)
+    ]
 
 
-def pass_at_k_by_prompt(records: Iterable[EpisodeRecord]) -> dict[str, float] | None:
+def pass_at_k_by_prompt(records: Iterable[PromptOutcome]) -> dict[str, float] | None:
     """pass@k over prompts for k = 1, 2, 4, … up to the fewest episodes of a prompt; None if that is below 2."""
     outcomes: dict[str, list[bool]] = defaultdict(list)
     for record in records:
@@ -113,26 +126,28 @@ def response_metrics(
     """
     lengths = [float(length) for length in response_lengths]
     return {
-        "response_len/mean": _mean(lengths),
+        "response_len/mean": mean_of(lengths),
         "response_len/median": float(statistics.median(lengths)) if lengths else None,
         "response_len/max": max(lengths, default=None),
         "response_len/min": min(lengths, default=None),
-        "truncated_ratio": _mean([float(flag) for flag in truncated]),
-        "repetition_frac": _mean([float(repetition(text)) for text in texts]),
+        "truncated_ratio": mean_of([float(flag) for flag in truncated]),
+        "repetition_frac": mean_of([float(repetition(text)) for text in texts]),
     }
 
 
-def _solve_counts(records: Sequence[EpisodeRecord], z: float) -> dict[str, Any]:
-    solved = sum(record.success for record in records)
-    low, high = wilson_interval(solved, len(records), z)
+def count_solved(outcomes: Sequence[bool], z: float = Z_95) -> dict[str, Any]:
+    """`episodes`, `solved`, `solve_rate` (None without episodes) and its Wilson interval `low`, `high`."""
+    solved = sum(outcomes)
+    low, high = wilson_interval(solved, len(outcomes), z)
     return {
-        "episodes": len(records),
+        "episodes": len(outcomes),
         "solved": solved,
-        "solve_rate": solved / len(records) if records else None,
+        "solve_rate": solved / len(outcomes) if outcomes else None,
         "low": low,
         "high": high,
     }
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean_of(values: Sequence[float]) -> float | None:
+    """Arithmetic mean; None of nothing."""
     return math.fsum(values) / len(values) if values else None

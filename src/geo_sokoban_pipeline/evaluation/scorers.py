@@ -10,6 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from geo_sokoban_pipeline.evaluation.answers import (
+    answer_disguises,
+    answer_numbers,
+    describe_problems,
+    record_answer,
+    summarise_answers,
+)
 from geo_sokoban_pipeline.evaluation.endings import Disguise, Ending, Rows
 from geo_sokoban_pipeline.evaluation.levels import describe_levels, level_disguises, level_numbers, record_level
 from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
@@ -38,6 +45,7 @@ class Scorer:
 
 _SCORERS: dict[World, Scorer] = {
     "sokoban": Scorer(record_level, summarise_episodes, describe_levels, level_numbers, level_disguises),
+    "geometry": Scorer(record_answer, summarise_answers, describe_problems, answer_numbers, answer_disguises),
 }
 
 

@@ -20,7 +20,7 @@ TEACHER = "geo_sokoban_pipeline.envs.geo3k.teacher.build_teacher"
 class GeometryTinyOptions(TinyPolicyOptions):
     """Sizes of the tiny policy for geometry."""
 
-    texts: Literal["sokoban", "geo3k"] = Field("geo3k", description="Texts that the tokenizer is made for.")
+    texts: Literal["sokoban", "geo3k"] = Field("geo3k", description="Texts that the vocabulary is made for.")
 
 
 class GeometryPolicyOptions(PolicyOptions):

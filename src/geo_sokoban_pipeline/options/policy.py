@@ -13,6 +13,12 @@ class TinyPolicyOptions(StrictModel):
     """Sizes of the tiny Qwen3-VL that the project builds itself; the defaults give about 0.45 million weights."""
 
     vocabulary: int = Field(384, ge=256, description="BPE entries before special tokens; 256 are the bytes.")
+    # Left out where it is the default, so that fingerprints of Sokoban's runs stay what they were.
+    texts: Literal["sokoban", "geo3k"] = Field(
+        "sokoban",
+        exclude_if=lambda texts: texts == "sokoban",
+        description="Texts that the vocabulary is made for, see `policies.tokenizer_texts`.",
+    )
     hidden: PositiveInt = Field(64, description="Width of the language model.")
     layers: PositiveInt = Field(2, description="Layers of the language model.")
     heads: PositiveInt = Field(2, description="Query heads of the language model.")

@@ -30,7 +30,7 @@ def build_tiny_policy(options: TinyPolicyOptions, seed: int) -> Policy:
     """
     from transformers import Qwen3VLForConditionalGeneration
 
-    tokenizer = build_tokenizer(options.vocabulary)
+    tokenizer = build_tokenizer(options.vocabulary, options.texts)
     config = build_config(options, tokenizer)
     # The library initialises from the global generator; a fork keeps that from being seen outside.
     with torch.random.fork_rng(devices=[]):

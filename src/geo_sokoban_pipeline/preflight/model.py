@@ -121,7 +121,7 @@ def _tiny_shape(options: PolicyOptions) -> ModelShape:
     from geo_sokoban_pipeline.policies.tiny import build_config
     from geo_sokoban_pipeline.policies.tokenizer import build_tokenizer
 
-    tokenizer = build_tokenizer(options.tiny.vocabulary)
+    tokenizer = build_tokenizer(options.tiny.vocabulary, options.tiny.texts)
     config = build_config(options.tiny, tokenizer)
     processor = build_image_processor(options.tiny.min_pixels, options.tiny.max_pixels)
     return _shape(options, config, Policy(None, tokenizer, processor), None)

@@ -118,7 +118,12 @@ def update_on_stored(
 
 
 def evaluate_stored(
-    runs: RunStore, eval_prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
+    runs: RunStore,
+    prompts: pd.DataFrame,
+    eval_prompts: pd.DataFrame,
+    parameters: dict[str, Any],
+    train: dict[str, Any],
+    seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
@@ -130,7 +135,12 @@ def evaluate_stored(
     source = options.source
     name = f"{source.run_id}@{source.checkpoint}"
     summary, played = evaluate_policies(
-        f"evaluate_{settings.task}", seed, {name: runs.policy(source)}, read_rows(eval_prompts), settings
+        f"evaluate_{settings.task}",
+        seed,
+        {name: runs.policy(source)},
+        read_rows(eval_prompts),
+        settings,
+        training=read_rows(prompts),
     )
     return {**summary, "source": source.model_dump()}, played
 

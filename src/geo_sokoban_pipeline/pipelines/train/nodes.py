@@ -128,7 +128,12 @@ def select_policy(
 
 
 def evaluate_policies(
-    policy: PolicyFolder, final_policy: PolicyFolder, eval_prompts: pd.DataFrame, parameters: dict[str, Any], seed: int
+    policy: PolicyFolder,
+    final_policy: PolicyFolder,
+    prompts: pd.DataFrame,
+    eval_prompts: pd.DataFrame,
+    parameters: dict[str, Any],
+    seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Warm-start policy, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
@@ -138,7 +143,8 @@ def evaluate_policies(
     options = read_options(parameters)
     set_threads(options.threads)
     policies = {"warm_start": policy, "final": final_policy}
-    return evaluate(f"train_{options.task}", seed, policies, read_rows(eval_prompts), options)
+    training = read_rows(prompts)
+    return evaluate(f"train_{options.task}", seed, policies, read_rows(eval_prompts), options, training=training)
 
 
 def write_report(

@@ -43,7 +43,7 @@ def create_pipeline(task: str) -> Pipeline:
             ),
             Node(
                 nodes.evaluate_policies,
-                inputs=["policy", "final_policy", "eval_prompts", "params:options", "params:seed"],
+                inputs=["policy", "final_policy", "prompts", "eval_prompts", "params:options", "params:seed"],
                 outputs=["eval_summary", "held_out_trajectories"],
                 name="evaluate_policies",
             ),
