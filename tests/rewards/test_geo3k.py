@@ -57,8 +57,8 @@ def boxed(text: str) -> str:
 )
 def test_worked_examples(reward, replies, truth, args, value):
     one = outcome(*replies, truth=truth)
-    reward.prepare(one, args)
     assert reward(one, args)["reward"] == pytest.approx(value, abs=1e-12)
+    assert reward.begin(one, args)() == reward(one, args)
 
 
 @pytest.mark.parametrize(

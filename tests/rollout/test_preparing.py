@@ -38,10 +38,11 @@ class SlowEnv(TalkEnv):
 
 
 class SlowReward:
-    """Writes down for whom it prepares and whom it grades."""
+    """Writes down for whom it begins and whom it grades."""
 
-    def prepare(self, outcome, args):
-        events.append(("prepare reward", outcome.prompt["id"]))
+    def begin(self, outcome, args):
+        events.append(("begin reward", outcome.prompt["id"]))
+        return lambda: self(outcome, args)
 
     def __call__(self, outcome, args):
         events.append(("reward", outcome.prompt["id"]))
@@ -87,7 +88,7 @@ def seen() -> list[tuple[str, ...]]:
     return load_object(f"{__file__}:events")
 
 
-def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_before_the_first():
+def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_begun_before_one_is_taken():
     play([[("one", "stop"), ("two", "stop")], [("yes", "stop")]], ("a", {"ends_after": 2}), ("b", {"ends_after": 1}))
     assert seen() == [
         ("prepare", "a", "one"),
@@ -97,9 +98,9 @@ def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_before_the_fi
         ("prepare", "a", "two"),
         ("step", "a", "two"),
         ("conclude", "a", "one", "two", "completed"),
-        ("prepare reward", "a"),
+        ("begin reward", "a"),
         ("conclude", "b", "yes", "completed"),
-        ("prepare reward", "b"),
+        ("begin reward", "b"),
         ("metrics", "a"),
         ("reward", "a"),
         ("metrics", "b"),

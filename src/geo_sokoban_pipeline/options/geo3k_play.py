@@ -73,7 +73,7 @@ class AnswerRewardOptions(GradingOptions):
 
     grade_scope: Literal["assistant", "response"] = Field(
         "assistant",
-        description="Look for the last box in what the policy wrote, or in all text after the prompt, feedback included.",
+        description="Look for the last box in what the policy wrote, or in all text after the prompt, feedback too.",
     )
 
     @property

@@ -6,7 +6,7 @@ exactly 0 whatever they are (`grpo.group_advantages`), so rewards need not be 0 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from geo_sokoban_pipeline.options.geo3k_play import (
@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.options.geo3k_play import (
     read_options,
 )
 from geo_sokoban_pipeline.rewards.answer_text import assistant_text, has_format
-from geo_sokoban_pipeline.rewards.math_answer import grade_answer, prepare_grade
+from geo_sokoban_pipeline.rewards.math_answer import prepare_grade
 
 
 class AnswerReward:
@@ -42,21 +42,15 @@ class AnswerReward:
         Raises:
             ParameterError: an argument is unknown or not allowed.
         """
-        options = read_options("reward.args", args, self._options)
-        text, truth = _graded_text(outcome, options), _ground_truth(outcome)
-        verdict = (
-            truth is not None and grade_answer(text, truth, grader=options.grader, tolerance=options.tolerance).correct
-        )
-        form = float(has_format(assistant_text(outcome.replies, thoughts=True)))
-        share = options.format_share
-        return {"reward": (1 - share) * float(verdict) + share * form, "correct": float(verdict), "format": form}
+        return self.begin(outcome, args)()
 
-    def prepare(self, outcome: Any, args: Mapping[str, Any]) -> None:
-        """Begin to grade an episode in the background; the call with the same arguments takes the verdict."""
+    def begin(self, outcome: Any, args: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
+        """Begin to grade an episode in the background; what is returned waits for the grade and gives the parts."""
         options = read_options("reward.args", args, self._options)
-        truth = _ground_truth(outcome)
-        if truth is not None:
-            prepare_grade(_graded_text(outcome, options), truth, grader=options.grader, tolerance=options.tolerance)
+        truth, grader, tolerance = outcome.prompt.get("answer"), options.grader, options.tolerance
+        grade = prepare_grade(_graded_text(outcome, options), truth, grader=grader, tolerance=tolerance)
+        form = float(has_format(assistant_text(outcome.replies, thoughts=True)))
+        return lambda: _parts(float(grade.result().correct), form, options.format_share)
 
 
 math_reward = AnswerReward(AnswerRewardOptions)
@@ -70,6 +64,5 @@ def _graded_text(outcome: Any, options: AnswerRewardOptions) -> str:
     return assistant_text(outcome.replies, thoughts=options.grader == "slime_exact")
 
 
-def _ground_truth(outcome: Any) -> str | None:
-    answer = outcome.prompt.get("answer")
-    return None if answer is None else str(answer)
+def _parts(correct: float, form: float, share: float) -> dict[str, float]:
+    return {"reward": (1 - share) * correct + share * form, "correct": correct, "format": form}

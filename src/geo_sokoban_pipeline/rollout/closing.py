@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
@@ -13,6 +15,8 @@ from geo_sokoban_pipeline.rollout.outcome import Outcome
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.episode import PlaySettings
+
+logger = logging.getLogger(__name__)
 
 
 def conclude_episode(env: Any, outcome: Outcome) -> Outcome:
@@ -31,18 +35,36 @@ def measure_episode(env: Any) -> dict[str, float]:
     return _finite("final_metrics of the environment", env.final_metrics()) if hasattr(env, "final_metrics") else {}
 
 
-def reward_episode(
+def begin_reward(
     reward: Callable[..., Mapping[str, float]], outcome: Outcome, args: Mapping[str, Any]
-) -> dict[str, float]:
+) -> Callable[[], Mapping[str, float]]:
+    """What gives the parts of an episode's reward.
+
+    A reward whose work is slow may have a method `begin` that takes the same arguments, sets the work going without
+    waiting for it, and returns a function without arguments that gives the parts.
+    """
+    return reward.begin(outcome, args) if hasattr(reward, "begin") else partial(reward, outcome, args)
+
+
+def check_reward(given: Mapping[str, float]) -> dict[str, float]:
     """Parts of an episode's reward, `reward` among them.
 
     Raises:
         ValueError: one is not finite, or `reward` is missing; the message names it.
     """
-    parts = _finite("reward.function", reward(outcome, args))
+    parts = _finite("reward.function", given)
     if "reward" not in parts:
         raise ValueError(f"reward.function gave {sorted(parts)}, but no `reward`.")
     return parts
+
+
+def close_environment(env: Any, episode: str) -> None:
+    """Close an episode's environment, if it has one; an error in it is logged and costs nothing."""
+    try:
+        if env is not None:
+            env.close()
+    except Exception:  # closing must not cost a finished episode (seed section 3.1)
+        logger.warning("closing the environment of %s failed", episode, exc_info=True)
 
 
 def describe_sampling(engine: RolloutEngine, settings: PlaySettings) -> str:

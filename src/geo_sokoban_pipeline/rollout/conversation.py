@@ -6,14 +6,20 @@ finished, check the budget, step the environment, append the observation, check 
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.closing import conclude_episode, describe_sampling, measure_episode, reward_episode
+from geo_sokoban_pipeline.rollout.closing import (
+    begin_reward,
+    check_reward,
+    close_environment,
+    conclude_episode,
+    describe_sampling,
+    measure_episode,
+)
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.rollout.transcript import Transcript
@@ -22,8 +28,6 @@ from geo_sokoban_pipeline.trajectories import Trajectory
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.rollout.episode import PlaySettings
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Conversation:
         self._finish_reason: str | None = None
         self._error: str | None = None
         self._outcome: Outcome | None = None
+        self._parts: Callable[[], Mapping[str, float]] | None = None
         self._env_seconds = 0.0
 
     def start(self, build_env: Callable[[dict[str, Any], dict[str, Any]], Any]) -> bool:
@@ -132,7 +137,7 @@ class Conversation:
         return self._trajectory("", {}, {name: float(value) for name, value in metrics.items()}, {})
 
     def conclude(self, reward: Callable[..., dict[str, float]]) -> None:
-        """Tell the environment that the episode is over, and let the reward begin what it will need.
+        """Tell the environment that the episode is over, and begin its reward.
 
         Calling it for all episodes before the first one is finished lets their slow work go on side by side.
         """
@@ -143,8 +148,8 @@ class Conversation:
             self._outcome = conclude_episode(
                 self._env, Outcome(self.task.prompt, self.status, said.replies, said.response(), self._infos)
             )
-            if self.status != "aborted" and hasattr(reward, "prepare"):
-                reward.prepare(self._outcome, self._settings.reward.args)
+            if self.status != "aborted":
+                self._parts = begin_reward(reward, self._outcome, self._settings.reward.args)
         except Exception as error:  # own code may raise anything; the episode keeps it as a row
             self._fail(error)
 
@@ -154,8 +159,8 @@ class Conversation:
         """Close the environment, compute the reward, and give the episode as a trajectory."""
         self.conclude(reward)
         response = self._outcome.response if self._outcome else self._said.response()
-        parts, metrics = self._score(reward)
-        self._close()
+        parts, metrics = self._score()
+        close_environment(self._env, self.task.trajectory_id)
         trajectory = self._trajectory(response, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
         return trajectory
@@ -224,15 +229,13 @@ class Conversation:
         budget = self._said.tokens_left()
         return budget is not None and budget <= 0
 
-    def _score(self, reward: Callable[..., dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    def _score(self) -> tuple[dict[str, float], dict[str, float]]:
         metrics: dict[str, float] = {"turns": float(len(self._said.replies))}
         if self.status == "failed" or self._env is None:
             return {}, metrics
         try:
             metrics |= measure_episode(self._env)
-            if self._outcome is None or self.status == "aborted":
-                return {}, metrics
-            return reward_episode(reward, self._outcome, self._settings.reward.args), metrics
+            return {} if self._parts is None else check_reward(self._parts()), metrics
         except Exception as error:  # an own reward may raise anything; the episode keeps it as a row
             self._fail(error)
             return {}, metrics
@@ -240,10 +243,3 @@ class Conversation:
     def _fail(self, error: Exception) -> None:
         self.status = "failed"
         self._error = f"{type(error).__name__}: {error}"
-
-    def _close(self) -> None:
-        try:
-            if self._env is not None:
-                self._env.close()
-        except Exception:  # closing must not cost a finished episode (seed section 3.1)
-            logger.warning("closing the environment of %s failed", self.task.trajectory_id, exc_info=True)

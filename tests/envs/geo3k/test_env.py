@@ -6,6 +6,8 @@ import json
 import logging
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.base import InteractionEnv
 from geo_sokoban_pipeline.envs.geo3k import Geo3kEnv, answer_env
@@ -294,3 +296,30 @@ def test_thoughts_of_one_reply_do_not_hide_the_answer_of_another():
 def test_the_tolerance_grader_can_score():
     env = Geo3kEnv("0.53", 3, grader="geo3k", tolerance=0.05)
     assert [info["score"] for _, _, info in play(env, scored('"0.6"'), scored(r'"\\frac{8}{15}"'))] == [0.0, 1.0]
+
+
+PIECES = st.sampled_from(
+    [RIGHT, WRONG, LIST, OPENAI, BOXED, "<tool_call>", "</tool_call>", "{", "}", "</think>", "\\boxed{", "5", "\ud800"]
+)
+REPLIES = st.lists(PIECES | st.text(max_size=8), max_size=6).map("".join)
+
+
+@given(st.lists(REPLIES, min_size=1, max_size=4), st.integers(1, 4), st.sampled_from(["full", "brief"]))
+@settings(max_examples=300, deadline=None)
+def test_no_reply_stops_an_episode(replies, max_turns, style):
+    env = Geo3kEnv("5", max_turns, feedback=style)
+    env.reset()
+    for reply in replies:
+        env.prepare(reply)
+        observation, done, info = env.step(reply)
+        json.dumps(info, allow_nan=False)
+        assert "<|" not in env.format_observation(observation)["content"][0]["text"]
+        if done:
+            break
+    assert done or len(replies) < max_turns
+    env.conclude(replies, "completed")
+    numbers = env.final_metrics()
+    assert all(0 <= value <= len(replies) for value in numbers.values())
+    assert numbers["valid_tool_calls"] <= numbers["tool_calls"]
+    env.close()
+    env.close()

@@ -6,13 +6,12 @@ Only what the policy wrote is graded. A missing reference makes every answer wro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from geo_sokoban_pipeline.envs.geo3k.problems.exact import answer_form
 from geo_sokoban_pipeline.options.geo3k_play import GradingOptions
 from geo_sokoban_pipeline.rewards.answer_text import assistant_text, has_box, repetition
-from geo_sokoban_pipeline.rewards.math_answer import Grade, grade_answer, prepare_grade
-
-NO_REFERENCE = Grade(correct=False, rule="no_label")
+from geo_sokoban_pipeline.rewards.math_answer import Grade, prepare_grade
 
 
 class AnswerSheet:
@@ -38,21 +37,22 @@ class AnswerSheet:
 
     def clear(self) -> None:
         """Forget the episode."""
+        self._grades: dict[str, Future[Grade]] = {}
         self.replies: list[str] = []
         self.truncated = False
 
     def prepare(self, response: str) -> None:
-        """Begin to grade a text in the background; `grade` takes the verdict."""
-        if self.ground_truth is not None:
-            grader = self._options.grader
-            prepare_grade(response, self.ground_truth, grader=grader, tolerance=self._options.tolerance)
+        """Begin to grade a text in the background; `grade` waits for it."""
+        if response not in self._grades:
+            options = self._options
+            self._grades[response] = prepare_grade(
+                response, self.ground_truth, grader=options.grader, tolerance=options.tolerance
+            )
 
     def grade(self, response: str) -> Grade:
-        """Verdict on the last box of a text."""
-        if self.ground_truth is None:
-            return NO_REFERENCE
-        options = self._options
-        return grade_answer(response, self.ground_truth, grader=options.grader, tolerance=options.tolerance)
+        """Verdict on the last box of a text; asked for once, whatever became of it."""
+        self.prepare(response)
+        return self._grades[response].result()
 
     def text(self, replies: Sequence[str] | None = None) -> str:
         """What is graded of replies; None: of those so far."""

@@ -1,7 +1,7 @@
 """Geometry as a conversation with a scoring tool: the policy proposes an answer, and is told whether it is right.
 
-The tool call decides what happens next, the box in the policy's text what the episode is worth. The course of an episode
-is a function of the reference and the replies.
+The tool call decides what happens next, the box in the policy's text what the episode is worth. The course of an
+episode is a function of the reference and the replies.
 """
 
 from __future__ import annotations

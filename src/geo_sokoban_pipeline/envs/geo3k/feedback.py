@@ -6,7 +6,10 @@ An answer is quoted so that it stays text: it is cut to a length, and nothing in
 from __future__ import annotations
 
 _CALL = '<tool_call>{"name": "calc_score", "arguments": {"answer": "<digits>"}}</tool_call>'
-_BOX = "\\boxed{$Answer}"
+_WRONG = (
+    "calc_score result: 0.0. The answer '{quoted}' is wrong. Look for another way to solve the problem, and do not "
+    "repeat this answer."
+)
 _QUOTED_CHARACTERS = 100
 
 NO_CALL = "no call"
@@ -23,10 +26,8 @@ _TEXTS = {
         NO_ANSWER: f'The call holds no "answer". Put your numeric answer into its arguments: {_CALL}',
         CORRECT: "calc_score result: 1.0. The answer '{quoted}' matches the reference. You may stop reasoning now and "
         "give the final solution in \\boxed{}.",
-        WRONG: "calc_score result: 0.0. The answer '{quoted}' is wrong. Look for another way to solve the problem, and "
-        "do not repeat this answer.",
-        WRONG_LAST: "calc_score result: 0.0. The answer '{quoted}' is wrong. Look for another way to solve the problem, "
-        f"and do not repeat this answer. One chance is left: do not call the tool again, end with Answer: {_BOX}",
+        WRONG: _WRONG,
+        WRONG_LAST: f"{_WRONG} One chance is left: do not call the tool again, end with Answer: \\boxed{{$Answer}}",
     },
     "brief": {
         NO_CALL: "no tool_call",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from concurrent.futures import Future
 
 from geo_sokoban_pipeline.rewards.math_answer.grader import Grader
 from geo_sokoban_pipeline.rewards.math_answer.pool import GradingPool
@@ -67,6 +68,6 @@ def grade_answer(
 
 def prepare_grade(
     response: str | None, ground_truth: object, *, grader: GraderName = "default", tolerance: float = 0.0
-) -> None:
-    """Begin to grade in the background, so that `grade_answer` with the same arguments finds the grade ready."""
-    _shared.grader(grader, tolerance).submit(response, ground_truth)
+) -> Future[Grade]:
+    """Begin to grade in the background; returns at once what `grade_answer` with the same arguments will give."""
+    return _shared.grader(grader, tolerance).submit(response, ground_truth)
