@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 Row = dict[str, Any]
 # Rows that are handled together: with pictures of a hundred kilobytes, a few megabytes.
@@ -60,11 +61,9 @@ def stored_rows(path: Path) -> RowStream:
 
     def read() -> Iterator[Row]:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         try:
-            # Buffered: pages are read as they are needed, not a whole row group's column at once.
-            with pq.ParquetFile(path, buffer_size=1 << 20) as file:
+            with open_parquet(path) as file:
                 for batch in file.iter_batches(batch_size=BATCH_ROWS):
                     yield from batch.to_pylist()
         except pa.ArrowException as error:
@@ -72,6 +71,17 @@ def stored_rows(path: Path) -> RowStream:
             raise ValueError(text) from error
 
     return RowStream(read)
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """A parquet file of which pages are read as they are needed; by default all of it would be fetched ahead.
+
+    Raises:
+        pyarrow.ArrowInvalid, OSError: no such file, or torn.
+    """
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
 
 
 def _to_table(rows: list[Row], schema: pa.Schema) -> pa.Table:

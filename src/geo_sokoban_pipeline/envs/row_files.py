@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from geo_sokoban_pipeline.row_stream import open_parquet
+
 T = TypeVar("T")
 
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
@@ -69,11 +71,9 @@ def take_slice(items: Iterator[T], window: slice) -> Iterator[T]:
 
 def _open_parquet(path: Path) -> Any:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        # Buffered: pages are read as they are needed, not a whole row group's column at once.
-        return pq.ParquetFile(path, buffer_size=1 << 20)
+        return open_parquet(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(
             f"{path} is not a readable parquet file ({error}); it may be torn: fetch or write it again."

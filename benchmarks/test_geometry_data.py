@@ -1,0 +1,68 @@
+"""How fast geometry rows become prompts: 2,000 rows of the size of Geometry3K's, from a parquet file to three tables.
+
+Run with `pytest benchmarks/test_geometry_data.py -s`. The rows are the real ones of the sample, each several times with
+another question, so every picture is decoded and encoded as often as there are rows. Bar: 60 seconds of the processor
+for the whole pipeline, which runs in one process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from kedro.io import DataCatalog
+from kedro.runner import SequentialRunner
+
+from geo_sokoban_pipeline.envs.row_files import read_rows
+from geo_sokoban_pipeline.pipelines.data_geo3k import create_pipeline
+
+ROOT = Path(__file__).parents[1]
+ROWS, BAR = 2000, 60.0
+
+
+@pytest.fixture(scope="module")
+def real_size_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sample = ROOT / os.environ.get("GEO_SOKOBAN_SHARED_DATA", "../shared/data") / "geometry3k_small.parquet"
+    if not sample.is_file():
+        pytest.skip(f"no real rows at {sample}; set GEO_SOKOBAN_SHARED_DATA")
+    real = [row for _, row in read_rows(str(sample))]
+    rows = [{**real[i % len(real)], "problem": f"{real[i % len(real)]['problem']} ({i})"} for i in range(ROWS)]
+    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100, use_dictionary=False)
+    return path
+
+
+@pytest.mark.parametrize(("task", "instruction"), [("geo3k", "question"), ("geo3k_multi_turn", "tool")])
+def test_rows_per_second(real_size_rows: Path, tmp_path: Path, task: str, instruction: str) -> None:
+    counts = {"train": None, "validation": None, "eval": None}
+    catalog = DataCatalog.from_config(_entries(task, tmp_path))
+    catalog[f"params:{task}"] = {
+        "source": "file",
+        "file": {"path": str(real_size_rows)},
+        "counts": counts,
+        "instruction": instruction,
+    }
+    wall, spent = time.perf_counter(), time.process_time()
+    SequentialRunner().run(create_pipeline(task), catalog)
+    wall, spent = time.perf_counter() - wall, time.process_time() - spent
+    assert catalog.load(f"{task}.data_report")["problems"] == ROWS
+    megabytes = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet")) / 1e6
+    print(
+        f"\n{task}: {ROWS} rows ({real_size_rows.stat().st_size / 1e6:.0f} MB) in {wall:.1f} s, {spent:.1f} s of the "
+        f"processor, {ROWS / spent:.0f} rows per CPU-second; {megabytes:.0f} MB written"
+    )
+    assert spent < BAR
+
+
+def _entries(task: str, folder: Path) -> dict[str, dict[str, object]]:
+    """The project's own catalog entries of a task, below another data root."""
+    found: dict[str, dict[str, object]] = {}
+    for file in ("01_raw", "02_intermediate", "05_model_input"):
+        text = (ROOT / "conf" / "base" / "catalog" / f"{file}.yml").read_text(encoding="utf-8")
+        found |= yaml.safe_load(text.replace("${globals:data_root}", str(folder)))
+    return {name: entry for name, entry in found.items() if name.startswith(f"{task}.")}

@@ -1,0 +1,62 @@
+"""Ten times the rows take no more memory: pictures pass through, none stays.
+
+The pictures are noise, so that the rows are as large as they look; kept in any form, those of the larger file would
+take three times what is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from problem_rows import drawing, image_file
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="peak memory is read from Linux's /proc"),
+]
+
+ROOT = Path(__file__).parents[2]
+FEW, MANY, ALLOWED = 100, 1000, 30_000_000
+SCRIPT = """
+import re, sys
+from pathlib import Path
+from test_data_geo3k import from_files, run
+run(Path(sys.argv[2]), from_files(sys.argv[1], instruction="boxed"))
+# Not ru_maxrss, which begins with what the parent had.
+print(1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]))
+"""
+
+
+def write_noise(path: Path, count: int) -> None:
+    """A file in row groups of 100, as `datasets` writes rows with pictures; equal pictures are stored anew."""
+    noise = [image_file(drawing(number, (200, 150))) for number in range(10)]
+    rows = [{"images": [noise[i % 10]], "problem": f"<image>Find {i}.", "answer": str(i)} for i in range(count)]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100, use_dictionary=False)
+    assert path.stat().st_size > 90_000 * count
+
+
+def peak_bytes(tmp_path: Path, count: int) -> int:
+    write_noise(tmp_path / f"{count}.parquet", count)
+    paths = [str(ROOT / name) for name in ("src", "tests", "tests/pipelines")]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / f"{count}.parquet"), str(tmp_path / str(count))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return int(done.stdout.split()[-1])
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+    few, many = (peak_bytes(tmp_path, count) for count in (FEW, MANY))
+    assert many <= few + ALLOWED, f"{few / 1e6:.0f} MB for {FEW} rows, {many / 1e6:.0f} MB for {MANY}"
