@@ -6,21 +6,15 @@ not be had, the checks that need it are skipped and say so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading
 from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
 from geo_sokoban_pipeline.preflight.disk import check_paths, check_space, check_writable, held_bytes, plan_disk
 from geo_sokoban_pipeline.preflight.episode import EpisodeShape, check_signatures, play_one
-from geo_sokoban_pipeline.preflight.levels import (
-    check_stored_prompts,
-    check_yields,
-    expected_counts,
-    sample_levels,
-    sample_prompts,
-)
+from geo_sokoban_pipeline.preflight.levels import inspect_levels
 from geo_sokoban_pipeline.preflight.machine import (
     check_accelerator,
     check_attention,
@@ -33,11 +27,20 @@ from geo_sokoban_pipeline.preflight.memory import check_memory, free_memory, pla
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.network import check_keys, check_servers, needed_servers
 from geo_sokoban_pipeline.preflight.plugins import check_plugins
+from geo_sokoban_pipeline.preflight.problems import inspect_problems
 from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_moves, check_relations
+from geo_sokoban_pipeline.preflight.sample import DataSample
 from geo_sokoban_pipeline.preflight.stored_files import find_damaged_files
 from geo_sokoban_pipeline.preflight.stored_run import check_run, read_stored
 from geo_sokoban_pipeline.preflight.subject import Subject
 from geo_sokoban_pipeline.storage import free_bytes, nearest_folder
+from geo_sokoban_pipeline.tasks import World, task_of
+
+# By world: (subject, reader of the hub as the world's sources want it, folder of the stored prompts) → sample.
+_LOOK: dict[World, Callable[[Subject, Any, Path], DataSample]] = {
+    "sokoban": inspect_levels,
+    "geometry": inspect_problems,
+}
 
 
 @dataclass
@@ -60,17 +63,17 @@ class Findings:
     shape: EpisodeShape | None = None
 
 
-def inspect_run(subject: Subject, load_hub_rows: HubLoader | None) -> Findings:
+def inspect_run(subject: Subject, hub: Any) -> Findings:
     """Everything that is looked at before a weight is loaded.
 
     Args:
-        load_hub_rows: gives the rows of a data set of the hub, see `read_source`.
+        hub: gives rows of a data set of the hub, as the sources of the task's world want it; None: nothing does.
     """
     findings = Findings()
     options, parameters = subject.options, subject.parameters
     timeout = subject.settings.network_timeout
     findings.checks += check_relations(subject.run, options)
-    _inspect_data(subject, load_hub_rows, findings)
+    _inspect_data(subject, hub, findings)
     _inspect_model(subject, findings)
     _inspect_own_code(subject, findings)
     findings.checks += guard("run", subject.run, lambda: check_run(subject))
@@ -89,31 +92,16 @@ def inspect_run(subject: Subject, load_hub_rows: HubLoader | None) -> Findings:
     return findings
 
 
-def _inspect_data(subject: Subject, load_hub_rows: HubLoader | None, findings: Findings) -> None:
-    stored = _prompts(subject)
-    reading: Reading | None = None
-    found = guard("data", "counts", lambda: check_yields(subject.data))
-    try:
-        checks, reading = sample_levels(subject.data, subject.settings.rows, load_hub_rows)
-        findings.checks += checks
-        findings.rows = sample_prompts(subject.data, reading, stored)
-    except Exception as error:  # files, a hub and a generator: each has errors of its own, and the rest still counts
-        # Counts that cannot be had stop the generator too: one cause, one failure.
-        if not _failed(found):
-            findings.checks.append(failure_of("data", "source", error))
-    findings.checks += found
-    findings.checks += guard("data", "stored prompts", lambda: check_stored_prompts(subject.data, stored))
-    if reading is not None:
-        _inspect_counts(subject, reading, findings)
-
-
-def _inspect_counts(subject: Subject, reading: Reading, findings: Findings) -> None:
-    run, options, data = subject.run, subject.options, subject.data
-    counts = expected_counts(data, reading, subject.settings.rows)
+def _inspect_data(subject: Subject, hub: Any, findings: Findings) -> None:
+    sample = _LOOK[task_of(subject.task).world](subject, hub, _prompts(subject))
+    findings.checks += sample.checks
+    findings.rows = sample.rows
+    if sample.counts is None:
+        return
+    run, options, counts = subject.run, subject.options, sample.counts
     findings.checks += check_counts(run, options, counts["train"], counts["validation"], counts["eval"])
-    lengths = [level.solution_length for level, _ in reading.levels if level.solution_length is not None]
-    longest = data.max_solution if data.source == "generate" else max(lengths, default=0)
-    findings.checks += check_moves(run, options, longest)
+    if sample.longest is not None:
+        findings.checks += check_moves(run, options, sample.longest)
     findings.validation = _least(options.loop.eval_prompts, counts["validation"])
     findings.evaluation = _least(options.evaluation.prompts, counts["eval"])
 

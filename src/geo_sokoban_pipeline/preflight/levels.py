@@ -17,13 +17,39 @@ from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_s
 from geo_sokoban_pipeline.envs.sokoban.yields import split_yields
 from geo_sokoban_pipeline.envs.splits import SPLITS
 from geo_sokoban_pipeline.options.sokoban import HubOptions, SokobanDataOptions
-from geo_sokoban_pipeline.preflight.checks import Check
+from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
+from geo_sokoban_pipeline.preflight.sample import DataSample
+from geo_sokoban_pipeline.preflight.subject import Subject
 
 Row = dict[str, Any]
 _GROUP = "data"
 # Without these, a stored row is nobody's prompt.
 _COLUMNS = ("id", "prompt", "images", "data_source", "level_xsb", "level_hash", "layout_hash", "split_rule")
 _TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
+
+
+def inspect_levels(subject: Subject, load_hub_rows: HubLoader | None, stored: Path) -> DataSample:
+    """Look at the data of a Sokoban run.
+
+    Args:
+        load_hub_rows: see `read_source`.
+        stored: folder of the prompts tables in 05_model_input.
+    """
+    options, rows, sample = subject.data, subject.settings.rows, DataSample()
+    found = guard(_GROUP, "counts", lambda: check_yields(options))
+    try:
+        sample.checks, reading = sample_levels(options, rows, load_hub_rows)
+        sample.rows = sample_prompts(options, reading, stored)
+        sample.counts = expected_counts(options, reading, rows)
+        lengths = [level.solution_length for level, _ in reading.levels if level.solution_length is not None]
+        sample.longest = options.max_solution if options.source == "generate" else max(lengths, default=0)
+    except Exception as error:  # files, a hub and a generator: each has errors of its own, and the rest still counts
+        # Counts that cannot be had stop the generator too: one cause, one failure.
+        if not any(check.state == "failure" for check in found):
+            sample.checks.append(failure_of(_GROUP, "source", error))
+    sample.checks += found
+    sample.checks += guard(_GROUP, "stored prompts", lambda: check_stored_prompts(options, stored))
+    return sample
 
 
 def sample_levels(

@@ -1,17 +1,20 @@
 """Environments, rewards and rollouts before any work: what the parameters name must exist and take its arguments.
 
-The project's own environment and reward are tried on a small level. Code of a user's is only looked up: what it does
-with its arguments is its own affair. The rollout function is not imported, because it may bring torch.
+The project's own environments and rewards are tried on a small level or problem. Code of a user's is only looked up:
+what it does with its arguments is its own affair. The rollout function is not imported, because it may bring torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from geo_sokoban_pipeline.envs.geo3k import answer_env
+from geo_sokoban_pipeline.envs.geo3k import env as tool_env
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
@@ -19,10 +22,21 @@ from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
+from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 
-_LEVEL = Board.from_text("#####\n#@$.#\n#####")
-_OUTCOME = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
+_LEVEL = {"extra_info": {"env_config": Board.from_text("#####\n#@$.#\n#####").to_env_config()}}
+_PROBLEM = {"id": "tried", "answer": "1"}
+_PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
+_ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
+# The project's own, and what each is tried on.
+_ENVIRONMENTS = ((build_env, _LEVEL), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM))
+_REWARDS = (
+    (compute_reward, _PLAYED),
+    (math_reward, _ANSWERED),
+    (tolerance_reward, _ANSWERED),
+    (format_reward, _ANSWERED),
+)
 
 
 def check_plugins(run: str, parameters: ProjectParameters) -> None:
@@ -39,17 +53,19 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
     if options.warm_start.steps:  # without one, nobody is imitated
         _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
+    for own_factory, sample in _ENVIRONMENTS:
+        if factory is own_factory:
+            _try(run, "env.args", partial(own_factory, sample, options.env.args))
+    for own_reward, outcome in _REWARDS:
+        if reward is own_reward:
+            _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
     if factory is build_env:
-        sample = {"extra_info": {"env_config": _LEVEL.to_env_config()}}
-        _try(run, "env.args", lambda: build_env(sample, options.env.args))
         drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
         if played is not None and drawn != played:
             raise ParameterError(
                 f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
                 "first picture. Give both the same value."
             )
-    if reward is compute_reward:
-        _try(run, "reward.args", lambda: compute_reward(_OUTCOME, options.reward.args))
 
 
 def _find(path: str, spec: str, default_name: str) -> Any:

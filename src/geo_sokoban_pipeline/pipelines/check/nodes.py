@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.console import print_table, refuse
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
-from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
+from geo_sokoban_pipeline.pipelines.hub_rows import (
+    HubSource,
+    HubSplit,
+    SourceUnavailableError,
+    hub_rows,
+    hub_splits,
+)
+from geo_sokoban_pipeline.tasks import World, task_of
 
 if TYPE_CHECKING:
+    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
+    from geo_sokoban_pipeline.options.geo3k import GeometryHubOptions
     from geo_sokoban_pipeline.options.sokoban import HubOptions
     from geo_sokoban_pipeline.preflight.checks import Check
     from geo_sokoban_pipeline.preflight.flight import Findings
@@ -32,7 +41,7 @@ def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str
     from geo_sokoban_pipeline.preflight.timing import has_weights
 
     subject = Subject(task, validate_parameters(parameters, ProjectParameters), runs.root)
-    findings = inspect_run(subject, lambda hub: _first_rows(hub, task))
+    findings = inspect_run(subject, _READERS[task_of(task).world](task))
     checks = findings.checks
     if not subject.settings.timed:
         checks.append(Check("timed", "iteration", "skipped", f"check_{task}.timed is false"))
@@ -74,7 +83,7 @@ def _time(subject: Subject, findings: Findings) -> list[Check]:
     )
 
 
-def _first_rows(hub: HubOptions, task: str) -> Iterable[dict[str, Any]]:
+def _first_rows(hub: HubSource, task: str) -> Iterable[dict[str, Any]]:
     """Rows of a data set without fetching it as a whole; from the cache where the hub cannot be reached."""
     from huggingface_hub import constants
 
@@ -84,3 +93,22 @@ def _first_rows(hub: HubOptions, task: str) -> Iterable[dict[str, Any]]:
         return hub_rows(hub, section=task, streaming=True)
     except SourceUnavailableError:
         return hub_rows(hub, section=task)
+
+
+def _level_reader(task: str) -> Callable[[HubOptions], Iterable[dict[str, Any]]]:
+    return lambda hub: _first_rows(hub, task)
+
+
+def _problem_reader(task: str) -> HubReader:
+    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
+
+    def names(hub: GeometryHubOptions) -> Sequence[str]:
+        return hub_splits(hub.dataset, hub.revision, section=task)
+
+    def rows(hub: GeometryHubOptions, split: str) -> Iterable[dict[str, Any]]:
+        return _first_rows(HubSplit(hub.dataset, hub.revision, split), task)
+
+    return HubReader(names, rows)
+
+
+_READERS: dict[World, Callable[[str], Any]] = {"sokoban": _level_reader, "geometry": _problem_reader}

@@ -1,0 +1,159 @@
+"""Geometry's data before a run: can the source give the problems, and do the stored prompts belong to it?
+
+The first problems are really drawn (or the first rows really read), so what is reported is what the data pipeline does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.envs.geo3k.checking import index_rows
+from geo_sokoban_pipeline.envs.geo3k.generated import draw_problems
+from geo_sokoban_pipeline.envs.geo3k.prompts import prompt_row
+from geo_sokoban_pipeline.envs.geo3k.sources import HubReader, open_source
+from geo_sokoban_pipeline.envs.geo3k.splits import settle_splits
+from geo_sokoban_pipeline.envs.row_values import RejectedRow
+from geo_sokoban_pipeline.envs.splits import SPLITS
+from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
+from geo_sokoban_pipeline.preflight.sample import DataSample
+from geo_sokoban_pipeline.preflight.subject import Subject
+from geo_sokoban_pipeline.row_stream import stored_rows
+
+Row = dict[str, Any]
+_GROUP = "data"
+_TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
+
+
+def inspect_problems(subject: Subject, hub: HubReader | None, stored: Path) -> DataSample:
+    """Look at the data of a geometry run.
+
+    Args:
+        hub: how rows of the hub are had.
+        stored: folder of the prompts tables in 05_model_input.
+    """
+    options, rows, sample = subject.data, subject.settings.rows, DataSample()
+    found = guard(_GROUP, "counts", lambda: check_counts_drawn(options, subject.task))
+    try:
+        sample.checks, sample.rows, read = sample_problems(options, subject.task, rows, hub)
+        sample.counts = expected_counts(options, sample.rows, whole=read < rows)
+    except Exception as error:  # files, a hub and a generator: each has errors of its own, and the rest still counts
+        # Counts that cannot be had stop the generator too: one cause, one failure.
+        if not any(check.state == "failure" for check in found):
+            sample.checks.append(failure_of(_GROUP, "source", error))
+    sample.checks += found
+    sample.checks += guard(_GROUP, "stored prompts", lambda: check_stored_prompts(options, subject.task, stored))
+    sample.rows = [row for row in sample.rows if row["split"] == "train"] or sample.rows
+    return sample
+
+
+def sample_problems(
+    options: Geo3kDataOptions, section: str, rows: int, hub: HubReader | None
+) -> tuple[list[Check], list[Row], int]:
+    """Draw the first problems of the source, or read its first rows.
+
+    Args:
+        section: name of the data's parameters.
+        rows: problems drawn, or rows read, at most.
+
+    Returns:
+        Findings, prompts of all splits, and how many rows were read.
+
+    Raises:
+        As `open_source`: the source cannot give problems. ValueError: not one of the rows is a problem.
+    """
+    raw = list(islice(iter(open_source(_first(options, rows), section, hub)), rows))
+    rejected: list[RejectedRow] = []
+    index = list(index_rows(raw, options, rejected))
+    if len(rejected) == len(index):
+        reason = f"; the first one: {rejected[0].reason}" if rejected else ""
+        raise ValueError(f"{section}.source={options.source}: none of {len(index)} rows is a problem{reason}")
+    published = SPLITS if options.source == "generate" else {row["source_split"] for row in index}
+    settled = {row["row_id"]: row for row in settle_splits(index, published, options)}
+    kept = [row for row in raw if settled[row["row_id"]]["status"] == "kept"]
+    prompts = [prompt_row(row, settled[row["row_id"]], options) for row in kept]
+    text = f"{options.source}: {len(raw)} rows looked at, {len(index) - len(rejected)} problems"
+    checks = [Check(_GROUP, "source", "ok", text)]
+    if rejected:
+        text = f"{len(rejected)} of {len(raw)} rows are no problems; first: {rejected[0].reason}"
+        checks.append(Check(_GROUP, "rows", "warning", text, f"they are left out; see {section}.rejected"))
+    return checks, prompts, len(raw)
+
+
+def check_counts_drawn(options: Geo3kDataOptions, section: str) -> list[Check]:
+    """Whether generated counts are possible; tiny problems are all drawn for it, without their pictures.
+
+    Raises:
+        ProblemsExhaustedError: the families hold too few problems.
+    """
+    if options.source != "generate":
+        return [Check(_GROUP, "counts", "skipped", "known once the source is read as a whole")]
+    if options.problems.difficulty != "tiny":
+        text = f"problems of difficulty {options.problems.difficulty} are too many to run out, and take long to draw"
+        return [Check(_GROUP, "counts", "skipped", text)]
+    draw_problems(options, section)
+    return [Check(_GROUP, "counts", "ok", ", ".join(f"{name} of {getattr(options.counts, name):,}" for name in SPLITS))]
+
+
+def expected_counts(options: Geo3kDataOptions, prompts: Sequence[Row], *, whole: bool) -> dict[str, int | None]:
+    """Problems of each split that a run will have; None where only the whole source can tell.
+
+    Args:
+        whole: the prompts are those of the whole source.
+    """
+    if options.source == "generate":
+        return {split: getattr(options.counts, split) for split in SPLITS}
+    return {split: sum(row["split"] == split for row in prompts) if whole else None for split in SPLITS}
+
+
+def check_stored_prompts(options: Geo3kDataOptions, section: str, folder: Path) -> list[Check]:
+    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
+
+    Args:
+        folder: of the prompts tables in 05_model_input.
+    """
+    paths = {split: folder / f"{name}.parquet" for split, name in _TABLES.items()}
+    if not all(path.is_file() for path in paths.values()):
+        return [Check(_GROUP, "stored prompts", "skipped", "none yet; the data nodes of the run make them")]
+    if options.source != "generate":
+        text = "whose they are cannot be told from their rows; the data nodes of the run make them anew"
+        return [Check(_GROUP, "stored prompts", "skipped", text)]
+    found: list[Check] = []
+    for split, path in paths.items():
+        try:
+            differs = _differences(path, split, options, section)
+        except (OSError, ValueError) as error:
+            differs = [f"not readable ({' '.join(str(error).split())})"]
+        if differs:
+            text = f"{path}: {'; '.join(differs)}"
+            found.append(Check(_GROUP, "stored prompts", "warning", text, "the data nodes of the run make them anew"))
+    return found or [Check(_GROUP, "stored prompts", "ok", "made with these options, as far as their rows tell")]
+
+
+def _first(options: Geo3kDataOptions, rows: int) -> Geo3kDataOptions:
+    """The options of so many problems, nearly all of them for training."""
+    if options.source != "generate":
+        return options
+    few = {"train": rows, "validation": 1, "eval": 1}
+    counts = {split: min(few[split], getattr(options.counts, split)) for split in SPLITS}
+    return options.model_copy(update={"counts": options.counts.model_copy(update=counts)})
+
+
+def _differences(path: Path, split: str, options: Geo3kDataOptions, section: str) -> list[str]:
+    """What in stored rows cannot be of these options, whose source generates."""
+    from geo_sokoban_pipeline.row_stream import open_parquet
+
+    with open_parquet(path) as file:
+        stored = file.metadata.num_rows
+    differs = [] if stored == getattr(options.counts, split) else [f"{stored} rows, {options.counts} asked for"]
+    if split != "eval" or not stored:
+        return differs
+    # Evaluation problems are drawn first, so its first one does not depend on the counts.
+    few = options.counts.model_copy(update={"train": 0, "validation": 0, "eval": 1})
+    _, made, _ = sample_problems(options.model_copy(update={"counts": few}), section, 1, None)
+    first = next(iter(stored_rows(path)))
+    names = {"prompt": "another instruction", "images": "other pictures", "answer": "other answers"}
+    return differs + [what for name, what in names.items() if first.get(name) != made[0][name]]
