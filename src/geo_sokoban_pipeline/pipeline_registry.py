@@ -26,5 +26,5 @@ def register_pipelines() -> dict[str, Pipeline]:
             f"check_{task}": check.create_pipeline(task),
             f"control_{task}": control.create_pipeline(task),
         }
-    named["study_sokoban"] = study.create_pipeline("sokoban")
+    named |= {name: study.create_pipeline(name) for name in study.STUDIES}
     return {**named, "__default__": named["train_sokoban"]}

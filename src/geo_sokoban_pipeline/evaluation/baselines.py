@@ -105,7 +105,7 @@ def _level_players(options: TrainOptions, training: Rows) -> dict[str, TeacherOp
 def _answer_players(options: TrainOptions, training: Rows) -> dict[str, TeacherOptions]:
     """The label, the most frequent label of training (of evaluation nobody may know it), and the teacher."""
     teacher = options.warm_start.teacher
-    players: dict[str, TeacherOptions] = {"solver": GeometryTeacherOptions(name="solver")}
+    players: dict[str, TeacherOptions] = {"label": GeometryTeacherOptions(name="solver")}
     answers = Counter(str(row["answer"]) for row in training)
     if answers:
         # The first one in the alphabet where several are as frequent: the order of the rows must not decide.

@@ -79,3 +79,10 @@ class ProjectParameters(StrictModel):
         default_factory=StudyDefinition, description="GRPO after imitation of random legal moves."
     )
     study_long: StudyDefinition = Field(default_factory=StudyDefinition, description="One long run.")
+    study_geo3k: StudyDefinition = Field(
+        default_factory=lambda: StudyDefinition(task="geo3k"), description="The recipe of `make run-geo3k`."
+    )
+    study_geo3k_multi_turn: StudyDefinition = Field(
+        default_factory=lambda: StudyDefinition(task="geo3k_multi_turn"),
+        description="The recipe of `make run-geo3k-multi-turn`.",
+    )

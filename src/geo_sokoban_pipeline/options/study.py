@@ -1,6 +1,6 @@
 """Options of studies: seeds of one recipe with their controls, the tables they fill and the bars they are held to.
 
-A study changes the base parameters by nested overrides only, so that its recipe is always `train_sokoban` plus what its
+A study changes the base parameters by nested overrides only, so that its recipe is always `train_<task>` plus what its
 own file says.
 """
 
@@ -18,13 +18,13 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")
 
 
 class ControlOptions(StrictModel):
-    """What control_sokoban takes: the warm start of a finished run goes on for as long as its GRPO took."""
+    """What a pipeline control_* takes: the warm start of a finished run goes on for as long as its GRPO took."""
 
     source: SourceOptions = Field(default_factory=SourceOptions, description="Run whose warm start is continued.")
     imitate: Imitated = Field(
         "teacher",
-        description="`teacher`: the warm start's own teacher and levels. `optimal`: the solver, on the levels that the "
-        "source run's GRPO drew, each as often as it was drawn.",
+        description="`teacher`: the warm start's own teacher and prompts. `optimal`: the solver (geometry: the label), "
+        "on the prompts that the source run's GRPO drew, each as often as it was drawn.",
     )
     share: PositiveFloat = Field(1.0, description="CPU-seconds of imitation, in multiples of those that GRPO took.")
 
@@ -38,6 +38,12 @@ class BarOptions(StrictModel):
     at_least: float | None = Field(None, ge=-100, le=100, description="Least points. None: no lower bar.")
     at_most: float | None = Field(None, ge=-100, le=100, description="Most points. None: no upper bar.")
     apart: bool = Field(False, description="The two 95 % Wilson intervals must not overlap.")
+    # Left out where it is the default, so that stored results of Sokoban stay what they were.
+    measure: Literal["solved", "first_attempt"] = Field(
+        "solved",
+        exclude_if=lambda measure: measure == "solved",
+        description="Rate of solved episodes, or of those (of geometry) whose first attempt is correct.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> BarOptions:
@@ -48,24 +54,45 @@ class BarOptions(StrictModel):
         return self
 
 
-class EvaluationSetOptions(StrictModel):
-    """A further set of levels on which the final policies of a study play."""
+class DataOverrides(StrictModel):
+    """Overrides of the data, under the name of the task they belong to."""
+
+    sokoban: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data of Sokoban.")
+    geo3k: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data of geometry.")
+    geo3k_multi_turn: dict[str, Any] = Field(
+        default_factory=dict, description="Overrides of the data of geometry with the scoring tool."
+    )
+
+    def data(self, task: str) -> dict[str, Any]:
+        """Overrides of a task's data.
+
+        Raises:
+            ValueError: there are some of another task's.
+        """
+        for name in DataOverrides.model_fields:
+            if name != task and getattr(self, name):
+                raise ValueError(f"{name}: this study is of the task {task}, whose data it does not change.")
+        given: dict[str, Any] = getattr(self, task)
+        return given
+
+
+class EvaluationSetOptions(DataOverrides):
+    """A further set of prompts on which the final policies of a study play."""
 
     name: SetName = Field(description="Folder of the set and end of its run ids; lower case, digits, underscores.")
     title: str = Field(min_length=1, description="Name in the tables, such as `8×8, two boxes`.")
-    sokoban: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data.")
-    train: dict[str, Any] = Field(default_factory=dict, description="Further overrides of train_sokoban.")
+    train: dict[str, Any] = Field(default_factory=dict, description="Further overrides of train_<task>.")
 
 
-class StudyDefinition(StrictModel):
-    """One study: what stands in a file of `conf/*/parameters/studies`."""
+class StudyDefinition(DataOverrides):
+    """One study: what stands in a file of `conf/*/parameters/studies`. With overrides of the data it has a data root of
+    its own.
+    """
 
     title: str = Field("", description="Heading in the docs.")
+    task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="What is studied.")
     seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
-    train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_sokoban.")
-    sokoban: dict[str, Any] = Field(
-        default_factory=dict, description="Overrides of the data; with any, the study has a data root of its own."
-    )
+    train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_<task>.")
     controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
     max_minutes: PositiveFloat | None = Field(None, description="Budget of a whole run in minutes. None: none.")
     least_spent: PositiveFloat | None = Field(
@@ -83,13 +110,19 @@ class StudyDefinition(StrictModel):
         ):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} names something twice: {', '.join(map(str, values))}.")
+        for one in (self, *self.evaluations):
+            one.data(self.task)
         return self
 
 
 class StudyOptions(StrictModel):
-    """Which study study_sokoban runs, and how."""
+    """Which study a pipeline study_* runs, and how."""
 
-    name: Literal["default", "from_zero", "long"] = Field("default", description="The study: `study_<name>`.")
+    name: Literal["default", "from_zero", "long", "geo3k", "geo3k_multi_turn"] = Field(
+        "default",
+        description="The study: `study_<name>`. Of study_sokoban: default, from_zero, long. Of study_geo3k: geo3k, "
+        "which default means there, and geo3k_multi_turn.",
+    )
     workers: PositiveInt | None = Field(None, description="Runs side by side, one thread each. None: one per core.")
     docs: str | None = Field(
         "docs",

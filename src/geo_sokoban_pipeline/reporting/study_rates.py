@@ -5,7 +5,7 @@ A difference is taken within a seed, never between means, and "apart" is said of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
 from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, signed
 from geo_sokoban_pipeline.reporting.labels import row_label
+from geo_sokoban_pipeline.tasks import World
 
 Row = Mapping[str, Any]
 _ROUNDING = 1e-9  # of differences of shares
@@ -53,25 +54,39 @@ class Verdict:
         return self.text if self.met is None else f"{self.text}: {'met' if self.met else '**not met**'}"
 
 
-def find_rate(rows: Iterable[Row], player: str, mode: str) -> Rate | None:
-    """Rate of a player in a mode; players without modes have the same in both."""
+def find_rate(rows: Iterable[Row], player: str, mode: str, measure: str = "solved") -> Rate | None:
+    """Rate of a player in a mode; players without modes have the same in both.
+
+    Args:
+        measure: `solved`, or `first_attempt` where the rows know it.
+    """
+    counted = {"solved": "solved", "first_attempt": "first_attempts"}[measure]
     for row in rows:
-        if row["player"] == player and row["mode"] in (mode, "-") and row["episodes"]:
-            return Rate(row["solved"], row["episodes"])
+        if row["player"] == player and row["mode"] in (mode, "-") and row["episodes"] and counted in row:
+            return Rate(row[counted], row["episodes"])
     return None
 
 
 def length_rates(seeds: Sequence[Mapping[str, Any]], player: str, mode: str) -> dict[int, list[Rate]]:
-    """Rates by optimal length, one for each seed that has the row.
+    """Rates by optimal length, one for each seed that has the row."""
+    return _broken_down(seeds, player, mode, lambda row: row["by_length"])
 
-    The seeds play the same levels: their episodes together would be no larger sample of levels.
-    """
-    rates: dict[int, list[Rate]] = {}
+
+def label_rates(seeds: Sequence[Mapping[str, Any]], player: str, mode: str, column: str) -> dict[str, list[Rate]]:
+    """Rates by the labels of a column of the problems, one for each seed that has the row."""
+    return _broken_down(seeds, player, mode, lambda row: row["breakdowns"].get(column, []))
+
+
+def _broken_down(
+    seeds: Sequence[Mapping[str, Any]], player: str, mode: str, cells: Callable[[Row], Sequence[Any]]
+) -> dict[Any, list[Rate]]:
+    """The seeds play the same prompts: their episodes together would be no larger sample of prompts."""
+    rates: dict[Any, list[Rate]] = {}
     for row in (row for seed in seeds for row in seed["rows"]):
         if row["player"] == player and row["mode"] in (mode, "-"):
-            for length, solved, episodes in row["by_length"]:
+            for label, solved, episodes in cells(row):
                 if episodes:
-                    rates.setdefault(length, []).append(Rate(solved, episodes))
+                    rates.setdefault(label, []).append(Rate(solved, episodes))
     return dict(sorted(rates.items()))
 
 
@@ -84,8 +99,9 @@ def mean_share(rates: Iterable[Rate | None]) -> float | None:
 def judge_bar(bar: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
     """Whether one seed's rows meet a bar (`BarOptions` as JSON)."""
     mode = bar.get("mode", "sampled")
-    rate = find_rate(rows, bar["player"], mode)
-    other = find_rate(rows, bar["over"], mode) if bar.get("over") else None
+    measure = bar.get("measure", "solved")
+    rate = find_rate(rows, bar["player"], mode, measure)
+    other = find_rate(rows, bar["over"], mode, measure) if bar.get("over") else None
     if rate is None or (bar.get("over") and other is None):
         return Verdict(DASH, None)
     value = 100 * (rate.share - (other.share if other else 0.0))
@@ -112,15 +128,16 @@ def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:
     return Verdict(DASH, None) if spent is None or not grpo else Verdict(number(spent / grpo), spent / grpo >= least)
 
 
-def describe_bar(bar: Mapping[str, Any]) -> str:
+def describe_bar(bar: Mapping[str, Any], world: World = "sokoban") -> str:
     """A bar in words."""
     mode = bar.get("mode", "sampled")
-    name = row_label(bar["player"], mode)
+    first = ", first attempt" if bar.get("measure") == "first_attempt" else ""
+    name = row_label(bar["player"], mode, world) + first
     bound = f"at least {bar['at_least']:g}" if "at_least" in bar else f"at most {bar['at_most']:g}"
     if not bar.get("over"):
         return f"{name}: {bound} %"
     apart = ", intervals apart" if bar.get("apart") else ""
-    return f"{name}: {bound} points above {row_label(bar['over'], '-')}{apart}"
+    return f"{name}: {bound} points above {row_label(bar['over'], '-', world)}{apart}"
 
 
 def _within(value: float, bar: Mapping[str, Any]) -> bool:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.options.base import validate_parameters
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.options.study import StudyDefinition
-from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.run_store import RunFolders
 from geo_sokoban_pipeline.storage import MANIFEST
+from geo_sokoban_pipeline.tasks import Task, task_of
 
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
@@ -32,12 +31,13 @@ class Member:
     Attributes:
         run_id: name, unique within the study.
         kind: what it does.
-        part: which control, which set of levels; empty for a training run.
+        part: which control, which set of prompts; empty for a training run.
         seed: of the run.
         root: data root.
         params: what `--params` would give.
         parameters: everything its result depends on, with all defaults, as JSON values.
         after: run id of the member whose result it needs, or None.
+        task: that it is about.
     """
 
     run_id: str
@@ -48,16 +48,18 @@ class Member:
     params: dict[str, Any]
     parameters: dict[str, Any]
     after: str | None = None
+    task: str = "sokoban"
 
     @property
     def pipelines(self) -> list[str]:
         """Names of the pipelines that are run."""
-        return ["data_sokoban", "evaluate_sokoban"] if self.kind == "evaluate" else [f"{self.kind}_sokoban"]
+        run = f"{self.kind}_{self.task}"
+        return [f"data_{self.task}", run] if self.kind == "evaluate" else [run]
 
     @property
     def folders(self) -> RunFolders:
         """Everything that is stored of it, but the data it shares."""
-        return RunFolders.of(self.root, f"{self.kind}_sokoban", self.run_id)
+        return RunFolders.of(self.root, f"{self.kind}_{self.task}", self.run_id)
 
     @property
     def summary(self) -> Path:
@@ -85,33 +87,34 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path) 
 
     Args:
         name: of the study, the first part of all run ids.
-        base: the sections `train_sokoban`, `sokoban` and `tracking` of the parameters.
+        base: the sections `train_<task>`, `<task>` and `tracking` of the parameters.
         root: data root of the command.
 
     Raises:
         ParameterError: an override is unknown or not allowed; names the study and the parameter.
     """
-    own = root / "studies" / name if study.sokoban else root
-    given = {**base, **_override(base, study.train, study.sokoban)}
-    resolved = _resolve(f"study_{name}", given)
+    task, data = task_of(study.task), study.data(study.task)
+    own = root / "studies" / name if data else root
+    given = {**base, **_override(task, base, study.train, data)}
+    resolved = _resolve(f"study_{name}", task, given)
     members = []
     for seed in study.seeds:
         run_id = f"{name}-seed{seed}"
-        members.append(_member(run_id, "train", "", seed, own, given, resolved))
+        members.append(_member(task, run_id, "train", "", seed, own, given, resolved))
         for imitate in study.controls:
-            control = {"control_sokoban": {"source": {"run": "train_sokoban", "run_id": run_id}, "imitate": imitate}}
+            control = {f"control_{task.name}": {"source": {"run": task.run, "run_id": run_id}, "imitate": imitate}}
             both = {**given, **control}, {**resolved, **control}
-            members.append(_member(f"{run_id}-{imitate}", "control", imitate, seed, own, *both, run_id))
+            members.append(_member(task, f"{run_id}-{imitate}", "control", imitate, seed, own, *both, run_id))
         for number, further in enumerate(study.evaluations):
-            levels = {**given, **_override(given, further.train, further.sokoban)}
-            everything = _resolve(f"study_{name}.evaluations.{number}", levels)
-            policy = str(own / "06_models" / "train_sokoban" / run_id / "final_policy")
-            source = {"run": "train_sokoban", "run_id": run_id, "checkpoint": policy}
-            evaluation = {"evaluate_sokoban": {"source": source}}
+            prompts = {**given, **_override(task, given, further.train, further.data(study.task))}
+            everything = _resolve(f"study_{name}.evaluations.{number}", task, prompts)
+            policy = str(own / "06_models" / task.run / run_id / "final_policy")
+            source = {"run": task.run, "run_id": run_id, "checkpoint": policy}
+            evaluation = {f"evaluate_{task.name}": {"source": source}}
             # A tracking store of its own for every set would cost more than the evaluation.
-            both = {**levels, **evaluation, "tracking": {"enabled": False}}, {**everything, **evaluation}
-            place = root / "studies" / name / further.name
-            members.append(_member(f"{run_id}-{further.name}", "evaluate", further.name, seed, place, *both, run_id))
+            both = {**prompts, **evaluation, "tracking": {"enabled": False}}, {**everything, **evaluation}
+            place, part = root / "studies" / name / further.name, further.name
+            members.append(_member(task, f"{run_id}-{part}", "evaluate", part, seed, place, *both, run_id))
     return sorted(members, key=lambda member: _ORDER.index(member.kind))
 
 
@@ -125,20 +128,20 @@ def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _override(base: Sections, train: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {
-        "train_sokoban": merge(base["train_sokoban"], train, _ONE_CORE),
-        "sokoban": merge(base["sokoban"], data),
-    }
+def _override(
+    task: Task, base: Sections, train: Mapping[str, Any], data: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    return {task.run: merge(base[task.run], train, _ONE_CORE), task.name: merge(base[task.name], data)}
 
 
-def _resolve(path: str, given: Sections) -> dict[str, Any]:
-    options = validate_parameters(given["train_sokoban"], TrainOptions, prefix=f"{path}.train")
-    levels = validate_parameters(given["sokoban"], SokobanDataOptions, prefix=f"{path}.sokoban")
-    return {"train_sokoban": options.model_dump(mode="json"), "sokoban": levels.model_dump(mode="json")}
+def _resolve(path: str, task: Task, given: Sections) -> dict[str, Any]:
+    options = validate_parameters(given[task.run], task.train, prefix=f"{path}.train")
+    data = validate_parameters(given[task.name], task.data, prefix=f"{path}.{task.name}")
+    return {task.run: options.model_dump(mode="json"), task.name: data.model_dump(mode="json")}
 
 
 def _member(
+    task: Task,
     run_id: str,
     kind: Kind,
     part: str,
@@ -149,4 +152,4 @@ def _member(
     after: str | None = None,
 ) -> Member:
     own = {"run_id": run_id, "seed": seed}
-    return Member(run_id, kind, part, seed, root, {**own, **given}, {**own, **resolved}, after)
+    return Member(run_id, kind, part, seed, root, {**own, **given}, {**own, **resolved}, after, task.name)

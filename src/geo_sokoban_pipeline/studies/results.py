@@ -5,7 +5,7 @@ Solve rates are kept as counts, so that whoever reads the file can check and poo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.run_store import RunStore
 from geo_sokoban_pipeline.storage import read_json
 from geo_sokoban_pipeline.studies.planning import Member
 from geo_sokoban_pipeline.studies.records import StudyFolder
+from geo_sokoban_pipeline.tasks import World, task_of
 
 _MODES = ("sampled", "greedy")
 _VALIDATION = "eval/validation/"
@@ -30,9 +31,9 @@ def collect_results(
     """Results of a study whose members are all finished.
 
     Returns:
-        `study`, `title`, `max_minutes`, `least_spent`, `bars`, `machine`, `made_with` (versions and machine by run id),
-        `levels` (what was played), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, curves), `sets`
-        (per further set: title, levels, rows per seed).
+        `study`, `task` (absent: sokoban), `title`, `max_minutes`, `least_spent`, `bars`, `machine`, `made_with`
+        (versions and machine by run id), `levels` (what was played), `seeds` (per seed: rows of the evaluation,
+        CPU-seconds, minutes, curves), `sets` (per further set: title, levels, rows per seed).
     """
     trained = [member for member in members if member.kind == "train"]
     records = {member.run_id: folder.read_record(member) for member in members}
@@ -43,14 +44,15 @@ def collect_results(
     first = trained[0]
     return {
         "study": name,
+        **({} if first.task == "sokoban" else {"task": first.task}),
         "title": study.title or name,
         "max_minutes": study.max_minutes,
         "least_spent": study.least_spent,
         "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
         "machine": _describe_machine(records),
         "made_with": {run_id: record.get("maker") for run_id, record in records.items()},
-        "levels": _describe_levels(first),
-        "teacher": first.parameters["train_sokoban"]["warm_start"]["teacher"]["name"],
+        "levels": _describe_played(first, first.root),
+        "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
         "seeds": seeds,
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
     }
@@ -59,7 +61,7 @@ def collect_results(
 def _describe_seed(member: Member, controls: Sequence[Member], record: Mapping[str, Any]) -> dict[str, Any]:
     from geo_sokoban_pipeline.training.control import grpo_cpu_seconds
 
-    source = SourceOptions(run="train_sokoban", run_id=member.run_id)
+    source = SourceOptions(run=f"train_{member.task}", run_id=member.run_id)
     metrics = RunStore(member.root).metrics(source)
     history = read_json(member.models / "policy" / "manifest.json")["history"]
     spent = {"warm_start": history[-1]["cpu_seconds"] if history else 0.0, "grpo": grpo_cpu_seconds(metrics)}
@@ -94,10 +96,27 @@ def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             "mode": row["mode"],
             "solved": row["solved"],
             "episodes": row["episodes"],
-            "by_length": [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]],
+            **(_answer_counts(row) if "breakdowns" in row else _length_counts(row)),
         }
         for row in summary["rows"]
     ]
+
+
+def _length_counts(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"by_length": [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]]}
+
+
+def _answer_counts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Correct first attempts, shares that tell how a policy answers, and by column [label, correct, episodes]."""
+    return {
+        "first_attempts": row["first_attempt"]["solved"],
+        "called_share": row["tools"]["called_share"],
+        "plausible_share": row["plausible_share"],
+        "breakdowns": {
+            column: [[cell["label"], cell["solved"], cell["episodes"]] for cell in cells]
+            for column, cells in row["breakdowns"].items()
+        },
+    }
 
 
 def _player(policy: str, names: Mapping[str, str]) -> str:
@@ -129,45 +148,74 @@ def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return points
 
 
-def _describe_levels(member: Member) -> dict[str, Any]:
-    summary = read_json(member.summary)
+def _describe_played(member: Member, trained: Path) -> dict[str, Any]:
+    """What a member has played, and how much of it a run on the data root `trained` has trained on."""
+    world = task_of(member.task).world
+    data, train = member.parameters[member.task], member.parameters[f"train_{member.task}"]
+    described = _DESCRIBED[world](read_json(member.summary), data)
+    counts = (train["loop"]["eval_prompts"], data["counts"]["validation"])
+    return {
+        **described,
+        f"shared_{_KEYS[world][1]}": _shared(member, trained, _KEYS[world][0]),
+        "validation_count": min(count or 10**9 for count in counts),
+    }
+
+
+def _describe_levels(summary: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     lengths = [cell["length"] for cell in summary["rows"][0]["by_length"]]
-    data, train = member.parameters["sokoban"], member.parameters["train_sokoban"]
     return {
         "count": summary["prompts"],
         "layouts": summary["layouts"],
-        "shared_layouts": _shared_layouts(member.root, member.root),
         "move_limit": summary["move_limit"],
         "lengths": [min(lengths), max(lengths)] if lengths else [],
         "height": data["height"],
         "width": data["width"],
         "boxes": data["boxes"],
-        "validation_count": min(train["loop"]["eval_prompts"] or 10**9, data["counts"]["validation"] or 10**9),
     }
+
+
+def _describe_problems(summary: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    generated = data["source"] == "generate"
+    return {
+        "count": summary["prompts"],
+        "families": summary["families"],
+        "answers": summary["answers"],
+        "turn_limit": summary["turn_limit"],
+        "difficulty": data["problems"]["difficulty"] if generated else None,
+    }
+
+
+_DESCRIBED: Mapping[World, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
+    "sokoban": _describe_levels,
+    "geometry": _describe_problems,
+}
+# Column of the prompts that no two splits should share, and what it stands for.
+_KEYS: Mapping[World, tuple[str, str]] = {
+    "sokoban": ("layout_hash", "layouts"),
+    "geometry": ("problem_hash", "problems"),
+}
 
 
 def _describe_set(name: str, title: str, members: Sequence[Member]) -> dict[str, Any]:
     played = [member for member in members if member.kind == "evaluate" and member.part == name]
     roots = {member.run_id: member.root for member in members}
-    levels = _describe_levels(played[0])
-    levels["shared_layouts"] = _shared_layouts(played[0].root, roots[str(played[0].after)])
     return {
         "name": name,
         "title": title,
-        "levels": levels,
+        "levels": _describe_played(played[0], roots[str(played[0].after)]),
         "seeds": [{"seed": member.seed, "rows": _rows(read_json(member.summary))} for member in played],
     }
 
 
-def _shared_layouts(evaluated: Path, trained: Path) -> int:
-    """Wall layouts of the evaluation prompts of one data root that are among the training prompts of another."""
+def _shared(member: Member, trained: Path, column: str) -> int:
+    """Values of a column of the evaluation prompts that a member has played which the training prompts have too."""
     import pyarrow.parquet as pq
 
-    def layouts(root: Path, table: str) -> set[str]:
-        path = root / "05_model_input" / "sokoban" / f"{table}.parquet"
-        return set(pq.read_table(path, columns=["layout_hash"]).column(0).to_pylist())
+    def values(root: Path, table: str) -> set[str]:
+        path = root / "05_model_input" / member.task / f"{table}.parquet"
+        return set(pq.read_table(path, columns=[column]).column(0).to_pylist())
 
-    return len(layouts(evaluated, "eval_prompts") & layouts(trained, "prompts"))
+    return len(values(member.root, "eval_prompts") & values(trained, "prompts"))
 
 
 def _describe_machine(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.study import StudyDefinition, StudyOptions
+from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.studies.command import Command
@@ -22,8 +23,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study that is about to run: its options, its definition, its members, its folder, the docs it writes to."""
+    """A study that is about to run: its name, options, definition, members, folder, and the docs it writes to."""
 
+    name: str
     options: StudyOptions
     definition: StudyDefinition
     members: list[Member]
@@ -31,44 +33,53 @@ class StudyPlan:
     docs: Path | None
 
 
-def plan_study(
-    command: Command,
-    study: dict[str, Any],
-    default: dict[str, Any],
-    from_zero: dict[str, Any],
-    long: dict[str, Any],
-    train: dict[str, Any],
-    data: dict[str, Any],
-    tracking: dict[str, Any],
-) -> StudyPlan:
-    """Members of the chosen study; whatever would fail hours later is refused here."""
+def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[str]) -> StudyPlan:
+    """Members of the chosen study; whatever would fail hours later is refused here.
+
+    Args:
+        parameters: all of them.
+        studies: names of those that this pipeline has; `default` means the first one.
+    """
     from geo_sokoban_pipeline.reporting.markers import MarkerError
     from geo_sokoban_pipeline.reporting.study_docs import check_docs
     from geo_sokoban_pipeline.studies.planning import plan_members
     from geo_sokoban_pipeline.studies.records import StudyFolder
 
-    options = validate_parameters(study, StudyOptions, prefix="study")
-    given = {"default": default, "from_zero": from_zero, "long": long}[options.name]
-    definition = validate_parameters(given, StudyDefinition, prefix=f"study_{options.name}")
+    options = validate_parameters(parameters.get("study", {}), StudyOptions, prefix="study")
+    name = _choose(options, studies)
+    definition = validate_parameters(parameters.get(f"study_{name}", {}), StudyDefinition, prefix=f"study_{name}")
+    task = task_of(definition.task)
     docs = None if options.docs is None else command.project / options.docs
     try:
         _check_project(command.project)
-        base = {"train_sokoban": train, "sokoban": data, "tracking": tracking}
-        members = plan_members(options.name, definition, base, command.data_root)
+        base = {section: parameters.get(section, {}) for section in (task.run, task.name, "tracking")}
+        members = plan_members(name, definition, base, command.data_root)
         for root in dict.fromkeys(member.root for member in members):
             command.check_root(root)
         if docs is not None:
-            check_docs(docs, options.name)
+            check_docs(docs, name)
     except (ParameterError, MarkerError, FileNotFoundError) as error:
         refuse(error)
-    return StudyPlan(options, definition, members, StudyFolder.of(command.data_root, options.name), docs)
+    return StudyPlan(name, options, definition, members, StudyFolder.of(command.data_root, name), docs)
+
+
+def _choose(options: StudyOptions, studies: Sequence[str]) -> str:
+    """Name of the study.
+
+    Raises:
+        ParameterError: this pipeline has no such study.
+    """
+    name = studies[0] if options.name == "default" else options.name
+    if name not in studies:
+        refuse(ParameterError(f"study.name={name}: this pipeline has the studies {', '.join(studies)}."))
+    return name
 
 
 def _check_project(project: Path) -> None:
     """See that the commands of the members find what `kedro run` needs; an installed package alone has it not."""
     if not (project / "pyproject.toml").is_file():
         raise FileNotFoundError(
-            f"study_sokoban starts `kedro run` commands of its own, but {project} is no project folder: it has no "
+            f"A study starts `kedro run` commands of its own, but {project} is no project folder: it has no "
             "pyproject.toml. Run it in a checkout of the project."
         )
 
@@ -78,7 +89,7 @@ def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     from geo_sokoban_pipeline.studies.processes import MemberError, run_members
 
     try:
-        run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.options.name)
+        run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
     except MemberError as error:
         refuse(error)
     return plan
@@ -88,8 +99,7 @@ def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:
     """Results by the name of the study."""
     from geo_sokoban_pipeline.studies.results import collect_results
 
-    name = plan.options.name
-    return {name: collect_results(name, plan.definition, plan.members, plan.folder)}
+    return {plan.name: collect_results(plan.name, plan.definition, plan.members, plan.folder)}
 
 
 def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]) -> None:
@@ -99,5 +109,5 @@ def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]
         return
     from geo_sokoban_pipeline.reporting.study_docs import write_study
 
-    for path in write_study(plan.docs, results[plan.options.name]()):
+    for path in write_study(plan.docs, results[plan.name]()):
         logger.info("wrote %s", path)

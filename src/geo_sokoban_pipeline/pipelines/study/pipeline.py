@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial, update_wrapper
+
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.pipelines.study import nodes
 
-STUDIES = ("default", "from_zero", "long")
+# The studies of each pipeline by name; the first one is its default.
+STUDIES = {"study_sokoban": ("default", "from_zero", "long"), "study_geo3k": ("geo3k", "geo3k_multi_turn")}
 
 
-def create_pipeline(task: str) -> Pipeline:
-    """The study pipeline of a task, in the namespace `study_<task>`."""
-    run = f"study_{task}"
-    definitions = [f"params:study_{name}" for name in STUDIES]
+def create_pipeline(run: str) -> Pipeline:
+    """The study pipeline of a name in `STUDIES`, in the namespace of that name."""
+    plan = update_wrapper(partial(nodes.plan_study, studies=STUDIES[run]), nodes.plan_study)
     template = Pipeline(
         [
-            Node(
-                nodes.plan_study,
-                inputs=["command", "params:study", *definitions, "params:train", "params:data", "params:tracking"],
-                outputs="plan",
-                name="plan_study",
-            ),
+            Node(plan, inputs=["command", "parameters"], outputs="plan", name="plan_study"),
             Node(nodes.run_study, inputs=["command", "plan", "params:fresh"], outputs="finished", name="run_study"),
             Node(nodes.collect_study, inputs=["finished"], outputs="results", name="collect_study"),
             Node(nodes.write_docs, inputs=["plan", "results"], outputs=None, name="write_docs"),
         ]
     )
-    same = ["params:study", *definitions, "params:fresh", "params:tracking"]
     return Pipeline(
         template,
         namespace=run,
         inputs={"command": "command"},
-        parameters={"params:train": f"params:train_{task}", "params:data": f"params:{task}"}
-        | {name: name for name in same},
+        parameters={"params:fresh": "params:fresh"},
         tags=["study"],
     )
