@@ -77,7 +77,7 @@ class _Pencil:
     def line(self, points: tuple[complex, ...], colour: tuple[int, int, int], width: float) -> None:
         thick = max(1, round(width * OVERSAMPLE))
         chain = [self.at(point) for point in points]
-        self.draw.line(chain, fill=colour, width=thick, joint="curve")
+        self.draw.line(chain, fill=colour, width=thick)
         for x, y in chain:  # round ends and corners
             self.draw.ellipse([x - thick / 2, y - thick / 2, x + thick / 2, y + thick / 2], fill=colour)
 

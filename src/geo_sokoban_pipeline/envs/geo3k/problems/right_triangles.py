@@ -80,7 +80,7 @@ def special_right_triangle(generator: random.Random, difficulty: Difficulty) -> 
     values = {side: ratio * unit for side, ratio in shape.items()}
     texts = {given: str(known.coefficient) + (f"√{root}" if root > 1 else ""), asked: "x"}
     sides = tuple((texts.get(side, ""), float(values[side])) for side in ("leg", "other", "hypotenuse"))
-    numbers = (("degrees", degrees), (given, size), ("root", root), (f"find {asked}", 1))
+    numbers = (("degrees", degrees), (given, size), ("root", root))
     legs = (float(values["leg"]), float(values["other"]))
     # The angle beside the short leg, or the one opposite to it.
     corner = generator.choice((1, 2))

@@ -1,9 +1,9 @@
 """Small pictures for a small policy: one rule per family, big digits that lie in the same place in every picture.
 
-The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of a line of that grid,
-each in a patch of its own, and its place depends on the family alone; the lines are to scale and move with the angle.
-What is asked is always `x`, so only the figure tells which rule holds. Each picture also has a length, which no rule
-uses.
+The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of an upright line of
+that grid, each in a column of its own, and its place depends on the family alone; the lines are to scale and move with
+the angle. What is asked is always `x`, so only the figure tells which rule holds. Each picture also has a length, which
+no rule uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from geo_sokoban_pipeline.envs.geo3k.problems.problem import Candidate, Sketch
 from geo_sokoban_pipeline.options.problems import ProblemOptions
 
 QUESTION = "Find $x$."
-FONT_SIZE, LINE_WIDTH = 20, 2.0
+FONT_SIZE, LINE_WIDTH = 19, 2.0
+
+# Middle of a number above and below a level line at y = 64.
+_ABOVE, _BELOW = 54j, 75j
 
 # Answers that somebody who can read the picture might give, as (factor, constant): factor · a + constant.
 _RULES: dict[str, tuple[Fraction, int]] = {
@@ -87,13 +90,13 @@ def _up(radius: float, degrees: float) -> complex:
 
 
 def _linear_pair(given: int, unknown: float, length: int) -> Figure:
-    vertex, left, right = 40 + 64j, 4 + 64j, 122 + 64j
+    vertex, left, right = 36 + 64j, 4 + 64j, 122 + 64j
     tip = vertex + _up(58, given)
     return _drawing(
         [(left, right), (vertex, tip)],
-        Label("angle", f"{given}°", (vertex, right, tip), given, 96 + 55j),
-        Label("angle", "x°", (vertex, tip, left), unknown, 20 + 50j),
-        Label("length", str(length), (vertex, right), length, 80 + 74j),
+        Label("angle", f"{given}°", (vertex, right, tip), given, 80 + _ABOVE),
+        Label("angle", "x°", (vertex, tip, left), unknown, 17 + 52j),
+        Label("length", str(length), (vertex, right), length, 80 + _BELOW),
     )
 
 
@@ -102,9 +105,9 @@ def _vertical_angles(given: int, unknown: float, length: int) -> Figure:
     tip, foot = vertex + _up(46, given), vertex - _up(46, given)
     return _drawing(
         [(left, right), (foot, tip)],
-        Label("angle", f"{given}°", (vertex, right, tip), given, 96 + 39j),
-        Label("angle", "x°", (vertex, left, foot), unknown, 12 + 57j),
-        Label("length", str(length), (vertex, right), length, 96 + 58j),
+        Label("angle", f"{given}°", (vertex, right, tip), given, 96 + _ABOVE - 16j),
+        Label("angle", "x°", (vertex, left, foot), unknown, 9 + 60j),
+        Label("length", str(length), (vertex, right), length, 96 + _BELOW - 16j),
     )
 
 
@@ -113,16 +116,16 @@ def _complementary_angles(given: int, unknown: float, length: int) -> Figure:
     tip = vertex + _up(62, given)
     return _drawing(
         [(top, vertex, right), (vertex, tip)],
-        Label("angle", f"{given}°", (vertex, right, tip), given, 96 + 55j),
-        Label("angle", "x°", (vertex, tip, top), unknown, 33 + 12j),
-        Label("length", str(length), (vertex, right), length, 80 + 74j),
+        Label("angle", f"{given}°", (vertex, right, tip), given, 80 + _ABOVE),
+        Label("angle", "x°", (vertex, tip, top), unknown, 34 + 12j),
+        Label("length", str(length), (vertex, right), length, 80 + _BELOW),
         (Mark("right", (vertex, right, top)),),
     )
 
 
 def _circle_figure(inscribed: float, length: int, given: tuple[str, float], unknown: tuple[str, float]) -> Figure:
     """Circle, inscribed angle with one side level, the arc it cuts off; (place, value) of the two labels."""
-    radius, vertex, end = 36.0, 8 + 62j, 76 + 62j
+    radius, vertex, end = 36.0, 10 + 64j, 78 + 64j
     centre = (vertex + end) / 2 - 1j * math.sqrt(radius**2 - (abs(end - vertex) / 2) ** 2)
     start = -math.degrees(math.asin((end - centre).imag / radius))
     other = centre + _up(radius, start + 2 * inscribed)
@@ -134,9 +137,9 @@ def _circle_figure(inscribed: float, length: int, given: tuple[str, float], unkn
 
     return _drawing(
         [(other, vertex, end)],
-        label(*given, f"{round(given[1])}°", 48 + 53j if given[0] == "angle" else 96 + 55j),
-        label(*unknown, "x°", 50 + 54j if unknown[0] == "angle" else 94 + 46j),
-        Label("length", str(length), (vertex, end), length, 48 + 72j),
+        label(*given, f"{round(given[1])}°", (48 if given[0] == "angle" else 96) + _ABOVE),
+        label(*unknown, "x°", 57 + 55j if unknown[0] == "angle" else 95 + 46j),
+        Label("length", str(length), (vertex, end), length, 48 + _BELOW),
         arcs=(circle_of(centre, radius),),
     )
 
@@ -150,9 +153,9 @@ def _intercepted_arc(given: int, unknown: float, length: int) -> Figure:
 
 
 TINY_FAMILIES: dict[str, TinyFamily] = {
-    "vertical_angles": TinyFamily("a", (30, 88), _vertical_angles),
-    "linear_pair": TinyFamily("180 - a", (30, 88), _linear_pair),
-    "complementary_angles": TinyFamily("90 - a", (30, 66), _complementary_angles),
-    "inscribed_angle": TinyFamily("a / 2", (44, 88), _inscribed_angle),
-    "intercepted_arc": TinyFamily("2 a", (34, 70), _intercepted_arc),
+    "vertical_angles": TinyFamily("a", (36, 88), _vertical_angles),
+    "linear_pair": TinyFamily("180 - a", (34, 88), _linear_pair),
+    "complementary_angles": TinyFamily("90 - a", (30, 62), _complementary_angles),
+    "inscribed_angle": TinyFamily("a / 2", (52, 88), _inscribed_angle),
+    "intercepted_arc": TinyFamily("2 a", (38, 70), _intercepted_arc),
 }

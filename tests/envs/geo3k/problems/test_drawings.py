@@ -1,0 +1,107 @@
+"""Drawings are to scale, prove their answers, and can be read: no text touches a line, another text or the border."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs.geo3k.problems.drawings import drawn_answer, measuring, read_label
+from geo_sokoban_pipeline.envs.geo3k.problems.families import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
+from geo_sokoban_pipeline.envs.geo3k.problems.figure import Figure, Label, Stroke
+from geo_sokoban_pipeline.envs.geo3k.problems.layout import Layout
+from geo_sokoban_pipeline.envs.geo3k.problems.obstacles import line_pieces, overlapping, touched
+from geo_sokoban_pipeline.envs.geo3k.problems.problem import Sketch
+from geo_sokoban_pipeline.envs.geo3k.problems.render import render_layout
+from geo_sokoban_pipeline.envs.geo3k.problems.tiny import TINY_FAMILIES
+from geo_sokoban_pipeline.options.problems import ProblemOptions
+
+KINDS = [("tiny", name) for name in TINY_FAMILIES] + [(level, name) for level in DIFFICULTIES for name in FAMILIES]
+kinds = st.sampled_from(KINDS)
+seeds = st.integers(0, 2**32)
+
+
+def drawn(kind: tuple[str, str], seed: int, scale: float = 1.0) -> tuple[Sketch, Layout]:
+    """The first problem of a kind from a seed whose labels find room."""
+    difficulty, family = kind
+    generator, options = random.Random(seed), ProblemOptions(difficulty=difficulty, picture_scale=scale)
+    for _ in range(40):
+        sketch = draw_sketch(family, difficulty, generator, options)
+        layout = lay_out(sketch, difficulty, generator, options)
+        if layout is not None:
+            return sketch, layout
+    raise AssertionError(f"{kind}: no room for the labels in 40 problems")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_kind_is_to_scale_and_proves_its_answer(kind):
+    for seed in range(6):
+        check_scale(kind, *drawn(kind, seed))
+
+
+@settings(max_examples=150, deadline=None)
+@given(kinds, seeds)
+def test_drawings_are_to_scale_and_prove_their_answers(kind, seed):
+    check_scale(kind, *drawn(kind, seed))
+
+
+def check_scale(kind: tuple[str, str], sketch: Sketch, layout: Layout) -> None:
+    answer = float(sketch.value)
+    assert answer > 0
+    for figure in (sketch.figure, layout.figure):
+        assert drawn_answer(kind[1], sketch.question, figure) == pytest.approx(answer, rel=1e-6)
+        x = answer if "x" in {label.text.strip("°") for label in figure.labels} else None
+        for label in measuring(figure):
+            assert figure.measure(label) == pytest.approx(label.value, rel=1e-6)
+            if "x" not in label.text or x is not None:
+                assert read_label(label.text, x or 0.0) == pytest.approx(figure.measure(label), rel=1e-6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(kinds, seeds, st.sampled_from([1.0, 1.0, 2.0]))
+def test_texts_touch_nothing(kind, seed, scale):
+    layout = drawn(kind, seed, scale)[1]
+    boxes = np.array(layout.boxes)
+    pieces = line_pieces(layout.figure, layout.line_width)
+    half = layout.line_width / 2
+    # Half of a line's width, and half a pixel to be seen between.
+    grown = boxes + np.array([-half - 0.5, -half - 0.5, half + 0.5, half + 0.5])
+    meeting = [label.text for label, bad in zip(layout.figure.labels, touched(grown, pieces), strict=True) if bad]
+    assert not meeting
+    for index in range(len(boxes)):
+        others = np.delete(boxes, index, axis=0)
+        assert not overlapping(boxes[index : index + 1] + np.array([-2, -2, 2, 2]), others).any()
+    assert boxes.min() >= 1
+    assert (boxes[:, 2] < layout.width).all() and (boxes[:, 3] < layout.height).all()
+    extent = pieces.reshape(-1, 2)
+    assert extent.min() >= half and (extent.max(axis=0) <= (layout.width - half, layout.height - half)).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(kinds, seeds)
+def test_boxes_hold_all_ink_and_nothing_else_is_black(kind, seed):
+    layout = drawn(kind, seed)[1]
+    pixels = np.asarray(render_layout(layout)).astype(int)
+    assert pixels.shape == (layout.height, layout.width, 3)
+    dark = pixels.max(axis=2) < 60  # lines are blue or magenta: one of their channels stays bright
+    outside = dark.copy()
+    for left, top, right, bottom in layout.boxes:
+        assert dark[top:bottom, left:right].any()
+        outside[top:bottom, left:right] = False
+    assert not outside.any()
+    assert (pixels[[0, -1]] == 255).all() or kind[0] == "tiny"
+
+
+def test_measures_tell_a_wrong_drawing():
+    """The checks above can fail: a label that says another angle or length is seen."""
+    corner = (0j, 1 + 0j, 1j)
+    figure = Figure((Stroke((1 + 0j, 0j, 1j)),), labels=(Label("angle", "80°", corner, 80),), unit=5.0)
+    assert figure.measure(figure.labels[0]) == pytest.approx(90)
+    assert figure.measure(Label("length", "4", (0j, 1 + 0j), 4)) == pytest.approx(5)
+    assert read_label("(3x − 9)°", 20) == 51 and read_label("8√3", 0) == pytest.approx(13.8564, abs=1e-4)
+    box = np.array([[0.4, 0.4, 0.6, 0.6], [2.0, 2.0, 3.0, 3.0]])
+    assert touched(box, np.array([[0.0, 0.0, 1.0, 1.0]])).tolist() == [True, False]
+    assert touched(box, np.array([[0.5, -9.0, 0.5, 9.0]])).tolist() == [True, False]

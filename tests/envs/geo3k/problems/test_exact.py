@@ -1,0 +1,114 @@
+"""Exact values: lowest terms, labels in the forms of Geometry3K, decimals rounded half up."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.envs.geo3k.problems import answer_form, exact
+
+
+@pytest.mark.parametrize(
+    ("value", "label", "form"),
+    [
+        (exact(12), "12", "integer"),
+        (exact(0, 7), "0", "integer"),
+        (exact(-3), "- 3", "integer"),
+        (exact(1, 93), r"\sqrt { 93 }", "surd"),
+        (exact(5, 3), r"5 \sqrt { 3 }", "surd"),
+        (exact(1, 24), r"2 \sqrt { 6 }", "surd"),
+        (exact(1, 36), "6", "integer"),
+        (exact(1, Fraction(1, 3)), r"\frac { \sqrt { 3 } } { 3 }", "surd"),
+        (exact(Fraction(13, 2), 2), r"\frac { 13 \sqrt { 2 } } { 2 }", "surd"),
+        (exact(Fraction(50, 3)), r"\frac { 50 } { 3 }", "fraction"),
+        (exact(10, pi=True), r"10 \pi", "pi"),
+        (exact(1, pi=True), r"\pi", "pi"),
+        (exact(9, 2, pi=True), r"9 \sqrt { 2 } \pi", "pi"),
+        (exact(Fraction(5, 3), pi=True), r"\frac { 5 } { 3 } \pi", "pi"),
+        (exact(Fraction(1, 4), pi=True), r"\frac { \pi } { 4 }", "pi"),
+        (exact(Fraction(1, 2), 3, pi=True), r"\frac { \sqrt { 3 } } { 2 } \pi", "pi"),
+    ],
+)
+def test_labels(value, label, form):
+    assert value.label == label
+    assert answer_form(label) == form
+
+
+@pytest.mark.parametrize(
+    ("label", "form"),
+    [
+        ("- 8", "integer"),
+        ("131.00", "decimal"),
+        ("5/3", "fraction"),
+        (r"\frac { 12 } { 5 } \sqrt { 11 }", "surd"),
+        (r"10 \pi \sqrt { 2 }", "pi"),
+        ("5:9", "other"),
+        ("20 y^2 - 10 y", "other"),
+        ("a + b = 90", "other"),
+        ("not enough information", "other"),
+    ],
+)
+def test_forms_of_published_labels(label, form):
+    assert answer_form(label) == form
+
+
+@pytest.mark.parametrize(
+    ("value", "places", "text"),
+    [
+        (exact(Fraction(15, 2)), None, "7.5"),
+        (exact(12), None, "12"),
+        (exact(120), 1, "120"),
+        (exact(1, 2), 1, "1.4"),
+        (exact(1, pi=True), 2, "3.14"),
+        (exact(Fraction(1, 20)), 1, "0.1"),  # half is rounded up
+        (exact(6), 1, "6"),
+        (exact(-3), None, "-3"),
+    ],
+)
+def test_decimals(value, places, text):
+    assert value.decimal(places) == text
+
+
+@pytest.mark.parametrize("value", [exact(Fraction(1, 3)), exact(1, 2), exact(1, pi=True)])
+def test_what_has_no_finite_decimal_is_refused(value):
+    with pytest.raises(ValueError, match="give the places to round to"):
+        value.decimal()
+
+
+def test_negative_roots_and_squares_of_pi_are_refused():
+    with pytest.raises(ValueError, match="radicand=-2"):
+        exact(1, -2)
+    with pytest.raises(ValueError, match="π²"):
+        exact(1, pi=True) * exact(2, pi=True)
+
+
+numbers = st.builds(Fraction, st.integers(-50, 50), st.integers(1, 20))
+radicands = st.builds(Fraction, st.integers(0, 200), st.integers(1, 12))
+
+
+@given(numbers, radicands, st.booleans())
+def test_values_are_what_they_are_built_from(coefficient, radicand, pi):
+    value = exact(coefficient, radicand, pi=pi)
+    expected = float(coefficient) * math.sqrt(radicand) * (math.pi if pi else 1)
+    assert math.isclose(float(value), expected, rel_tol=1e-12, abs_tol=1e-12)
+    assert all(value.radicand % (prime * prime) for prime in (2, 3, 5, 7, 11, 13))
+
+
+@given(numbers, radicands, numbers, radicands)
+def test_products(one, root, other, other_root):
+    product = exact(one, root) * exact(other, other_root)
+    assert product == exact(one * other, root * other_root)
+
+
+@settings(deadline=None, max_examples=25)  # the first example imports sympy
+@given(numbers, radicands)
+def test_sympy_reads_the_same_value(coefficient, radicand):
+    sympy = pytest.importorskip("sympy")
+    value = exact(coefficient, radicand)
+    ours = sympy.Rational(value.coefficient.numerator, value.coefficient.denominator) * sympy.sqrt(value.radicand)
+    theirs = sympy.Rational(str(coefficient)) * sympy.sqrt(sympy.Rational(str(radicand)))
+    assert sympy.simplify(ours - theirs) == 0
