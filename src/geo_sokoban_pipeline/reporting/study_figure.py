@@ -1,4 +1,4 @@
-"""The figure of a study: solve rate on validation levels over CPU-seconds, as an SVG file that stands alone.
+"""The figure of a study: the rate on validation prompts over CPU-seconds, as an SVG file that stands alone.
 
 It brings its own colours, for light and dark, and a background, so that it reads on any page that shows it.
 """
@@ -14,18 +14,13 @@ from markupsafe import Markup
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart
 from geo_sokoban_pipeline.reporting.labels import policy_label
 from geo_sokoban_pipeline.reporting.study_rates import find_rate, mean_share
+from geo_sokoban_pipeline.reporting.study_worlds import world_of
 
 Points = list[tuple[float, float]]
 _WIDTH, _CHART_HEIGHT, _HEAD, _LEGEND_LINE = 760, 360, 62, 18
 _GRID = 24  # points of a mean curve
-# Stage, name, class of its colour.
-_STAGES = (
-    ("warm_start", "warm start", "warm"),
-    ("control_optimal", "control: imitation of optimal play", "solver"),
-    ("control_teacher", "control: more of the warm start", "greedy"),
-    ("grpo", "GRPO", "final"),
-)
-_LEVELS = (("random_legal", "legal"), ("teacher_patient", "training"))
+# Stage and class of its colour.
+_STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teacher", "greedy"), ("grpo", "final"))
 _STYLE = """
 .paper{fill:#fff;stroke:#dfe3e8}text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#5b6472}
 .title{font-size:15px;font-weight:600;fill:#1c2330}.tick.end{text-anchor:end}.tick.mid{text-anchor:middle}
@@ -42,11 +37,12 @@ _STYLE = """
 def draw_study(results: Mapping[str, Any]) -> str:
     """SVG of a study's curves; lines are means over the seeds, faint lines the seeds themselves.
 
-    Dashed lines are players on the evaluation levels: random legal moves, and the teacher who never gives up.
+    Dashed lines are players on the evaluation prompts.
     """
-    seeds = results["seeds"]
+    seeds, world = results["seeds"], world_of(results)
     series, legend = [], []
-    for stage, name, colour in _STAGES:
+    for stage, colour in _STAGES:
+        name = "GRPO" if stage == "grpo" else policy_label(stage, world.world)
         curves = [curve for seed in seeds if len(curve := stage_curve(seed, stage)) > 1]
         if curves:
             series += [Series(name, colour, curve, style="faint") for curve in curves if len(curves) > 1]
@@ -54,18 +50,20 @@ def draw_study(results: Mapping[str, Any]) -> str:
             series += [Series(name, colour, mean)] if mean else []
             legend.append((name, colour))
     end = max((x for line in series for x, _ in line.points), default=1.0)
-    for player, colour in _LEVELS:
+    for player, colour in world.dashed:
         share = mean_share([find_rate(seed["rows"], player, "-") for seed in seeds])
         if share is not None:
-            name = policy_label(player)
+            name = policy_label(player, world.world)
             series.insert(0, Series(name, colour, [(0.0, share), (end, share)]))
             legend.append((name, colour))
     top = max((y for line in series for _, y in line.points), default=1.0)
     shape = Shape(
         "CPU-seconds of training", _WIDTH - 20, _CHART_HEIGHT, (0.0, min(1.0, top + 0.08)), shares=True, left=46
     )
-    chart = draw_chart("Solve rate on validation levels, sampled", series, shape)
-    title = f"{results['title']}: solve rate on {results['levels']['validation_count']} validation levels, sampled"
+    words = world.words
+    chart = draw_chart(f"{words.rate.capitalize()} on validation {words.units}, sampled", series, shape)
+    played = f"{results['levels']['validation_count']} validation {words.units}"
+    title = f"{results['title']}: {words.rate} on {played}, sampled"
     return _frame(title, Markup("") if chart is None else chart.svg, legend)
 
 

@@ -16,91 +16,93 @@ from geo_sokoban_pipeline.reporting.study_rates import (
     judge_bar,
     judge_minutes,
     judge_spent,
-    length_rates,
     mean_share,
 )
+from geo_sokoban_pipeline.reporting.study_worlds import Breakdown, StudyWorld, world_of
 
 Results = Mapping[str, Any]
-_PLAYERS = ("warm_start", "final", "control_teacher", "control_optimal", "final_blank")
-_BASELINES = ("random", "random_legal", "teacher", "teacher_patient", "solver")
 _CONTROLS = ("control_teacher", "control_optimal")
 _MODES = ("sampled", "greedy")
 _CAPTION = (
     "Faint lines are the seeds, full lines their means at equal CPU-seconds, from where the last seed begins a stage "
-    "to where the first one ends it; all on validation levels. Dashed lines are players on the evaluation levels."
+    "to where the first one ends it; all on validation {units}. Dashed lines are players on the evaluation {units}."
 )
 _STAGES = ("warm_start", "grpo", "control_teacher", "control_optimal")
 
 
 def render_study(results: Results) -> str:
     """The section of a study in `docs/learning.md`, without heading."""
-    name = results["study"]
-    picture = f"![Solve rate on validation levels over CPU-seconds](img/learning_{name}.svg)"
+    name, world, seeds = results["study"], world_of(results), results["seeds"]
+    units, rate = world.words.units, world.words.rate.capitalize()
+    picture = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
     parts = [
-        describe_levels(results["levels"], len(results["seeds"])),
-        _rates_table(results["seeds"]),
-        f"{picture}\n\n{_CAPTION}",
-        _bars(results),
-        _describe_lengths(results["seeds"]),
-        _length_table(results["seeds"]),
-        _lengths_by_seed(results["seeds"]),
+        describe_played(results["levels"], len(seeds), world),
+        _rates_table(seeds, world),
+        _first_attempts(results, world),
+        f"{picture}\n\n{_CAPTION.format(units=units)}",
+        _bars(results, world),
+        *_breakdowns(seeds, world),
         "**What it took.** CPU-seconds are those of training alone: playing, updating and writing, without validations "
         "and evaluation. Minutes are the wall time of the whole command, from data to report.",
-        _time_table(results),
+        _time_table(results, world),
         describe_machine(results["machine"]),
-        *_sets(results["sets"]),
+        *_sets(results["sets"], world),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
 def render_readme(results: Results) -> str:
     """The short table of the README: means of the seeds, with the lowest and the highest."""
-    seeds = results["seeds"]
+    seeds, world = results["seeds"], world_of(results)
     lines = []
-    for player in ("final", "warm_start", *_CONTROLS, "final_blank", *reversed(_BASELINES[:-1])):
+    for player in ("final", "warm_start", *_CONTROLS, "final_blank", *reversed(world.baselines[:-1])):
         cells = [_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in _MODES]
-        if player in _BASELINES:
+        if player in world.baselines:
             cells[1] = ""
         if cells[0] != DASH:
-            name = policy_label(player)
+            name = policy_label(player, world.world)
             lines.append([f"**{name}**" if player == "final" else name, *cells])
-    where = describe_levels(results["levels"], len(seeds), short=True)
+    where = describe_played(results["levels"], len(seeds), world, short=True)
     return "\n\n".join([where, _table(["player", "sampled", "greedy"], lines)])
 
 
-def describe_levels(levels: Mapping[str, Any], seeds: int, *, short: bool = False) -> str:
+def describe_played(levels: Mapping[str, Any], seeds: int, world: StudyWorld, *, short: bool = False) -> str:
     """What was played, in a sentence or two."""
-    low, high = levels["lengths"]
-    shared = levels["shared_layouts"]
-    walls = "none of which occurs in training" if not shared else f"{shared} of which occur in training too"
-    played = (
-        f"{count(levels['count'])} evaluation levels ({levels['height']}×{levels['width']}, {levels['boxes']} "
-        f"box{'es' if levels['boxes'] > 1 else ''}, {levels['layouts']} wall layouts, {walls}), optimal lengths {low} "
-        f"to {high}, {levels['move_limit']} moves at most"
-    )
+    played, words = world.describe(levels), world.words
     many = f"mean of {seeds} seeds (lowest–highest)" if seeds > 1 else "one seed"
     if short:
-        return f"Solve rate, {many}: {played}."
-    return f"Played: {played}; one episode a level and mode. Brackets are 95 % Wilson intervals of the episodes."
+        return f"{words.rate.capitalize()}, {many}: {played}."
+    return f"Played: {played}; one episode a {words.unit} and mode. Brackets are 95 % Wilson intervals of the episodes."
 
 
-def _rates_table(seeds: Sequence[Mapping[str, Any]]) -> str:
-    rows = [(player, mode) for player in _PLAYERS for mode in _MODES] + [(player, "-") for player in _BASELINES]
+def _rates_table(seeds: Sequence[Mapping[str, Any]], world: StudyWorld, measure: str = "solved") -> str:
+    rows = [(player, mode) for player in world.players for mode in _MODES]
+    rows += [(player, "-") for player in world.baselines]
     lines = []
     for player, mode in rows:
-        rates = [find_rate(seed["rows"], player, mode) for seed in seeds]
+        rates = [find_rate(seed["rows"], player, mode, measure) for seed in seeds]
         if any(rates):
             cells = [rate.write() if rate else DASH for rate in rates]
             mean = [percent(mean_share(rates))] if len(seeds) > 1 else []
             mark = "**" if player == "final" else ""
-            lines.append([f"{mark}{row_label(player, mode)}{mark}", *cells, *mean])
+            lines.append([f"{mark}{row_label(player, mode, world.world)}{mark}", *cells, *mean])
     return _table(["player", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])], lines)
 
 
-def _bars(results: Results) -> str:
+def _first_attempts(results: Results, world: StudyWorld) -> str:
+    """The same of first attempts, where an episode has several."""
+    if results["levels"].get("turn_limit", 1) == 1:
+        return ""
+    head = "**First attempt**: correct before the scoring tool has said anything. The table above counts last answers."
+    return f"{head}\n\n{_rates_table(results['seeds'], world, 'first_attempt')}"
+
+
+def _bars(results: Results, world: StudyWorld) -> str:
     """Bars with the value of each seed, and a sentence that counts the ones that every seed meets."""
     seeds = results["seeds"]
-    judged = [(describe_bar(bar), [judge_bar(bar, seed["rows"]) for seed in seeds]) for bar in results["bars"]]
+    judged = [
+        (describe_bar(bar, world.world), [judge_bar(bar, seed["rows"]) for seed in seeds]) for bar in results["bars"]
+    ]
     if results["max_minutes"] is not None:
         most = results["max_minutes"]
         judged.append(
@@ -109,7 +111,7 @@ def _bars(results: Results) -> str:
     if results["least_spent"] is not None:
         least = results["least_spent"]
         judged += [
-            (f"{policy_label(name)}: spent at least {least:g} of GRPO's CPU-seconds", verdicts)
+            (f"{policy_label(name, world.world)}: spent at least {least:g} of GRPO's CPU-seconds", verdicts)
             for name in _CONTROLS
             if any(name in seed["cpu_seconds"] for seed in seeds)
             for verdicts in [[judge_spent(seed, name, least) for seed in seeds]]
@@ -129,29 +131,44 @@ def _count_bars(judged: Sequence[Sequence[Verdict]]) -> str:
     return f"**Bars** met by {who}: {met} of {len(judged)}{further}."
 
 
-def _describe_lengths(seeds: Sequence[Mapping[str, Any]]) -> str:
+def _breakdowns(seeds: Sequence[Mapping[str, Any]], world: StudyWorld) -> list[str]:
+    """Tables by the kind of prompt; the first kind for each seed, too."""
+    parts = []
+    for breakdown in world.breakdowns:
+        parts += [_describe_breakdown(seeds, breakdown, world), _breakdown_table(seeds, breakdown, world)]
+        if breakdown == world.breakdowns[0]:
+            parts.append(_by_seed(seeds, breakdown, world))
+    return parts
+
+
+def _describe_breakdown(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
+    words = world.words
     if len(seeds) == 1:
-        return "**By optimal length**: percent solved, with the 95 % Wilson interval."
-    return "**By optimal length**: percent solved, mean of the seeds (lowest–highest); all seeds play the same levels."
+        return f"**By {breakdown.by}**: percent {words.solved}, with the 95 % Wilson interval."
+    return (
+        f"**By {breakdown.by}**: percent {words.solved}, mean of the seeds (lowest–highest); all seeds play the same "
+        f"{words.units}."
+    )
 
 
-def _length_table(seeds: Sequence[Mapping[str, Any]]) -> str:
+def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
     """One seed with its intervals, or several with their spread."""
-    rows = [(player, "-") for player in _BASELINES] + [(player, mode) for player in _PLAYERS for mode in _MODES]
-    found = [(player, mode, length_rates(seeds, player, mode)) for player, mode in rows]
-    lengths = sorted({length for _, _, rates in found for length in rates})
+    rows = [(player, "-") for player in world.baselines]
+    rows += [(player, mode) for player in world.players for mode in _MODES]
+    found = [(player, mode, breakdown.rates(seeds, player, mode)) for player, mode in rows]
+    labels = sorted({label for _, _, rates in found for label in rates})
     lines = [
-        [row_label(player, mode), *(_short(rates.get(length, []), len(seeds)) for length in lengths)]
+        [row_label(player, mode, world.world), *(_short(rates.get(label, []), len(seeds)) for label in labels)]
         for player, mode, rates in found
         if rates
     ]
-    return _table(["player", *map(str, lengths)], lines)
+    return _table(["player", *(str(label).replace("_", " ") for label in labels)], lines)
 
 
-def _lengths_by_seed(seeds: Sequence[Mapping[str, Any]]) -> str:
+def _by_seed(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
     if len(seeds) < 2:
         return ""
-    parts = [f"Seed {seed['seed']}:\n\n{_length_table([seed])}" for seed in seeds]
+    parts = [f"Seed {seed['seed']}:\n\n{_breakdown_table([seed], breakdown, world)}" for seed in seeds]
     return "\n\n".join(["<details><summary>The same for each seed</summary>", *parts, "</details>"])
 
 
@@ -165,13 +182,13 @@ def _short(rates: Sequence[Rate], seeds: int) -> str:
     return f"{fmean(shares):.0f} ({min(shares):.0f}–{max(shares):.0f})"
 
 
-def _time_table(results: Results) -> str:
+def _time_table(results: Results, world: StudyWorld) -> str:
     stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
     lines = []
     for seed in results["seeds"]:
         spent = [_describe_spent(seed, stage) for stage in stages]
         lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1)])
-    names = ["GRPO" if stage == "grpo" else policy_label(stage) for stage in stages]
+    names = ["GRPO" if stage == "grpo" else policy_label(stage, world.world) for stage in stages]
     return _table(["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"], lines)
 
 
@@ -197,19 +214,16 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     )
 
 
-def _sets(sets: Sequence[Mapping[str, Any]]) -> list[str]:
+def _sets(sets: Sequence[Mapping[str, Any]], world: StudyWorld) -> list[str]:
     parts = []
+    first = world.breakdowns[0]
     for played in sets:
         parts += [
-            f"**{played['title']}.** {describe_levels(played['levels'], len(played['seeds']))}",
-            _rates_table(played["seeds"]),
-            _set_lengths(played["seeds"]),
+            f"**{played['title']}.** {describe_played(played['levels'], len(played['seeds']), world)}",
+            _rates_table(played["seeds"], world),
+            f"By {first.by}:\n\n{_breakdown_table(played['seeds'], first, world)}",
         ]
     return parts
-
-
-def _set_lengths(seeds: Sequence[Mapping[str, Any]]) -> str:
-    return f"By optimal length:\n\n{_length_table(seeds)}"
 
 
 def _spread(rates: Sequence[Rate | None]) -> str:
