@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
+from typing import ClassVar
+
 import pytest
 
+from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Result
@@ -83,8 +88,6 @@ def play(replies, *worlds, **rollout):
 
 def seen() -> list[tuple[str, ...]]:
     """Events of this file as the episode loop loaded it, which is another module than the one that pytest made."""
-    from geo_sokoban_pipeline.envs.plugins import load_object
-
     return load_object(f"{__file__}:events")
 
 
@@ -106,6 +109,62 @@ def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_begun_before_
         ("metrics", "b"),
         ("reward", "b"),
     ]
+
+
+class GatedEnv(SlowEnv):
+    """Waits in its step for a future of its own, which others or a clock may set."""
+
+    gates: ClassVar[dict[str, Future[None]]] = {}
+
+    def prepare(self, text):
+        super().prepare(text)
+        if text == "clock":
+            threading.Timer(0.05, self.gates[self.name].set_result, [None]).start()
+        return [self.gates[self.name]] if self.name in self.gates else None
+
+    def step(self, text):
+        if self.name in self.gates:
+            self.gates[self.name].result(timeout=60)
+        if text == "open" and not self.gates["slow"].done():
+            self.gates["slow"].set_result(None)
+        return super().step(text)
+
+
+def build_gated(sample, args):
+    return GatedEnv(sample["id"], **sample["env"])
+
+
+def play_gated(engine, *worlds):
+    base = make_settings()
+    settings = PlaySettings(
+        EnvOptions(factory=f"{__file__}:build_gated"), base.reward, base.rollout, base.sampling, 0, "slow"
+    )
+    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(worlds)]
+    seen().clear()
+    load_object(f"{__file__}:GatedEnv").gates = {"slow": Future()}
+    return play_episodes(engine, CharacterPolicy(), tasks, settings)
+
+
+@pytest.mark.parametrize("engine", [ScriptedEngine, BatchEngine])
+def test_an_engine_that_is_not_repeatable_goes_on_while_somebody_waits(engine):
+    """The slow conversation's first reply is graded only after the other one has come to its second: no deadlock."""
+    made = engine({0: [("one", "stop")], 1: [("go", "stop"), ("open", "stop")]})
+    made.seeded = False
+    episodes = play_gated(made, ("slow", {"ends_after": 1}), ("fast", {"ends_after": 2}))
+    assert [episode.status for episode in episodes] == ["completed", "completed"]
+    steps = [event[1:] for event in seen() if event[0] == "step"]
+    assert steps == [("fast", "go"), ("fast", "open"), ("slow", "one")]
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_where_nothing_else_is_to_come_the_loop_waits(seeded):
+    made = BatchEngine({0: [("clock", "stop")], 1: [("go", "stop")]})
+    made.seeded = seeded
+    episodes = play_gated(made, ("slow", {"ends_after": 1}), ("fast", {"ends_after": 1}))
+    assert [episode.status for episode in episodes] == ["completed", "completed"]
+    steps = [event[1] for event in seen() if event[0] == "step"]
+    # Without a seed the fast one need not wait; whether it did is a matter of the clock.
+    assert sorted(steps) == ["fast", "slow"] and (steps[0] == "slow" or not seeded)
 
 
 def test_the_end_shows_replies_that_were_never_stepped_with():

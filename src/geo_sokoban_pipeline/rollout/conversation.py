@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class Conversation:
         self._infos: list[dict[str, Any]] = []
         self._finish_reason: str | None = None
         self._error: str | None = None
+        self._begun: list[Future[Any]] = []
         self._outcome: Outcome | None = None
         self._parts: Callable[[], Mapping[str, float]] | None = None
         self._env_seconds = 0.0
@@ -99,9 +101,14 @@ class Conversation:
         """Let the environment begin what it will need to be stepped with a reply (`InteractionEnv.prepare`)."""
         if hasattr(self._env, "prepare"):
             try:
-                self._env.prepare(self._said.read_reply(result))
+                self._begun = list(self._env.prepare(self._said.read_reply(result)) or ())
             except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
                 self._fail(error)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `advance` need not wait for what `prepare` has begun."""
+        return all(work.done() for work in self._begun)
 
     def advance(self, result: Result) -> bool:
         """Take a reply; returns whether another one is wanted."""
@@ -133,21 +140,18 @@ class Conversation:
 
     def snapshot(self) -> Trajectory:
         """The episode so far, without a reward."""
-        metrics = self._env.final_metrics() if hasattr(self._env, "final_metrics") else {}
-        return self._trajectory("", {}, {name: float(value) for name, value in metrics.items()}, {})
+        return self._trajectory("", {}, measure_episode(self._env), {})
 
     def conclude(self, reward: Callable[..., dict[str, float]]) -> None:
-        """Tell the environment that the episode is over, and begin its reward.
-
-        Calling it for all episodes before the first one is finished lets their slow work go on side by side.
+        """Tell the environment that the episode is over, and begin its reward; for all episodes before one is finished,
+        so that their slow work goes on side by side.
         """
         if self._outcome is not None or self.status == "failed" or self._env is None:
             return
         try:
             said = self._said
-            self._outcome = conclude_episode(
-                self._env, Outcome(self.task.prompt, self.status, said.replies, said.response(), self._infos)
-            )
+            outcome = Outcome(self.task.prompt, self.status, said.replies, said.response(), self._infos)
+            self._outcome = conclude_episode(self._env, outcome)
             if self.status != "aborted":
                 self._parts = begin_reward(reward, self._outcome, self._settings.reward.args)
         except Exception as error:  # own code may raise anything; the episode keeps it as a row

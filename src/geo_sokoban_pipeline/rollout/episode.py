@@ -83,11 +83,13 @@ def play_episodes(
         began = time.perf_counter()
         engine.submit([talk.request() for talk in waiting])
         waiting = []
+        held: list[Result] = []
         # An engine may answer part of what it was asked; the others go on with what is there.
-        while results := engine.poll():
-            _share(shares, results, time.perf_counter() - began)
-            for result in results:
+        while (polled := engine.poll()) or held:
+            _share(shares, polled, time.perf_counter() - began)
+            for result in polled:
                 talks[result.id].prepare(result)
+            results, held = _due(talks, held + polled, wait=engine.seeded or not polled)
             ready = [talks[result.id] for result in results if talks[result.id].advance(result)]
             ended = [result.id for result in results if talks[result.id].status != "pending"]
             engine.release(ended)
@@ -100,6 +102,20 @@ def play_episodes(
     trajectories = [talk.finish(reward, engine, shares[talk.id]) for talk in talks]
     check_failures(trajectories, settings.rollout.max_failed_share)
     return trajectories
+
+
+def _due(talks: Sequence[Conversation], replies: list[Result], *, wait: bool) -> tuple[list[Result], list[Result]]:
+    """Replies that are taken, and those that are held until their environment's slow work is done.
+
+    Args:
+        wait: take all and wait for that work: an engine that repeats by seed must be asked in batches that depend on no
+            clock, and where nothing else is to come there is nothing better to do.
+    """
+    due: list[Result] = []
+    held: list[Result] = []
+    for reply in replies:
+        (due if wait or talks[reply.id].is_prepared else held).append(reply)
+    return due, held
 
 
 def _share(shares: dict[int, float], results: Sequence[Result], seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
@@ -10,6 +11,7 @@ from geo_sokoban_pipeline.envs.geo3k.answer_sheet import AnswerSheet
 from geo_sokoban_pipeline.envs.geo3k.rows import read_family, read_ground_truth
 from geo_sokoban_pipeline.options.geo3k_play import AnswerEnvOptions, read_options
 from geo_sokoban_pipeline.rewards.answer_text import has_box
+from geo_sokoban_pipeline.rewards.math_answer import Grade
 
 
 class AnswerEnv:
@@ -37,9 +39,9 @@ class AnswerEnv:
         self._sheet.clear()
         return {}, {"ground_truth_available": self.ground_truth is not None}
 
-    def prepare(self, text: str) -> None:
+    def prepare(self, text: str) -> list[Future[Grade]]:
         """Begin to grade a reply in the background."""
-        self._sheet.prepare(self._sheet.text([text]))
+        return [self._sheet.prepare(self._sheet.text([text]))]
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
         """Grade the reply; the episode is over.

@@ -41,18 +41,18 @@ class AnswerSheet:
         self.replies: list[str] = []
         self.truncated = False
 
-    def prepare(self, response: str) -> None:
-        """Begin to grade a text in the background; `grade` waits for it."""
+    def prepare(self, response: str) -> Future[Grade]:
+        """Begin to grade a text in the background; every text is asked for once, whatever becomes of it."""
         if response not in self._grades:
             options = self._options
             self._grades[response] = prepare_grade(
                 response, self.ground_truth, grader=options.grader, tolerance=options.tolerance
             )
+        return self._grades[response]
 
     def grade(self, response: str) -> Grade:
-        """Verdict on the last box of a text; asked for once, whatever became of it."""
-        self.prepare(response)
-        return self._grades[response].result()
+        """Verdict on the last box of a text; waits for it."""
+        return self.prepare(response).result()
 
     def text(self, replies: Sequence[str] | None = None) -> str:
         """What is graded of replies; None: of those so far."""

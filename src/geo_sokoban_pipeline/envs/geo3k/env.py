@@ -7,6 +7,7 @@ episode is a function of the reference and the replies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
@@ -16,6 +17,7 @@ from geo_sokoban_pipeline.envs.geo3k.rows import read_family, read_ground_truth
 from geo_sokoban_pipeline.envs.geo3k.tool_call import CALL_MARK, ToolCall, parse_tool_call
 from geo_sokoban_pipeline.options.geo3k_play import Geo3kEnvOptions, read_options
 from geo_sokoban_pipeline.rewards.answer_text import has_box
+from geo_sokoban_pipeline.rewards.math_answer import Grade
 
 
 class Geo3kEnv:
@@ -62,12 +64,17 @@ class Geo3kEnv:
         self._restart()
         return {}, {"ground_truth_available": self.ground_truth is not None}
 
-    def prepare(self, text: str) -> None:
-        """Begin to grade in the background what a step with this reply, and the end of the episode, will ask for."""
-        call = self._read(text)
-        if call is not None and call.is_known and call.answer is not None:
-            self._sheet.prepare(_boxed(call.answer))
+    def prepare(self, text: str) -> list[Future[Grade]]:
+        """Begin to grade in the background what the step with this reply, and the end of the episode, will ask for.
+
+        Returns:
+            What the step waits for: the grade of the call's answer, if there is one.
+        """
         self._sheet.prepare(self._sheet.text([*self._sheet.replies, text]))
+        call = self._read(text)
+        if call is None or not call.is_known or call.answer is None:
+            return []
+        return [self._sheet.prepare(_boxed(call.answer))]
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
         """Carry out the call of a reply.
