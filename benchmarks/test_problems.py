@@ -1,7 +1,7 @@
 """How fast geometry problems are drawn, laid out and rendered.
 
 Run with `pytest benchmarks/test_problems.py -s`. Rates are in `extra_info`. Asserted are ratios, which hold on a busy
-machine too: a textbook problem, its labels placed, takes at most twice the time of its picture's rendering, and a tiny
+machine too: a textbook problem, its labels placed, takes at most three times its picture's rendering, and a tiny
 one at most as long as its picture. Times are CPU-seconds, least of three.
 """
 
@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.options.problems import ProblemOptions
 ROUNDS = 3
 
 
-@pytest.mark.parametrize(("difficulty", "count", "bar"), [("tiny", 500, 1.0), ("mixed", 132, 2.0)])
+@pytest.mark.parametrize(("difficulty", "count", "bar"), [("tiny", 500, 1.0), ("mixed", 132, 3.0)])
 def test_problems_per_second(benchmark, difficulty, count, bar):
     options, seeds = ProblemOptions(difficulty=difficulty), itertools.count()
     drawing, rendering = [], []

@@ -57,7 +57,10 @@ class ExactValue:
         with localcontext() as context:
             context.prec = 50
             number = Decimal(self.coefficient.numerator) / Decimal(self.coefficient.denominator)
-            number *= Decimal(self.radicand).sqrt() * (_PI if self.pi else 1)
+            if self.radicand != 1:
+                number *= Decimal(self.radicand).sqrt()
+            if self.pi:
+                number *= _PI
             if places is None:
                 if self.radicand != 1 or self.pi or Fraction(number) != self.coefficient:
                     raise ValueError(f"{self.label} has no finite decimal; give the places to round to")

@@ -22,6 +22,7 @@ _ORDER = {"angle": 0, "length": 1, "arc": 2, "name": 3}
 _NAME_DIRECTIONS = 24
 # A label is in its angle's corner: this near to the vertex in pixels, or in parts of the shorter side.
 _NEAR, _LARGEST_PART = 40.0, 0.62
+_CLEARLY = 1.25
 
 
 def place_labels(figure: Figure, font_size: int, line_width: float) -> list[tuple[int, int]] | None:
@@ -41,6 +42,8 @@ def place_labels(figure: Figure, font_size: int, line_width: float) -> list[tupl
         left, top, right, bottom = text_mask(label.text, font_size).ink
         size = (right - left, bottom - top)
         centres = np.array(list(_candidates(label, size, bare, middle, line_width)))
+        if label.kind == "angle":
+            centres = centres[_in_own_corner(centres, label, figure)]
         if not len(centres):
             return None
         corners = np.round(np.stack([centres.real - size[0] / 2, centres.imag - size[1] / 2], axis=1))
@@ -79,6 +82,14 @@ def _in_angle(points: Sequence[complex], size: tuple[int, int], bare: np.ndarray
         for way, limit in zip(ways, limits, strict=True):
             if diagonal + near < min(limit, farthest):
                 yield vertex + way * (diagonal + near)
+
+
+def _in_own_corner(centres: np.ndarray, label: Label, figure: Figure) -> np.ndarray:
+    """Which places are clearly nearer to the angle's vertex than to any other labelled one."""
+    vertex = label.points[0]
+    others = [one.points[0] for one in figure.labels if one.kind == "angle" and abs(one.points[0] - vertex) > 1e-6]
+    nearest = np.min([np.abs(centres - other) for other in others], axis=0) if others else np.inf
+    return np.asarray(np.abs(centres - vertex) * _CLEARLY < nearest)
 
 
 def _beside(points: Sequence[complex], size: tuple[int, int], middle: complex, line_width: float) -> Iterator[complex]:

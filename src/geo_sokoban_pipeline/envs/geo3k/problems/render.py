@@ -71,8 +71,9 @@ class _Pencil:
         self.width = width
 
     def at(self, point: complex) -> tuple[float, float]:
-        # Pillow's coordinates are centres of pixels, ours are edges.
-        return point.real * OVERSAMPLE - 0.5, point.imag * OVERSAMPLE - 0.5
+        # Pillow's coordinates are centres of pixels, ours are edges. Rounded, because the ends of a level line may
+        # differ in their last bits, and would then be drawn on two rows.
+        return round(point.real * OVERSAMPLE - 0.5, 3), round(point.imag * OVERSAMPLE - 0.5, 3)
 
     def line(self, points: tuple[complex, ...], colour: tuple[int, int, int], width: float) -> None:
         thick = max(1, round(width * OVERSAMPLE))
