@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 
 from geo_sokoban_pipeline.reporting.episodes import Frame, episode_frames, is_solved
+from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, run_world
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 _PAPER, _INK, _GOOD, _BAD = (255, 255, 255), (40, 44, 52), (24, 128, 72), (176, 58, 46)
@@ -57,18 +58,20 @@ def episodes_gif(
 def _draw_film(trajectory: Trajectory, board_px: int) -> list[Image.Image]:
     frames = episode_frames(trajectory)
     solved = is_solved(trajectory)
-    return [_draw_frame(frame, number, board_px, solved) for number, frame in enumerate(frames, start=1)]
+    world = run_world(trajectory.task)
+    return [_draw_frame(frame, number, board_px, solved, world) for number, frame in enumerate(frames, start=1)]
 
 
-def _draw_frame(frame: Frame, number: int, board_px: int, solved: bool) -> Image.Image:
+def _draw_frame(frame: Frame, number: int, board_px: int, solved: bool, world: RunWorld) -> Image.Image:
     board = _enlarge(frame.picture, board_px)
     line = max(16, board_px // 10)
     sheet = Image.new("RGB", (board.width, board.height + line + 6), _PAPER)
     sheet.paste(board, (0, 0))
     colour = _INK
-    text = f"{number}  {(frame.action or 'no move').replace(',', ', ')}"
+    silent = "no move" if world.world == "sokoban" else world.silent
+    text = f"{number}  {(frame.action or silent).replace(',', ', ')}"
     if frame.is_end:
-        text, colour = ("solved", _GOOD) if solved else ("not solved", _BAD)
+        text, colour = (world.words.solved, _GOOD) if solved else (world.words.unsolved, _BAD)
     font = ImageFont.load_default(size=line * 0.8)
     ImageDraw.Draw(sheet).text((board.width / 2, board.height + 3), text, fill=colour, font=font, anchor="ma")
     return sheet

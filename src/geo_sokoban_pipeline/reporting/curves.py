@@ -7,6 +7,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
 from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, number, percent
+from geo_sokoban_pipeline.tasks import SOKOBAN, Words
 
 Rows = Sequence[dict[str, Any]]
 _SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
@@ -21,6 +22,9 @@ _HEALTH = (
     ("rollout/trained_ratio", "Episodes trained", "share that the filter of groups let through"),
     ("rollout/response_len/mean", "Reply tokens", "mean per episode"),
     ("rollout/truncated_ratio", "Truncated episodes", "share"),
+    ("rollout/answered", "Episodes with an answer", "share"),
+    ("rollout/tool_calls/mean", "Tool calls", "replies that try one, mean per episode"),
+    ("rollout/grading_timeouts", "Gradings out of time", "share of the episodes"),
     (
         "train/train_rollout_logprob_abs_diff",
         "Trainer − engine",
@@ -28,7 +32,13 @@ _HEALTH = (
     ),
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, pictures included"),
 )
-_SHARES = ("train/pg_clipfrac", "rollout/trained_ratio", "rollout/truncated_ratio")
+_SHARES = (
+    "train/pg_clipfrac",
+    "rollout/trained_ratio",
+    "rollout/truncated_ratio",
+    "rollout/answered",
+    "rollout/grading_timeouts",
+)
 
 
 def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float, float]]:
@@ -36,16 +46,21 @@ def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float
     return [(float(row[x]), float(row[metric])) for row in rows if is_number(row.get(x)) and is_number(row.get(metric))]
 
 
-def success_chart(rows: Rows) -> Chart | None:
-    """Training success and validation solve rates by iteration, with Wilson intervals of the sampled one."""
+def success_chart(rows: Rows, words: Words = SOKOBAN.words) -> Chart | None:
+    """Training success and validation rates by iteration, with Wilson intervals of the sampled one; first attempts too,
+    where episodes have several.
+    """
     series = [
         *_with_mean(points_of(rows, "rollout/success_rate"), "training", "training"),
         validation_series(rows, "greedy", "validation, greedy", "greedy"),
         validation_series(rows, "sampled", "validation, sampled", "final"),
     ]
-    note = "Training draws its levels by difficulty, so the two kinds of curve differ."
+    if points_of(rows, "rollout/first_attempt_rate"):
+        name = "validation, sampled, first attempt"
+        series.append(validation_series(rows, "sampled", name, "warm", metric="first_attempt_rate"))
+    note = f"Training draws its {words.units} by difficulty, so the two kinds of curve differ."
     shape = Shape("iteration", y_range=(0.0, 1.0), shares=True)
-    return draw_chart("Solve rate", series, shape, note)
+    return draw_chart(words.rate.capitalize(), series, shape, note)
 
 
 def reward_chart(rows: Rows) -> Chart | None:

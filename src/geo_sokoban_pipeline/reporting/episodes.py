@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.reporting.boards import play_moves
+from geo_sokoban_pipeline.reporting.run_worlds import run_world
 from geo_sokoban_pipeline.trajectories import Trajectory, Turn
 
 
@@ -42,8 +43,8 @@ class Frame:
 def episode_frames(trajectory: Trajectory) -> list[Frame]:
     """Frames of an episode in order: one per reply, then the end.
 
-    The end shows the last stored picture, or, where the episode stopped before another one was taken, the board as
-    the last actions left it (Sokoban only; else the picture before them).
+    The end shows the last stored picture, or, where an episode of Sokoban stopped before another one was taken, the
+    board as the last actions left it.
     """
     frames: list[Frame] = []
     picture: bytes | None = None
@@ -56,7 +57,8 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
             observation = turn.text
             picture = trajectory.images[turn.image_indices[-1]] if turn.image_indices else picture
     last = trajectory.turns[-1] if trajectory.turns else None
-    if last is not None and last.role == "assistant" and picture is not None:
+    moves = run_world(trajectory.task).world == "sokoban"
+    if moves and last is not None and last.role == "assistant" and picture is not None:
         picture = play_moves(picture, read_actions(last)) or picture
     return [*frames, Frame(picture, observation)]
 
@@ -78,15 +80,17 @@ def is_greedy(trajectory: Trajectory) -> bool:
 
 
 def describe_end(trajectory: Trajectory) -> str:
-    """How an episode ended, in a few words."""
+    """How an episode ended, in a few words, with the label of a problem that was missed."""
+    words = run_world(trajectory.task).words
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
     steps = trajectory.metrics.get("steps")
     effort = f"{turns} {'reply' if turns == 1 else 'replies'}"
     if steps is not None and int(steps) != turns:
         effort += f", {int(steps)} {'move' if int(steps) == 1 else 'moves'}"
     if is_solved(trajectory):
-        return f"Solved with {effort}."
+        return f"{words.solved.capitalize()} with {effort}."
+    label = f" The label is {trajectory.label}." if trajectory.label is not None else ""
     if trajectory.status == "completed":
-        return f"Not solved after {effort}."
+        return f"{words.unsolved.capitalize()} after {effort}.{label}"
     reason = f": {trajectory.error}" if trajectory.error else ""
-    return f"{trajectory.status.capitalize()} after {effort}{reason}."
+    return f"{trajectory.status.capitalize()} after {effort}{reason}.{label}"

@@ -1,22 +1,24 @@
-"""The evaluation as tables and a chart: one row per policy and mode, and solve rates by optimal length."""
+"""The evaluation as tables and a chart: one row per policy and mode, and rates by the kind of prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
 from geo_sokoban_pipeline.reporting.formats import DASH, is_number, number, percent, percent_range
-from geo_sokoban_pipeline.reporting.headline import find_row
 from geo_sokoban_pipeline.reporting.labels import policy_colour, policy_label, row_label
+from geo_sokoban_pipeline.reporting.run_worlds import Column, Cut, RunWorld, columns_of, run_world
+from geo_sokoban_pipeline.reporting.summaries import find_player, find_row
+from geo_sokoban_pipeline.tasks import World
 
 _SHIFT = 7.0  # pixels between the error bars of two policies at one length
 
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """One line of the table: texts, and the interval in percent for its bar (None without one)."""
+    """One line of the table: texts, the interval in percent for its bar (None without one), the world's own columns."""
 
     label: str
     colour: str
@@ -26,33 +28,41 @@ class EvaluationRow:
     interval: str
     bar: tuple[float, float, float] | None
     mean_return: str
-    detour: str
-    invalid: str
+    further: list[str]
     pass_at_k: list[str]
 
 
 @dataclass(frozen=True)
-class LengthTable:
-    """Solve rates by optimal length: the policies' names, and (length, [(rate, interval, episodes)]) per line."""
+class KindTable:
+    """Rates by the kind of prompt: what it is by, the policies, and (kind, [(rate, interval, episodes)]) per line."""
 
+    by: str
     names: list[str]
-    lines: list[tuple[int, list[tuple[str, str, str]]]]
+    lines: list[tuple[Any, list[tuple[str, str, str]]]]
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> tuple[list[EvaluationRow], list[str]]:
     """Lines of the evaluation table, and the values of k for which some row has pass@k."""
     rows = list(summary.get("rows") or [])
     ks = sorted({k for row in rows for k in row.get("pass_at_k") or {}}, key=int)
-    policies = set(summary.get("policies") or [])
-    return [_line(row, ks, row.get("policy") in policies) for row in rows], ks
+    policies, columns = set(summary.get("policies") or []), columns_of(summary)
+    world = run_world(summary.get("task")).world
+    return [_line(row, ks, row.get("policy") in policies, world, columns) for row in rows], ks
 
 
-def _line(row: Mapping[str, Any], ks: list[str], is_policy: bool) -> EvaluationRow:
+def evaluation_columns(summary: Mapping[str, Any]) -> list[str]:
+    """Headings of the columns that are the world's own."""
+    return [column.heading for column in columns_of(summary)]
+
+
+def _line(
+    row: dict[str, Any], ks: list[str], is_policy: bool, world: World, columns: Sequence[Column]
+) -> EvaluationRow:
     rate, low, high = row.get("solve_rate"), row.get("low"), row.get("high")
     known = is_number(rate) and is_number(low) and is_number(high)
     passes = row.get("pass_at_k") or {}
     return EvaluationRow(
-        label=row_label(str(row.get("policy", DASH)), str(row.get("mode", "-"))),
+        label=row_label(str(row.get("policy", DASH)), str(row.get("mode", "-")), world),
         colour=policy_colour(str(row.get("policy", ""))),
         is_policy=is_policy,
         episodes=number(row.get("episodes"), 0),
@@ -60,22 +70,22 @@ def _line(row: Mapping[str, Any], ks: list[str], is_policy: bool) -> EvaluationR
         interval=percent_range(low, high),
         bar=(100 * low, 100 * rate, 100 * high) if known else None,  # type: ignore[operator]
         mean_return=number(row.get("mean_return")),
-        detour=number(row.get("steps_over_optimal")),
-        invalid=percent(row.get("invalid_share")),
+        further=[column.write(row) for column in columns],
         pass_at_k=[percent(passes.get(k)) for k in ks],
     )
 
 
-def length_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows that are compared by length: each policy sampled, then random legal moves."""
+def kind_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows that are compared by kind: each policy sampled, then the world's rivals."""
+    world = run_world(summary.get("task"))
     chosen = [find_row(summary, str(name), "sampled") for name in summary.get("policies") or []]
-    chosen.append(find_row(summary, "random_legal", "-"))
-    return [row for row in chosen if row and row.get("by_length")]
+    chosen += [find_player(summary, name) for name in world.rivals]
+    return [row for row in chosen if row and any(cut.cells(row) for cut in world.cuts)]
 
 
 def length_chart(summary: Mapping[str, Any]) -> Chart | None:
-    """Solve rate by optimal length with Wilson intervals."""
-    rows = length_rows(summary)
+    """Solve rate by optimal length with Wilson intervals; None where the task knows no lengths."""
+    rows = [row for row in kind_rows(summary) if row.get("by_length")]
     series = []
     for at, row in enumerate(rows):
         cells = [cell for cell in row["by_length"] if is_number(cell.get("solve_rate"))]
@@ -93,15 +103,30 @@ def length_chart(summary: Mapping[str, Any]) -> Chart | None:
     return draw_chart("Solve rate by optimal length", series, shape, "Bars are 95 % Wilson intervals.")
 
 
-def length_table(summary: Mapping[str, Any]) -> LengthTable | None:
-    """The same as a table; None where no row knows lengths."""
-    rows = length_rows(summary)
-    by_row = [{cell["length"]: cell for cell in row["by_length"]} for row in rows]
-    lengths = sorted({length for cells in by_row for length in cells})
-    if not lengths:
-        return None
-    names = [policy_label(row["policy"]) for row in rows]
-    return LengthTable(names, [(length, [_cell(cells.get(length)) for cells in by_row]) for length in lengths])
+def length_table(summary: Mapping[str, Any]) -> KindTable | None:
+    """The first table by kind; None where no row knows kinds."""
+    tables = kind_tables(summary)
+    return tables[0] if tables else None
+
+
+def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:
+    """Tables by kind, without those of a single line, which say nothing new, unless there is no other."""
+    world, rows = run_world(summary.get("task")), kind_rows(summary)
+    tables = [table for cut in world.cuts if (table := _kind_table(rows, cut, world)).lines]
+    return [table for table in tables if len(table.lines) > 1] or tables[:1]
+
+
+def _kind_table(rows: list[dict[str, Any]], cut: Cut, world: RunWorld) -> KindTable:
+    by_row = [cut.cells(row) for row in rows]
+    kinds = sorted({kind for cells in by_row for kind in cells})
+    names = [policy_label(row["policy"], world.world) for row in rows]
+    lines = [(write_kind(kind), [_cell(cells.get(kind)) for cells in by_row]) for kind in kinds]
+    return KindTable(cut.by, names, lines)
+
+
+def write_kind(kind: Any) -> Any:
+    """A kind of prompt for readers: names of families without underscores."""
+    return kind.replace("_", " ") if isinstance(kind, str) else kind
 
 
 def _cell(cell: Mapping[str, Any] | None) -> tuple[str, str, str]:

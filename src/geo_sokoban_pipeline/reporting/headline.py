@@ -11,8 +11,8 @@ from typing import Any
 
 from geo_sokoban_pipeline.reporting.formats import count, percent, percent_range
 from geo_sokoban_pipeline.reporting.labels import policy_colour, policy_label
-
-Row = dict[str, Any]
+from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, run_world
+from geo_sokoban_pipeline.reporting.summaries import Row, find_player, find_row, write_rate
 
 
 @dataclass(frozen=True)
@@ -36,44 +36,26 @@ class Headline:
 
 def write_headline(summary: Mapping[str, Any]) -> Headline:
     """Headline of an evaluation summary, which may lack policies, baselines, or everything."""
+    world = run_world(summary.get("task"))
     names = [str(name) for name in summary.get("policies") or []]
     last = find_row(summary, names[-1], "sampled") if names else None
     if last is None:
         return Headline("No evaluation is stored for this run.", [], [])
     first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
-    where = _describe_levels(summary)
+    main = _say_what_happened(world, names, first, last, world.where(summary))
+    further = [*_compare(first, last), *_greedy(summary, names, world), *world.compare(summary, names)]
+    others = [find_player(summary, name) for name in world.tiles]
+    return Headline(main, further, [_tile(row, world) for row in (first, last, *others) if row])
+
+
+def _say_what_happened(world: RunWorld, names: list[str], first: Row | None, last: Row, where: str) -> str:
     if first is None:
-        main = f"On {where} {policy_label(names[-1])} solves {_rate(last)}."
-    else:
-        gain = last["solve_rate"] - first["solve_rate"]
-        verb = "raised" if gain > 0 else "lowered" if gain < 0 else "did not change"
-        main = f"On {where} GRPO {verb} the solve rate from {_rate(first)} after the warm start to {_rate(last)}."
-    further = [*_compare(first, last), *_greedy(summary, names), *_baselines(summary), *_blank(summary, names)]
-    tiles = [_tile(row) for row in (first, last, _player(summary, "random_legal"), _player(summary, "solver")) if row]
-    return Headline(main, further, tiles)
-
-
-def find_row(summary: Mapping[str, Any], policy: str, mode: str) -> Row | None:
-    """Row of a policy in a mode, if it was evaluated and played any episode."""
-    for row in summary.get("rows") or []:
-        if row.get("policy") == policy and row.get("mode") == mode and row.get("solve_rate") is not None:
-            found: Row = row
-            return found
-    return None
-
-
-def _player(summary: Mapping[str, Any], name: str) -> Row | None:
-    return find_row(summary, name, "-")
-
-
-def _describe_levels(summary: Mapping[str, Any]) -> str:
-    layouts = summary.get("layouts")
-    on_layouts = f" ({count(layouts)} wall layouts)" if layouts else ""
-    return f"{count(summary.get('prompts'))} held-out levels{on_layouts}"
-
-
-def _rate(row: Row) -> str:
-    return f"{percent(row['solve_rate'])} [{percent_range(row.get('low'), row.get('high'))}]"
+        verb = "solves" if world.world == "sokoban" else "has"
+        return f"On {where} {policy_label(names[-1], world.world)} {verb} {write_rate(last)}."
+    gain = last["solve_rate"] - first["solve_rate"]
+    verb = "raised" if gain > 0 else "lowered" if gain < 0 else "did not change"
+    rates = f"from {write_rate(first)} after the warm start to {write_rate(last)}"
+    return f"On {where} GRPO {verb} the {world.words.rate} {rates}."
 
 
 def _compare(first: Row | None, last: Row) -> list[str]:
@@ -86,35 +68,17 @@ def _compare(first: Row | None, last: Row) -> list[str]:
     return ["The two intervals (95 %, Wilson) overlap, so this evaluation does not prove a change."]
 
 
-def _greedy(summary: Mapping[str, Any], names: list[str]) -> list[str]:
+def _greedy(summary: Mapping[str, Any], names: list[str], world: RunWorld) -> list[str]:
     rows = [find_row(summary, name, "greedy") for name in (names[0], names[-1])]
     rates = [percent(row["solve_rate"]) for row in rows if row]
     if not rates:
         return []
-    return [f"Playing greedily it solves {rates[-1]}{f', before {rates[0]}' if len(rates) > 1 < len(names) else ''}."]
+    start = "Playing greedily it solves" if world.world == "sokoban" else "Answering greedily it has"
+    return [f"{start} {rates[-1]}{f', before {rates[0]}' if len(rates) > 1 < len(names) else ''}."]
 
 
-def _baselines(summary: Mapping[str, Any]) -> list[str]:
-    legal, solver = _player(summary, "random_legal"), _player(summary, "solver")
-    parts = []
-    if legal:
-        parts.append(f"Random legal moves solve {_rate(legal)}")
-    if solver:
-        parts.append(f"{'a' if parts else 'A'}n exact solver {percent(solver['solve_rate'])}")
-    limit = summary.get("move_limit")
-    return [f"{', '.join(parts)}{f', all within {limit} turns' if limit else ''}."] if parts else []
-
-
-def _blank(summary: Mapping[str, Any], names: list[str]) -> list[str]:
-    row, seeing = (find_row(summary, name, "sampled") for name in (f"{names[-1]}_blank", names[-1]))
-    if not row or not seeing:
-        return []
-    verdict = ": it plays by sight" if row.get("high", 1.0) < seeing.get("low", 0.0) else ""
-    return [f"With blank pictures the same policy solves {percent(row['solve_rate'])}{verdict}."]
-
-
-def _tile(row: Row) -> Tile:
-    name = policy_label(row["policy"]) + (", sampled" if row.get("mode") == "sampled" else "")
+def _tile(row: Row, world: RunWorld) -> Tile:
+    name = policy_label(row["policy"], world.world) + (", sampled" if row.get("mode") == "sampled" else "")
     detail = (
         f"{percent_range(row.get('low'), row.get('high'))} · {count(row.get('solved'))} of {count(row.get('episodes'))}"
     )

@@ -19,9 +19,10 @@ from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.animations import episode_gif
 from geo_sokoban_pipeline.reporting.charts import Chart
 from geo_sokoban_pipeline.reporting.episodes import Frame, describe_end, episode_frames
-from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_rows, length_chart
+from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_columns, evaluation_rows, length_chart
 from geo_sokoban_pipeline.reporting.formats import signed
 from geo_sokoban_pipeline.reporting.report import make_environment, read_asset
+from geo_sokoban_pipeline.reporting.run_worlds import run_world
 from geo_sokoban_pipeline.reporting.tokens import TokenTexts, token_turns
 from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 
@@ -92,16 +93,18 @@ def folder_of(catalog: DataCatalog, name: str) -> Path:
 
 
 def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
-    """Solve rate and reward by iteration, then the small charts of the run's health."""
+    """Success and reward by iteration, then the small charts of the run's health."""
     rows = [dict(row) for row in metrics]
     large = [curves.success_chart(rows), curves.reward_chart(rows)]
     return _html(_plots(large), _plots(curves.health_charts(rows), small=True))
 
 
 def show_evaluation(summary: Mapping[str, Any]) -> Any:
-    """Solve rates of policies and baselines with Wilson intervals, and by optimal length."""
+    """Rates of policies and baselines with Wilson intervals; for levels by optimal length, too."""
     parts: Any = make_environment().get_template("parts.html.j2").module
-    return _html(parts.evaluation(*evaluation_rows(summary)), _plots([length_chart(summary)]))
+    solved = run_world(summary.get("task")).words.solved
+    table = parts.evaluation(*evaluation_rows(summary), evaluation_columns(summary), solved)
+    return _html(table, _plots([length_chart(summary)]))
 
 
 def show_boards(episode: Trajectory) -> Any:

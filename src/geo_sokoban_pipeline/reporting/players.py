@@ -8,6 +8,7 @@ from typing import Any
 from geo_sokoban_pipeline.envs.data_uris import png_data_uri
 from geo_sokoban_pipeline.reporting.episodes import Frame, describe_end, episode_frames, is_solved
 from geo_sokoban_pipeline.reporting.formats import number, signed
+from geo_sokoban_pipeline.reporting.run_worlds import run_world
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -29,13 +30,14 @@ class PlayerData:
         """
         frames = episode_frames(trajectory)
         replies = len(frames) - 1
-        shown = [self._describe(frame, at + 1, replies) for at, frame in enumerate(frames[:-1])]
+        silent = run_world(trajectory.task).silent
+        shown = [self._describe(frame, at + 1, replies, silent) for at, frame in enumerate(frames[:-1])]
         end = {"picture": self._add_picture(frames[-1].picture), "step": "end", "note": describe_end(trajectory)}
         self.episodes.append({"frames": [*shown, end], "solved": is_solved(trajectory)})
         return len(self.episodes) - 1
 
-    def _describe(self, frame: Frame, number_of: int, replies: int) -> dict[str, Any]:
-        notes = [frame.action.replace(",", ", ") if frame.action else "no valid move"]
+    def _describe(self, frame: Frame, number_of: int, replies: int, silent: str) -> dict[str, Any]:
+        notes = [frame.action.replace(",", ", ") if frame.action else silent]
         if frame.reward is not None:
             notes.append(f"reward {signed(frame.reward)}")
         if frame.advantage is not None:

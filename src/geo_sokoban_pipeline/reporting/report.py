@@ -23,6 +23,7 @@ from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
 from geo_sokoban_pipeline.reporting.headline import write_headline
 from geo_sokoban_pipeline.reporting.labels import policy_label
 from geo_sokoban_pipeline.reporting.players import PlayerData, shorten
+from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, run_world
 from geo_sokoban_pipeline.reporting.selection import Extremes, LevelPair, choose_extremes, choose_gallery
 from geo_sokoban_pipeline.reporting.tokens import TokenTexts, token_turns
 from geo_sokoban_pipeline.trajectories import Trajectory
@@ -64,24 +65,27 @@ class ReportInputs:
 
 def build_report(inputs: ReportInputs) -> str:
     """The page, HTML5 as text, to be stored as UTF-8."""
-    players = PlayerData()
+    players, world = PlayerData(), run_world(inputs.task)
     names = [str(name) for name in inputs.summary.get("policies") or []]
     pairs = choose_gallery(inputs.played, len(names)) if names else []
     first = pairs[0].after if pairs else None
-    gallery = [_card(pair, names, players) for pair in pairs]
+    gallery = [_card(pair, names, players, world) for pair in pairs]
     context = {
         "inputs": inputs,
         "headline": write_headline(inputs.summary),
-        "charts": _charts(inputs),
+        "world": world,
+        "words": world.words,
+        "charts": _charts(inputs, world),
         "health": curves.health_charts(inputs.metrics),
         "evaluation": evaluation_tables.evaluation_rows(inputs.summary),
-        "lengths": evaluation_tables.length_table(inputs.summary),
+        "columns": evaluation_tables.evaluation_columns(inputs.summary),
+        "kinds": evaluation_tables.kind_tables(inputs.summary),
         "facts": curves.run_facts(inputs.metrics, inputs.warm_start),
         "gallery": gallery,
         "prompt": [turn.text for turn in first.turns if turn.role != "assistant"][:2] if first else [],
         "extremes": _extremes(inputs, players),
         "timings": tables.timings(inputs.metrics),
-        "data": tables.data_table(inputs.data_report),
+        "data": tables.data_table(inputs.data_report, world.world),
         "parameters": tables.parameter_tables(inputs.parameters),
         "players": {"pictures": players.pictures, "episodes": players.episodes},
     }
@@ -134,22 +138,27 @@ def keep_intervals(text: str) -> Markup:
     return Markup(re.sub(r"\[[^\[\]]*\]", r'<span class="nb">\g<0></span>', str(escape(text))))
 
 
-def _charts(inputs: ReportInputs) -> dict[str, Any]:
+def _charts(inputs: ReportInputs, world: RunWorld) -> dict[str, Any]:
     return {
-        "success": curves.success_chart(inputs.metrics),
+        "success": curves.success_chart(inputs.metrics, world.words),
         "reward": curves.reward_chart(inputs.metrics),
         "lengths": evaluation_tables.length_chart(inputs.summary),
         "warm_start": curves.warm_start_chart(inputs.warm_start),
     }
 
 
-def _card(pair: LevelPair, names: list[str], players: PlayerData) -> dict[str, Any]:
-    takes = [(policy_label(names[-1]), pair.after)]
+def _card(pair: LevelPair, names: list[str], players: PlayerData, world: RunWorld) -> dict[str, Any]:
+    takes = [(policy_label(names[-1], world.world), pair.after)]
     if pair.before is not None:
-        takes.append((policy_label(names[0]), pair.before))
+        takes.append((policy_label(names[0], world.world), pair.before))
+    number, kind = f"{world.words.unit} {pair.after.group_index}", pair.length
+    if isinstance(kind, int):
+        title = f"{kind} {'move' if kind == 1 else 'moves'} at best"
+    else:
+        title = number[:1].upper() + number[1:] if kind is None else evaluation_tables.write_kind(kind)
     return {
-        "length": pair.length,
-        "level": pair.after.group_index,
+        "title": title,
+        "subtitle": "" if kind is None else number,
         "solved": is_solved(pair.after),
         "takes": [
             {"label": label, "episode": players.add(take), "solved": is_solved(take), "end": describe_end(take)}

@@ -18,13 +18,18 @@ from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 Parts = Mapping[str, Callable[[], pa.Table]]
 GALLERY = 12
 EXTREMES = 3
+_FAMILY = "family_"  # prefix of the metric that names a problem's family
 
 
 @dataclass(frozen=True)
 class LevelPair:
-    """One held-out level: its fewest moves (None: unknown), and how the last and the first policy played it."""
+    """One held-out prompt: its kind, and how the last and the first policy played it.
 
-    length: int | None
+    Attributes:
+        length: fewest moves of a level, or the family of a problem; None: unknown.
+    """
+
+    length: int | str | None
     after: Trajectory
     before: Trajectory | None
 
@@ -40,10 +45,10 @@ class Extremes:
 
 
 def choose_gallery(played: Parts, policies: int, limit: int = GALLERY) -> list[LevelPair]:
-    """Held-out levels to show, by optimal length.
+    """Held-out prompts to show, by kind: levels by optimal length, problems by family.
 
-    For every length the first solved episode, then, from long to short, the first unsolved one, until there are
-    `limit`; the lengths are thinned out evenly where there are more of them than that.
+    For every kind the first solved episode, then, from the last kind to the first, the first unsolved one, until there
+    are `limit`; the kinds are thinned out evenly where there are more of them than that.
 
     Args:
         played: parts `iter=<number of the policy>/…`.
@@ -82,7 +87,7 @@ class _Row:
     table: pa.Table
     at: int
     level: tuple[int, int]
-    length: int | None
+    length: int | str | None
     solved: bool
 
     def load(self) -> Trajectory:
@@ -99,13 +104,19 @@ def _sampled_rows(played: Parts, policy: int) -> list[_Row]:
         columns = table.select(["group_index", "sample_index", "sampling", "metrics"]).to_pylist()
         for at, column in enumerate(columns):
             metrics = {item["name"]: item["value"] for item in column["metrics"]}
-            length = metrics.get("optimal_steps")
             level = (column["group_index"], column["sample_index"])
             solved = metrics.get("success", 0.0) >= 0.5
-            row = _Row(table, at, level, None if length is None else int(length), solved)
+            row = _Row(table, at, level, _kind(metrics), solved)
             rows.append((_is_greedy(column["sampling"]), row))
     greedy_only = all(greedy for greedy, _ in rows)
     return [row for greedy, row in rows if (greedy_only or not greedy) and row.level[1] == 0]
+
+
+def _kind(metrics: Mapping[str, float]) -> int | str | None:
+    length = metrics.get("optimal_steps")
+    if length is not None:
+        return int(length)
+    return next((name.removeprefix(_FAMILY) for name in sorted(metrics) if name.startswith(_FAMILY)), None)
 
 
 def _is_greedy(sampling: str) -> bool:
@@ -117,7 +128,7 @@ def _spread(rows: Sequence[_Row], limit: int) -> list[_Row]:
     lengths = sorted({row.length for row in rows}, key=lambda length: (length is None, length or 0))
     if len(lengths) > limit:
         lengths = [lengths[at * len(lengths) // limit] for at in range(limit)]
-    first: dict[tuple[int | None, bool], _Row] = {}
+    first: dict[tuple[int | str | None, bool], _Row] = {}
     for row in rows:
         first.setdefault((row.length, row.solved), row)
     wanted = [(length, True) for length in lengths] + [(length, False) for length in reversed(lengths)]

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, joined, percent
+from geo_sokoban_pipeline.reporting.formats import DASH, count, duration, is_number, joined, percent
+from geo_sokoban_pipeline.tasks import World
 
 # Metric, name, whether it is a part of the line above it.
 _PHASES = (
@@ -34,11 +35,18 @@ class Timing:
 
 @dataclass(frozen=True)
 class DataTable:
-    """Levels by split: column names, lines of (split, cells), and sentences about the data."""
+    """Prompts by split: column names, lines of (split, cells), and sentences about the data.
+
+    Attributes:
+        group: heading of the columns from `plain` on.
+        plain: columns before them.
+    """
 
     columns: list[str]
     lines: list[tuple[str, list[str]]]
     notes: list[str]
+    group: str = "levels by fewest moves"
+    plain: int = 3
 
 
 def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
@@ -70,10 +78,31 @@ def _timing(name: str, total: float, whole: float, iterations: int, is_part: boo
     return Timing(name, is_part, duration(total / iterations), percent(share), bar, duration(total))
 
 
-def data_table(report: Mapping[str, Any] | None) -> DataTable | None:
-    """Levels, layouts and lengths by split, with what a reader must know about the splits."""
+def data_table(report: Mapping[str, Any] | None, world: World = "sokoban") -> DataTable | None:
+    """What the splits hold and what a reader must know about them: levels, layouts and lengths, or problems with their
+    pictures, answers and families.
+    """
     if not report or not report.get("splits"):
         return None
+    return _problem_table(report) if world == "geometry" else _level_table(report)
+
+
+def _problem_table(report: Mapping[str, Any]) -> DataTable:
+    splits: Mapping[str, Mapping[str, Any]] = report["splits"]
+    families = list(dict.fromkeys(name for split in splits.values() for name in split.get("by_family") or {}))
+    lines = []
+    for name, split in splits.items():
+        cells = [count(split.get(key)) for key in ("problems", "distinct_problems", "images", "distinct_answers")]
+        most = split.get("most_frequent_answer") or {}
+        share = f"{most['answer']} ({percent(most['share'])})" if most else DASH
+        by_family = split.get("by_family") or {}
+        lines.append((name, [*cells, share, *(count(by_family.get(family, 0)) for family in families)]))
+    columns = ["problems", "distinct", "pictures", "answers", "most frequent answer"]
+    shown = [family.replace("_", " ") for family in families]
+    return DataTable([*columns, *shown], lines, list(_data_notes(report)), "problems by family", len(columns))
+
+
+def _level_table(report: Mapping[str, Any]) -> DataTable:
     splits: Mapping[str, Mapping[str, Any]] = report["splits"]
     lengths = {key for split in splits.values() for key in split.get("by_length") or {}}
     ordered = sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))
@@ -91,7 +120,8 @@ def _data_notes(report: Mapping[str, Any]) -> Iterator[str]:
     overlaps = report.get("overlaps") or {}
     if overlaps:
         shared = joined([f"{count(number)} {name}" for name, number in overlaps.items()])
-        yield f"Counted again for this report, up to symmetry: {shared} occur in more than one split."
+        symmetry = ", up to symmetry" if "layouts" in overlaps else ""
+        yield f"Counted again for this report{symmetry}: {shared} occur in more than one split."
     rejected = report.get("rows_rejected")
     if rejected:
         reasons = joined([f"{reason} ({number})" for reason, number in (report.get("rejected_reasons") or {}).items()])
@@ -100,6 +130,9 @@ def _data_notes(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{count(report['rows_read'])} rows read from source “{report.get('source', 'unknown')}”, none rejected."
     if report.get("unsolved_within_limit"):
         yield f"{count(report['unsolved_within_limit'])} levels have no known solution length (the solver's limit)."
+    for name, what in (("rows_excluded", "left out because of what splits share"), ("rows_repaired", "repaired")):
+        if report.get(name):
+            yield f"{count(report[name])} rows were {what}."
     yields = report.get("setting_yields")
     if isinstance(yields, Mapping) and yields:
         yield f"The setting holds {count(sum(yields.values()))} distinct levels in all."
