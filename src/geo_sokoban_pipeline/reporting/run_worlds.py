@@ -1,0 +1,220 @@
+"""What the report of a run says differently in each world: what was played, whom it is compared with, which columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geo_sokoban_pipeline.reporting.formats import count, number, percent
+from geo_sokoban_pipeline.reporting.summaries import Row, find_player, find_row, write_rate
+from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN, TASKS, Words, World
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the evaluation table.
+
+    Attributes:
+        heading: its name.
+        write: its cell of a row of the summary.
+        several: only where an episode may have several replies.
+    """
+
+    heading: str
+    write: Callable[[Row], str]
+    several: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A table by the kind of prompt: heading of its first column, and the cells of a row, by label."""
+
+    by: str
+    cells: Callable[[Row], Mapping[Any, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class RunWorld:
+    """What differs.
+
+    Attributes:
+        world: its name.
+        words: for people.
+        where: what was played, of a summary.
+        compare: sentences of the headline about other players, of a summary and the policies' names.
+        tiles: players that get a tile.
+        columns: of the evaluation table.
+        notes: lines below it.
+        rivals: players beside the policies in tables by kind.
+        cuts: those tables.
+        chosen: rule by which played episodes are shown.
+        silent: what stands in for an action that could not be understood.
+    """
+
+    world: World
+    words: Words
+    where: Callable[[Summary], str]
+    compare: Callable[[Summary, Sequence[str]], list[str]]
+    tiles: tuple[str, ...]
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...]
+    rivals: tuple[str, ...]
+    cuts: tuple[Cut, ...]
+    chosen: str
+    silent: str
+
+
+def run_world(task: Any) -> RunWorld:
+    """The world of a task; names that are no task of ours are shown as the first world's."""
+    known = TASKS.get(str(task), SOKOBAN)
+    return _WORLDS[known.world]
+
+
+def columns_of(summary: Summary) -> list[Column]:
+    """Columns of a summary's evaluation table that are the world's own."""
+    single = summary.get("turn_limit") == 1
+    return [column for column in run_world(summary.get("task")).columns if not (single and column.several)]
+
+
+def _levels_played(summary: Summary) -> str:
+    layouts = summary.get("layouts")
+    on_layouts = f" ({count(layouts)} wall layouts)" if layouts else ""
+    return f"{count(summary.get('prompts'))} held-out levels{on_layouts}"
+
+
+def _problems_played(summary: Summary) -> str:
+    parts = [
+        f"{count(summary[name])} {words}"
+        for name, words in (("families", "families"), ("answers", "distinct answers"))
+        if summary.get(name)
+    ]
+    kinds = f" ({', '.join(parts)})" if parts else ""
+    return f"{count(summary.get('prompts'))} held-out problems{kinds}"
+
+
+def _compare_moves(summary: Summary, names: Sequence[str]) -> list[str]:
+    legal, solver = find_player(summary, "random_legal"), find_player(summary, "solver")
+    parts = []
+    if legal:
+        parts.append(f"Random legal moves solve {write_rate(legal)}")
+    if solver:
+        parts.append(f"{'a' if parts else 'A'}n exact solver {percent(solver['solve_rate'])}")
+    limit = summary.get("move_limit")
+    found = [f"{', '.join(parts)}{f', all within {limit} turns' if limit else ''}."] if parts else []
+    row, seeing = _disguised(summary, names, "_blank")
+    if row and seeing:
+        verdict = ": it plays by sight" if _is_below(row, seeing) else ""
+        found.append(f"With blank pictures the same policy solves {percent(row['solve_rate'])}{verdict}.")
+    return found
+
+
+def _compare_answers(summary: Summary, names: Sequence[str]) -> list[str]:
+    found = _first_attempts(summary, names)
+    most, teacher = find_player(summary, "most_frequent"), find_player(summary, "teacher")
+    parts = []
+    if most:
+        parts.append(f"always the most frequent answer of training is correct for {write_rate(most)}")
+    if teacher:
+        parts.append(f"the teacher of the warm start for {write_rate(teacher)}")
+    if parts:
+        text = ", ".join(parts)
+        found.append(f"{text[:1].upper()}{text[1:]}.")
+    for suffix, shown in (("_blank", "blank pictures"), ("_shuffled", "pictures of other problems")):
+        row, seeing = _disguised(summary, names, suffix)
+        if row and seeing:
+            verdict = ": it answers by sight" if _is_below(row, seeing) else ""
+            found.append(f"With {shown} the same policy has {percent(row['solve_rate'])}{verdict}.")
+    return found
+
+
+def _first_attempts(summary: Summary, names: Sequence[str]) -> list[str]:
+    """What the policies' first attempts are worth, where an episode may have several."""
+    if (summary.get("turn_limit") or 1) == 1 or not names:
+        return []
+    rows = [find_row(summary, name, "sampled") for name in dict.fromkeys((names[0], names[-1]))]
+    rates = [write_rate(row["first_attempt"]) for row in rows if row and row.get("first_attempt")]
+    if not rates:
+        return []
+    before = f"; {rates[0]} after the warm start" if len(rates) > 1 else ""
+    return [f"Of its first attempts, before the scoring tool has said anything, {rates[-1]} are correct{before}."]
+
+
+def _disguised(summary: Summary, names: Sequence[str], suffix: str) -> tuple[Row | None, Row | None]:
+    if not names:
+        return None, None
+    return find_row(summary, f"{names[-1]}{suffix}", "sampled"), find_row(summary, names[-1], "sampled")
+
+
+def _is_below(row: Row, other: Row) -> bool:
+    below: bool = row.get("high", 1.0) < other.get("low", 0.0)
+    return below
+
+
+def _by_length(row: Row) -> Mapping[Any, Mapping[str, Any]]:
+    return {cell["length"]: cell for cell in row.get("by_length") or []}
+
+
+def _by_column(column: str) -> Callable[[Row], Mapping[Any, Mapping[str, Any]]]:
+    return lambda row: {cell["label"]: cell for cell in (row.get("breakdowns") or {}).get(column) or []}
+
+
+def _part(section: str, name: str) -> Callable[[Row], float | None]:
+    return lambda row: (row.get(section) or {}).get(name)
+
+
+_INVALID = Column("invalid replies", lambda row: percent(row.get("invalid_share")))
+
+_WORLDS: Mapping[World, RunWorld] = {
+    "sokoban": RunWorld(
+        world="sokoban",
+        words=SOKOBAN.words,
+        where=_levels_played,
+        compare=_compare_moves,
+        tiles=("random_legal", "solver"),
+        columns=(Column("moves ÷ fewest", lambda row: number(row.get("steps_over_optimal"))), _INVALID),
+        notes=(
+            "Moves ÷ fewest: mean over solved episodes whose fewest moves are known. Invalid replies: share of replies "
+            "without a move.",
+        ),
+        rivals=("random_legal",),
+        cuts=(Cut("fewest moves", _by_length),),
+        chosen="For each number of fewest moves: the first solved level, and the first unsolved one while there is "
+        "room.",
+        silent="no valid move",
+    ),
+    "geometry": RunWorld(
+        world="geometry",
+        words=GEO3K.words,
+        where=_problems_played,
+        compare=_compare_answers,
+        tiles=("most_frequent", "teacher"),
+        columns=(
+            Column("first attempt", lambda row: percent(_part("first_attempt", "solve_rate")(row)), several=True),
+            Column("plausible", lambda row: percent(row.get("plausible_share"))),
+            _INVALID,
+            Column("tool calls", lambda row: number(_part("tools", "calls")(row)), several=True),
+            Column("valid calls", lambda row: percent(_part("tools", "valid_share")(row)), several=True),
+            Column("tokens", lambda row: number(_part("responses", "tokens_mean")(row), 1)),
+            Column("truncated", lambda row: percent(_part("responses", "truncated_share")(row))),
+            Column("repetition", lambda row: percent(_part("responses", "repetition_share")(row))),
+        ),
+        notes=(
+            "Plausible: the answer is that of one of the rules that the figure might call for, which tells reading "
+            "from choosing. Invalid replies: share of replies with neither an answer nor a call that could be scored. "
+            "First attempt: correct before a scoring tool has said anything. Valid calls: share of the calls whose "
+            "answer was scored. Calls and tokens are means per episode.",
+        ),
+        rivals=("teacher",),
+        cuts=(
+            Cut("family", _by_column("family")),
+            Cut("form of the answer", _by_column("answer_form")),
+            Cut("difficulty", _by_column("difficulty")),
+        ),
+        chosen="For each family: the first problem that is answered correctly, and the first one that is not while "
+        "there is room.",
+        silent="no answer",
+    ),
+}
