@@ -115,6 +115,11 @@ class GeometryEvaluationOptions(EvaluationOptions):
 
     shuffled_images: bool = Field(True, description="Play every prompt with another problem's pictures as well.")
 
+    @property
+    def disguises(self) -> int:
+        """See `EvaluationOptions`."""
+        return int(self.blank_images) + int(self.shuffled_images)
+
 
 class GeometryTrainOptions(TrainOptions):
     """What both geometry tasks take."""

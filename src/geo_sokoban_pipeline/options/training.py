@@ -141,6 +141,11 @@ class EvaluationOptions(StrictModel):
     )
     checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
 
+    @property
+    def disguises(self) -> int:
+        """Ways in which the final policy plays with pictures that tell nothing."""
+        return int(self.blank_images)
+
 
 class TrainOptions(StrictModel):
     """Everything that a pipeline train_* takes."""

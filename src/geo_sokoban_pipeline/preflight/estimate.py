@@ -94,8 +94,8 @@ def estimate_run(
     parts["iterations"] = timing.iteration * max(options.loop.iterations - done, 0)
     parts["validations"] = count_validations(options.loop, done) * validated
     per_prompt = chosen.samples + int(chosen.greedy)
-    blank = (1 + int(chosen.greedy)) if chosen.blank_images else 0
-    parts["evaluation"] = evaluation * (2 * per_prompt + blank) * episode
+    disguised = chosen.disguises * (1 + int(chosen.greedy))
+    parts["evaluation"] = evaluation * (2 * per_prompt + disguised) * episode
     return parts
 
 

@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
 from geo_sokoban_pipeline.options.rollout import EnvOptions
 from geo_sokoban_pipeline.options.training import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.preflight.checks import Check, State
+from geo_sokoban_pipeline.tasks import task_of
 
 _GROUP = "parameters"
 
@@ -46,35 +47,37 @@ def check_moves(run: str, options: TrainOptions, longest: int) -> list[Check]:
 def check_counts(
     run: str, options: TrainOptions, train: int | None, validation: int | None, evaluation: int | None
 ) -> list[Check]:
-    """Findings about the levels that there will be, against what the run draws from them.
+    """Findings about the prompts that there will be, against what the run draws from them.
 
     Args:
-        train, validation, evaluation: levels of each split; None: not known.
+        train, validation, evaluation: prompts of each split; None: not known.
     """
-    loop = options.loop
-    found = _training_levels(run, options, train)
+    loop, units = options.loop, task_of(options.task).words.units
+    found = _training_prompts(run, options, train)
     if validation == 0 and options.warm_start.steps:
-        text = f"{run}.warm_start.steps={options.warm_start.steps}: its validations have no validation levels"
-        found.append(_check("levels", "failure", text, f"raise the count, or set {run}.warm_start.steps=0"))
+        text = f"{run}.warm_start.steps={options.warm_start.steps}: its validations have no validation {units}"
+        found.append(_check(units, "failure", text, f"raise the count, or set {run}.warm_start.steps=0"))
     elif validation == 0 and options.evaluation.checkpoint == "best":
-        text = f"{run}.evaluation.checkpoint=best: without validation levels none is ever the best"
-        found.append(_check("levels", "failure", text, "raise the count of the split validation, or take final"))
+        text = f"{run}.evaluation.checkpoint=best: without validation {units} none is ever the best"
+        found.append(_check(units, "failure", text, "raise the count of the split validation, or take final"))
     elif validation == 0 and loop.eval_interval:
-        text = f"{run}.loop.eval_interval={loop.eval_interval}: there are no validation levels, so nothing is validated"
-        found.append(_check("levels", "warning", text, "raise the count of the split validation"))
+        text = (
+            f"{run}.loop.eval_interval={loop.eval_interval}: there are no validation {units}, so nothing is validated"
+        )
+        found.append(_check(units, "warning", text, "raise the count of the split validation"))
     if evaluation == 0:
-        text = "there are no evaluation levels: the evaluation at the end says nothing"
-        found.append(_check("levels", "warning", text, "raise the count of the split eval"))
+        text = f"there are no evaluation {units}: the evaluation at the end says nothing"
+        found.append(_check(units, "warning", text, "raise the count of the split eval"))
     for name, wanted, there in (
         ("loop.eval_prompts", loop.eval_prompts, validation),
         ("evaluation.prompts", options.evaluation.prompts, evaluation),
     ):
         if wanted is not None and there is not None and 0 < there < wanted:
             text = f"{run}.{name}={wanted}: there are {there}, which are played"
-            found.append(_check("levels", "warning", text, "lower it, or raise the count of the split"))
+            found.append(_check(units, "warning", text, "lower it, or raise the count of the split"))
     known = ["as many as there are" if count is None else str(count) for count in (train, validation, evaluation)]
     text = f"{known[0]} for training, {known[1]} for validation, {known[2]} for the evaluation"
-    return found or [_check("levels", "ok", text)]
+    return found or [_check(units, "ok", text)]
 
 
 def check_lengths(
@@ -114,13 +117,13 @@ def check_lengths(
     return found or [_check("tokens of an episode", "ok", text)]
 
 
-def _training_levels(run: str, options: TrainOptions, train: int | None) -> list[Check]:
-    groups = options.grpo.groups
+def _training_prompts(run: str, options: TrainOptions, train: int | None) -> list[Check]:
+    groups, units = options.grpo.groups, task_of(options.task).words.units
     if train == 0:
-        return [_check("levels", "failure", "there are no training levels", "raise the count of the split train")]
+        return [_check(units, "failure", f"there are no training {units}", "raise the count of the split train")]
     if train is not None and train < groups:
-        text = f"{run}.grpo.groups={groups}: more than the {train} training levels, so that levels repeat"
-        return [_check("levels", "warning", text, "raise the count of the split train, or lower groups")]
+        text = f"{run}.grpo.groups={groups}: more than the {train} training {units}, so that {units} repeat"
+        return [_check(units, "warning", text, "raise the count of the split train, or lower groups")]
     return []
 
 

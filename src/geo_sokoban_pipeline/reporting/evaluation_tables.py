@@ -75,6 +75,15 @@ def _line(
     )
 
 
+def reply_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """How was answered: headings, and (who, cells) per line; nothing where the world has no such table."""
+    columns, world = columns_of(summary, replies=True), run_world(summary.get("task")).world
+    rows = list(summary.get("rows") or []) if columns else []
+    labels = [row_label(str(row.get("policy", DASH)), str(row.get("mode", "-")), world) for row in rows]
+    lines = [(label, [column.write(row) for column in columns]) for label, row in zip(labels, rows, strict=True)]
+    return [column.heading for column in columns], lines
+
+
 def kind_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows that are compared by kind: each policy sampled, then the world's rivals."""
     world = run_world(summary.get("task"))

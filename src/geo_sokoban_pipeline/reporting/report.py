@@ -79,6 +79,7 @@ def build_report(inputs: ReportInputs) -> str:
         "health": curves.health_charts(inputs.metrics),
         "evaluation": evaluation_tables.evaluation_rows(inputs.summary),
         "columns": evaluation_tables.evaluation_columns(inputs.summary),
+        "replies": evaluation_tables.reply_table(inputs.summary),
         "kinds": evaluation_tables.kind_tables(inputs.summary),
         "facts": curves.run_facts(inputs.metrics, inputs.warm_start),
         "gallery": gallery,

@@ -46,7 +46,7 @@ class RunWorld:
         where: what was played, of a summary.
         compare: sentences of the headline about other players, of a summary and the policies' names.
         tiles: players that get a tile.
-        columns: of the evaluation table.
+        columns: of the evaluation table. replies: of a second one, about how was answered.
         notes: lines below it.
         rivals: players beside the policies in tables by kind.
         cuts: those tables.
@@ -60,6 +60,7 @@ class RunWorld:
     compare: Callable[[Summary, Sequence[str]], list[str]]
     tiles: tuple[str, ...]
     columns: tuple[Column, ...]
+    replies: tuple[Column, ...]
     notes: tuple[str, ...]
     rivals: tuple[str, ...]
     cuts: tuple[Cut, ...]
@@ -73,10 +74,10 @@ def run_world(task: Any) -> RunWorld:
     return _WORLDS[known.world]
 
 
-def columns_of(summary: Summary) -> list[Column]:
-    """Columns of a summary's evaluation table that are the world's own."""
-    single = summary.get("turn_limit") == 1
-    return [column for column in run_world(summary.get("task")).columns if not (single and column.several)]
+def columns_of(summary: Summary, *, replies: bool = False) -> list[Column]:
+    """Columns that are the world's own, of a summary's evaluation table or of the second one."""
+    world, single = run_world(summary.get("task")), summary.get("turn_limit") == 1
+    return [column for column in (world.replies if replies else world.columns) if not (single and column.several)]
 
 
 def _levels_played(summary: Summary) -> str:
@@ -175,6 +176,7 @@ _WORLDS: Mapping[World, RunWorld] = {
         compare=_compare_moves,
         tiles=("random_legal", "solver"),
         columns=(Column("moves ÷ fewest", lambda row: number(row.get("steps_over_optimal"))), _INVALID),
+        replies=(),
         notes=(
             "Moves ÷ fewest: mean over solved episodes whose fewest moves are known. Invalid replies: share of replies "
             "without a move.",
@@ -194,6 +196,8 @@ _WORLDS: Mapping[World, RunWorld] = {
         columns=(
             Column("first attempt", lambda row: percent(_part("first_attempt", "solve_rate")(row)), several=True),
             Column("plausible", lambda row: percent(row.get("plausible_share"))),
+        ),
+        replies=(
             _INVALID,
             Column("tool calls", lambda row: number(_part("tools", "calls")(row)), several=True),
             Column("valid calls", lambda row: percent(_part("tools", "valid_share")(row)), several=True),
