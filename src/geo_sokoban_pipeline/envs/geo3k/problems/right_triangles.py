@@ -23,40 +23,35 @@ _ROUND = (" Round to the nearest tenth.", " Round to the nearest tenth, if neces
 
 def pythagoras(generator: random.Random, difficulty: Difficulty) -> Sketch:
     """Two sides of a right triangle give the third: whole numbers, surds, or decimals to be rounded."""
-    if difficulty == "easy":
-        one, other, _ = generator.choice(TRIPLES)
-        scale = 1
-    else:
-        scale = 1 if difficulty == "medium" else 10
-        one = generator.randint(3 * scale, 20 * scale)
-        other = generator.randint(math.ceil(0.45 * one), math.floor(2.2 * one))
+    scale = 10 if difficulty == "hard" else 1
     asked = generator.choice(("hypotenuse", "leg"))
-    squares = (Fraction(one, scale) ** 2, Fraction(other, scale) ** 2)
-    if asked == "leg" and difficulty != "easy":
-        # The given side `one` becomes the hypotenuse, so that what is given stays short to write.
-        one, other = max(one, other), min(one, other)
-        squares = (Fraction(one, scale) ** 2, Fraction(other, scale) ** 2)
-        if not 0.35 < other / one < 0.93:
-            return pythagoras(generator, difficulty)
-        unknown = exact(1, squares[0] - squares[1])
-        legs = (float(unknown), other / scale)
-        sides = (("x", float(unknown)), (_written(other, scale), other / scale), (_written(one, scale), one / scale))
-        given: Numbers = (("hypotenuse", one), ("leg", other))
-    elif asked == "leg":
-        hypotenuse = math.isqrt(one * one + other * other)
+    first, leg = _given_sides(generator, asked, difficulty, scale)
+    one, other = Fraction(first, scale), Fraction(leg, scale)
+    written = [(exact(side).decimal(), float(side)) for side in (one, other)]
+    if asked == "hypotenuse":
+        unknown = exact(1, one * one + other * other)
+        sides = (written[0], written[1], ("x", float(unknown)))
+        given: Numbers = (("leg", min(first, leg)), ("other", max(first, leg)))
+    else:
+        unknown = exact(1, one * one - other * other)
+        sides = (("x", float(unknown)), written[1], written[0])
+        given = (("hypotenuse", first), ("leg", leg))
+    numbers, legs = (*given, ("scale", scale)), (sides[0][1], sides[1][1])
+    rounded = difficulty == "hard"
+    label = unknown.decimal(1) if rounded else unknown.label
+    return _right_triangle(generator, legs, sides, (), numbers, unknown, label, rounded=rounded)
+
+
+def _given_sides(generator: random.Random, asked: str, difficulty: Difficulty, scale: int) -> tuple[int, int]:
+    """The hypotenuse (or a leg, where the hypotenuse is asked for) and a leg, `scale` times as long as they are."""
+    if difficulty == "easy":
+        one, other, hypotenuse = generator.choice(TRIPLES)
         if generator.random() < 0.5:
             one, other = other, one
-        unknown, legs = exact(one), (float(one), float(other))
-        sides = (("x", float(one)), (str(other), float(other)), (str(hypotenuse), float(hypotenuse)))
-        given = (("hypotenuse", hypotenuse), ("leg", other))
-    else:
-        unknown = exact(1, squares[0] + squares[1])
-        legs = (one / scale, other / scale)
-        sides = ((_written(one, scale), legs[0]), (_written(other, scale), legs[1]), ("x", float(unknown)))
-        given = (("leg", min(one, other)), ("other", max(one, other)))
-    numbers = (*given, ("scale", scale))
-    label = unknown.decimal(1) if difficulty == "hard" else unknown.label
-    return _right_triangle(generator, legs, sides, (), numbers, unknown, label, rounded=difficulty == "hard")
+        return (one, other) if asked == "hypotenuse" else (hypotenuse, one)
+    first = generator.randint(4 * scale, 32 * scale)
+    low, high = (0.5, 1.0) if asked == "hypotenuse" else (0.4, 0.92)
+    return first, generator.randint(math.ceil(low * first), math.floor(high * first))
 
 
 def special_right_triangle(generator: random.Random, difficulty: Difficulty) -> Sketch:
@@ -86,10 +81,6 @@ def special_right_triangle(generator: random.Random, difficulty: Difficulty) -> 
     corner = generator.choice((1, 2))
     marked = ((corner, degrees if corner == 1 else 90 - degrees),)
     return _right_triangle(generator, legs, sides, marked, numbers, values[asked], values[asked].label)
-
-
-def _written(number: int, scale: int) -> str:
-    return str(number) if scale == 1 else exact(Fraction(number, scale)).decimal()
 
 
 def _right_triangle(
