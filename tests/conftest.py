@@ -70,6 +70,22 @@ def sokoban_rows() -> Callable[..., list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="session")
+def geometry_rows() -> Callable[..., list[dict[str, Any]]]:
+    """Factory of prompt rows: `geometry_rows(count, task, **data options)`, tiny generated problems by default."""
+    from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS
+    from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
+
+    def make(count: int, task: str = "geo3k", **changes: Any) -> list[dict[str, Any]]:
+        counts = {"train": count, "validation": 0, "eval": 0}
+        options: Any = DATA_OPTIONS[task].model_validate({"counts": counts} | changes)
+        raw = read_problems(options, task)
+        index, _ = check_problems(raw, options, task)
+        return list(make_prompts(raw, index, options, task)[0])
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def train_options() -> TrainOptions:
     """Options of `conf/base/parameters/train_sokoban.yml`, in one process."""
     import yaml

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.hooks.parameters import name_tasks
 from geo_sokoban_pipeline.options import ParameterError
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,20 @@ def test_every_node_knows_run_id_and_fresh(project):
         {"seed": 0, "run_id": "default", "fresh": False},
         {"seed": 7, "run_id": "2", "fresh": True},
     ]
+
+
+def test_sections_say_what_their_names_do():
+    """A training section names its task, one on stored runs the task's own ones, unless it names others."""
+    named = name_tasks(
+        {"train_geo3k": {"seed": 1}, "evaluate_geo3k": {"source": {"run_id": "x"}}, "update_geo3k": None}
+        | {"rollout_geo3k": {"iterations": 2, "source": {"run": "train_sokoban"}}}
+    )
+    assert named["train_geo3k"] == {"seed": 1, "task": "geo3k"}
+    assert named["train_geo3k_multi_turn"] == {"task": "geo3k_multi_turn"}
+    assert named["evaluate_geo3k"] == {"source": {"run": "train_geo3k", "run_id": "x"}}
+    assert named["update_geo3k"] == {"source": {"run": "train_geo3k"}}
+    assert named["rollout_geo3k"] == {"iterations": 2, "source": {"run": "train_sokoban"}}
+    assert named["control_sokoban"] == {"source": {"run": "train_sokoban"}}
 
 
 def test_refusal_is_a_plain_message_on_the_command_line_only():

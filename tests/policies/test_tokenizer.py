@@ -69,3 +69,33 @@ def test_same_vocabulary_under_any_hash_seed(seed):
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, check=True)
     here = hashlib.sha256(build_tokenizer().backend_tokenizer.to_str().encode()).hexdigest()
     assert done.stdout.strip() == here
+
+
+GEOMETRY = build_tokenizer(texts="geo3k")
+CALL = '<tool_call>{"name": "calc_score", "arguments": {"answer": "61"}}</tool_call> \\boxed{61}'
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("\\boxed{61}<|im_end|>", 5),
+        ("\\boxed{30.5}<|im_end|>", 7),
+        (f"{CALL}<|im_end|>", 12),
+        ("Find $x$.", 4),
+        ("wrong, try again", 4),
+        ("wrong, last chance", 4),
+        ("correct", 1),
+        ("assistant", 1),
+    ],
+)
+def test_geometry_in_few_tokens(text, tokens):
+    ids = GEOMETRY(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) == tokens
+    assert GEOMETRY.decode(ids) == text
+
+
+def test_each_world_has_a_vocabulary_of_its_own():
+    """Sokoban's is the one that stored policies were trained with."""
+    words = sorted(TOKENIZER.get_vocab(), key=TOKENIZER.get_vocab().get)
+    assert hashlib.sha256("\n".join(words).encode()).hexdigest()[:16] == "a3fb40d95707e159"
+    assert "\\boxed{" in GEOMETRY.get_vocab() and "\\boxed{" not in words

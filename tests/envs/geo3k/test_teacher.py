@@ -1,0 +1,112 @@
+"""Teachers of geometry: how often they are right, what they write, when they call the tool."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from geo_sokoban_pipeline.envs.geo3k.answer_env import build_env as build_answer_env
+from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
+from geo_sokoban_pipeline.envs.geo3k.teacher import build_teacher
+from geo_sokoban_pipeline.envs.geo3k.tool_call import parse_tool_call
+from geo_sokoban_pipeline.envs.teachers import make_teacher
+from geo_sokoban_pipeline.options.geo3k_training import GeometryTeacherOptions
+from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
+
+RULES = [("a", "46"), ("180 - a", "134"), ("90 - a", "44"), ("a / 2", "23"), ("2 a", "92")]
+ROW = {
+    "id": "r",
+    "answer": "134",
+    "candidates": [{"rule": rule, "label": label} for rule, label in RULES],
+    "columns": json.dumps({"numbers": {"a": 46, "length": 12}}),
+}
+BARE = {"id": "b", "answer": "5 \\sqrt { 3 }", "candidates": [], "columns": "{}"}
+
+
+def play(row, turns=1, seed=0, name="plausible", patience=None, noise=0.0, **arguments):
+    """Replies and the environment after them; with more than one turn there is a tool."""
+    env = build_answer_env(row, {}) if turns == 1 else build_tool_env(row, {"max_turns": turns})
+    env.reset()
+    teacher = build_teacher(name, patience, noise, **arguments)
+    teacher.begin(row)
+    generator, replies, done = random.Random(seed), [], False
+    while not done and len(replies) < turns:
+        replies.append(teacher.reply(env, generator))
+        _, done, _ = env.step(replies[-1])
+    env.conclude(replies, "completed")
+    return replies, env
+
+
+def test_a_rule_at_random_is_right_about_once_in_as_many():
+    answers = Counter(extract_answer(play(ROW, seed=seed)[0][0]) for seed in range(500))
+    assert set(answers) == {label for _, label in RULES}
+    assert all(70 < times < 130 for times in answers.values())  # 100 each, standard deviation 9
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "reply"),
+    [
+        (ROW, {"name": "solver"}, "\\boxed{134}"),
+        (BARE, {"name": "solver"}, "\\boxed{5 \\sqrt { 3 }}"),
+        (BARE, {"name": "plausible"}, "\\boxed{5 \\sqrt { 3 }}"),  # without rules it knows the label alone
+        (ROW, {"name": "constant", "answer": "60"}, "\\boxed{60}"),
+        (ROW, {"name": "solver", "working": True}, "a=46 180 - a \\boxed{134}"),
+        (BARE, {"name": "solver", "working": True}, "\\boxed{5 \\sqrt { 3 }}"),
+    ],
+)
+def test_one_reply(row, arguments, reply):
+    assert play(row, **arguments)[0] == [reply]
+
+
+def test_noise_follows_rules_at_random():
+    right = sum(play(ROW, seed=seed, name="solver", noise=0.5)[1].final_metrics()["success"] for seed in range(400))
+    assert 200 < right < 280  # 0.5 + 0.5 / 5 of them
+
+
+def test_it_calls_the_tool_with_another_rule_each_time_and_ends_without_it():
+    for seed in range(40):
+        replies, env = play(ROW, turns=3, seed=seed)
+        answers = [extract_answer(reply) for reply in replies]
+        assert len(set(answers)) == len(answers)
+        calls = [parse_tool_call(reply) for reply in replies]
+        assert [call.answer if call else None for call in calls] == [*answers[:2], None][: len(answers)]
+        # It goes on only while it is wrong, so an early end is a right one.
+        assert len(replies) == 3 or env.final_metrics()["success"] == 1.0
+        assert env.final_metrics()["success"] == float(answers[-1] == "134")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "calls"), [({"tool_share": 0.0}, 0), ({"tool_share": 1.0, "patience": 1}, 1), ({"patience": 0}, 0)]
+)
+def test_when_it_answers_without_the_tool(arguments, calls):
+    wrong = {**ROW, "answer": "7"}
+    replies, env = play(wrong, turns=4, **arguments)
+    assert env.final_metrics()["tool_calls"] == calls
+    assert len(replies) == calls + 1 and replies[-1].startswith("\\boxed{")
+
+
+def test_latex_survives_the_call():
+    (reply, *_), env = play(BARE, turns=2, name="solver")
+    assert parse_tool_call(reply).answer == "5 \\sqrt { 3 }"
+    assert env.final_metrics()["tool_correct"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "direct"}, "teacher.name='direct': must be one of plausible, solver, constant"),
+        ({"name": "constant"}, "args.answer is needed"),
+        ({"name": "solver", "tool_share": 1.5}, "args.tool_share=1.5: must be in"),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build_teacher(**arguments)
+
+
+def test_options_make_the_teacher_of_a_row():
+    teacher = make_teacher(GeometryTeacherOptions(name="constant", args={"answer": "9", "working": True}), ROW)
+    assert teacher.reply(build_answer_env(ROW, {}), random.Random(0)) == "\\boxed{9}"

@@ -1,0 +1,211 @@
+"""Evaluation of geometry: records, rows, what cannot be measured, other problems' pictures, other players."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.evaluation.answers import (
+    AnswerRecord,
+    answer_disguises,
+    answer_numbers,
+    record_answer,
+    shuffle_pictures,
+    summarise_answers,
+)
+from geo_sokoban_pipeline.evaluation.baselines import play_baselines
+from geo_sokoban_pipeline.evaluation.endings import Ending
+from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
+from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+
+ROW = {
+    "id": "p",
+    "family": "linear_pair",
+    "answer_form": "integer",
+    "difficulty": "tiny",
+    "candidates": [{"rule": "a", "label": "46"}, {"rule": "180 - a", "label": "134"}],
+}
+LABELS = {"family": "linear_pair", "answer_form": "integer", "difficulty": "tiny"}
+
+
+def record(prompt_id: str = "p", success: bool = True, **changes: Any) -> AnswerRecord:
+    values: dict[str, Any] = {
+        "first_attempt": success,
+        "ret": float(success),
+        "turns": 1,
+        "invalid_turns": 0,
+        "answered": True,
+        "tool_calls": 0,
+        "valid_tool_calls": 0,
+        "plausible": None,
+        "tokens": 5,
+        "truncated": False,
+        "repetition": False,
+        "labels": LABELS,
+    }
+    return AnswerRecord(prompt_id=prompt_id, success=success, **(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "replies", "changes"),
+    [
+        ({"success": 1.0, "has_answer": 1.0}, ["\\boxed{134}"], {"plausible": True, "tokens": None}),
+        (
+            {"success": 0.0, "has_answer": 1.0, "first_attempt_correct": 1.0}
+            | {"tool_calls": 2.0, "valid_tool_calls": 1.0},
+            ["\\boxed{134}", "no \\boxed{ 4 6 }"],  # the last one counts, whatever blanks it has
+            {"success": False, "first_attempt": True, "plausible": True, "tokens": None, "turns": 2}
+            | {"ret": 1.0, "tool_calls": 2, "valid_tool_calls": 1},
+        ),
+        (
+            {"success": 0.0, "invalid_turns": 1.0, "repetition": 1.0, "turns": 1.0},
+            ["90"],
+            {"success": False, "first_attempt": False, "answered": False, "plausible": False, "tokens": None}
+            | {"ret": 1.0, "invalid_turns": 1, "repetition": True},
+        ),
+        ({}, [], {"success": False, "first_attempt": False, "answered": False, "plausible": False, "turns": 0}
+         | {"ret": 1.0, "tokens": None}),
+    ],
+)  # fmt: skip
+def test_record(metrics, replies, changes):
+    assert record_answer(Ending(ROW, metrics, 1.0, replies)) == record(**changes)
+
+
+def test_a_row_that_says_little():
+    found = record_answer(Ending({"id": 3, "candidates": []}, {"success": 1.0}, None, ["\\boxed{1}"], 4, True))
+    assert (found.prompt_id, found.plausible, found.tokens, found.truncated) == ("3", None, 4, True)
+    assert set(found.labels.values()) == {"unknown"}
+
+
+RECORDS = [
+    record("a", first_attempt=False, tool_calls=2, valid_tool_calls=2, turns=2, tokens=24, plausible=True),
+    record("a", False, tool_calls=1, truncated=True, tokens=30, plausible=False, invalid_turns=1),
+    record("b", True, ret=None, tokens=6, labels={**LABELS, "family": "arc"}),
+    record("b", False, answered=False, repetition=True, tokens=40, labels={**LABELS, "family": "arc"}),
+]
+
+
+def test_row():
+    row = summarise_answers(RECORDS, policy="final", mode="greedy")
+    low, high = wilson_interval(2, 4)
+    first_low, first_high = wilson_interval(1, 4)
+    half = dict(zip(("low", "high"), wilson_interval(1, 2), strict=True))
+    counts = {"episodes": 2, "solved": 1, "solve_rate": 0.5, **half}
+    assert row == {
+        "policy": "final",
+        "mode": "greedy",
+        "episodes": 4,
+        "solved": 2,
+        "solve_rate": 0.5,
+        "low": low,
+        "high": high,
+        "mean_return": pytest.approx(1 / 3),
+        "invalid_share": pytest.approx(1 / 5),
+        "pass_at_k": pytest.approx({"1": 0.5, "2": 1.0}),
+        "first_attempt": {"episodes": 4, "solved": 1, "solve_rate": 0.25, "low": first_low, "high": first_high},
+        "answered_share": 0.75,
+        "plausible_share": 0.5,
+        "tools": {"called_share": 0.5, "calls": 0.75, "valid_share": pytest.approx(2 / 3)},
+        "responses": {
+            "tokens_mean": 25.0,
+            "tokens_median": 27.0,
+            "tokens_max": 40.0,
+            "truncated_share": 0.25,
+            "repetition_share": 0.25,
+        },
+        "breakdowns": {
+            "family": [
+                {"label": "arc", **counts, "first_attempts": 1},
+                {"label": "linear_pair", **counts, "first_attempts": 0},
+            ],
+            "answer_form": [
+                {"label": "integer", "episodes": 4, "solved": 2, "solve_rate": 0.5, "low": low, "high": high}
+                | {"first_attempts": 1}
+            ],
+            "difficulty": [
+                {"label": "tiny", "episodes": 4, "solved": 2, "solve_rate": 0.5, "low": low, "high": high}
+                | {"first_attempts": 1}
+            ],
+        },
+    }
+    json.dumps(row, allow_nan=False)
+    assert answer_numbers(row)["first_attempt_rate"] == 0.25
+
+
+def test_nothing_played_is_none_not_zero():
+    row = summarise_answers([], policy="constant", mode="-")
+    assert (row["episodes"], row["low"], row["high"], row["breakdowns"]) == (0, 0.0, 1.0, {})
+    numbers = answer_numbers(row)
+    assert {name for name, value in numbers.items() if value is not None} == {"low", "high"}
+
+
+OUTCOMES = st.builds(
+    record,
+    prompt_id=st.sampled_from("abc"),
+    success=st.booleans(),
+    first_attempt=st.booleans(),
+    plausible=st.none() | st.booleans(),
+    tokens=st.none() | st.integers(0, 9),
+    turns=st.integers(0, 3),
+    labels=st.fixed_dictionaries({"family": st.sampled_from(["x", "y"]), "answer_form": st.just("pi")}),
+)
+
+
+@given(st.lists(OUTCOMES, max_size=15))
+def test_breakdowns_add_up_and_every_number_is_json(records):
+    row = summarise_answers(records)
+    json.dumps(row, allow_nan=False)
+    for cells in row["breakdowns"].values():
+        assert sum(cell["episodes"] for cell in cells) == row["episodes"]
+        assert sum(cell["solved"] for cell in cells) == row["solved"]
+        assert sum(cell["first_attempts"] for cell in cells) == row["first_attempt"]["solved"]
+
+
+def test_pictures_are_those_of_other_problems():
+    rows = [{"id": n, "prompt": f"q{n}", "images": [f"one{n}"], "answer": str(n)} for n in range(6)]
+    rows += [{"id": 6, "images": ["x", "y"]}, {"id": 7, "images": ["v", "w"]}, {"id": 8, "images": None}]
+    shown = shuffle_pictures(rows, 0)
+    assert shown == shuffle_pictures(rows, 0) != shuffle_pictures(rows, 1)
+    for before, after in zip(rows, shown, strict=True):
+        assert {**before, "images": None} == {**after, "images": None}
+        assert len(before["images"] or []) == len(after["images"] or [])
+    assert all(before["images"] != after["images"] for before, after in zip(rows[:8], shown[:8], strict=True))
+    assert sorted(row["images"][0] for row in shown[:6]) == sorted(row["images"][0] for row in rows[:6])
+    assert shown[8]["images"] is None
+
+
+def test_disguises_that_were_asked_for():
+    def names(**evaluation: Any) -> list[str]:
+        options = Geo3kTrainOptions.model_validate({"evaluation": evaluation})
+        return [disguise.suffix for disguise in answer_disguises([{"id": 1, "images": []}], options, 0)]
+
+    assert names() == ["_blank", "_shuffled"]
+    assert names(blank_images=False) == ["_shuffled"]
+    assert names(shuffled_images=False, blank_images=False) == []
+
+
+@pytest.mark.parametrize("model", [Geo3kTrainOptions, Geo3kMultiTurnTrainOptions])
+def test_players_without_a_policy(model, geometry_rows):
+    options = model()
+    rows = geometry_rows(60, options.task)
+    frequent = rows[0]["answer"]
+    training = [*rows, *({**rows[0], "id": f"again{n}"} for n in range(5))]
+    found = {row["policy"]: row for row in play_baselines(rows, training, options, 0)}
+    assert list(found) == ["label", "most_frequent", "teacher (plausible)"]
+    assert found["label"]["solve_rate"] == 1.0
+    assert found["most_frequent"]["solved"] == sum(row["answer"] == frequent for row in rows)
+    assert found["teacher (plausible)"]["plausible_share"] == 1.0
+    several = options.rollout.max_turns > 1
+    teacher = found["teacher (plausible)"]
+    assert (teacher["tools"]["calls"] > 0) == several
+    assert (teacher["solved"] > teacher["first_attempt"]["solved"]) == several
+    assert 0.08 < teacher["first_attempt"]["solve_rate"] < 0.4  # once in five rules, of 60 episodes
+
+
+def test_without_training_prompts_nobody_knows_what_is_frequent(geometry_rows):
+    options = Geo3kTrainOptions.model_validate({"warm_start": {"steps": 0}})
+    assert [row["policy"] for row in play_baselines(geometry_rows(3), [], options, 0)] == ["label"]
