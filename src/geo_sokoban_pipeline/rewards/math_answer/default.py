@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.rewards.math_answer.units import strip_unit
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Equivalence, Grade, Rule, Undecided
 
 LONGEST_ANSWER = 200  # characters within the box
+LONGEST_LABEL = 1000
 
 _Verdict = tuple[bool, Rule] | Equivalence
 
@@ -63,7 +64,7 @@ def _label_form(label: str) -> str:
     """The normalised label; empty where there is none that could be compared."""
     inner = extract_answer(label) if "\\boxed" in label else label
     try:
-        return normalise(inner or "")
+        return normalise(inner or "") if len(label) <= LONGEST_LABEL else ""
     except MalformedError:
         return ""
 

@@ -11,11 +11,12 @@ from fractions import Fraction
 
 from geo_sokoban_pipeline.rewards.math_answer.surds import OutsideError, Surd, TooLargeError
 
-_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
+_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
 _MIXED_LATEX = re.compile(r"\s*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _MIXED_PLAIN = re.compile(r"\s+(\d+)\s*/\s*(\d+)(?!\d)")
 _SPACE = re.compile(r"\s*")
 _DEEPEST = 40
+_MOST_DIGITS = 600
 _TIMES = ("\\cdot", "\\times", "*")
 _OVER = ("\\div", "/")
 _PERCENT = ("\\%", "%")
@@ -167,6 +168,8 @@ class _Reader:
         found = _NUMBER.match(self.text, self.at)
         if found is None:
             raise UnreadableError("no number")
+        if len(found[0]) > _MOST_DIGITS:
+            raise NoValueError("too many digits")
         self.at = found.end()
         number = Fraction(found[0].rstrip(".") if found[0].endswith(".") else found[0])
         if mixed and found[0].isdigit():

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 _MACRO = r"\\[A-Za-z]+"
+# One letter at a time: two ways to split a word would be exponentially many for a sentence.
 _NAME = re.compile(
-    r"(?:[A-Za-z]+|\\(?:angle|triangle|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|sin|cos|tan|odot)"
+    r"(?:[A-Za-z]|\\(?:angle|triangle|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|sin|cos|tan|odot)"
     r"(?![A-Za-z])|(?<=\\angle) ?\d+|_(?:\{\w+\}|\w)|'|\s)+"
 )
 _EQUALS = re.compile(r"(?<![<>!])=|\\approx(?![A-Za-z])")

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import partial
 
-_DEEPEST = 60  # groups within groups; the original gives up as well, on a recursion error
+_DEEPEST = 60  # groups and arguments within each other; the original gives up as well, on a recursion error
 
 _SYMBOLS = r"""
     alpha=α beta=β gamma=γ delta=δ epsilon=ϵ zeta=ζ eta=η theta=θ iota=ι kappa=κ lambda=λ mu=μ nu=ν xi=ξ omicron=ο
@@ -72,9 +72,7 @@ class _Reader:
 
     def read_until(self, closing: str | None) -> str:
         """Text up to a closing brace or `\\end`, which is read too; None: up to the end of the formula."""
-        self.depth += 1
-        if self.depth > _DEEPEST:
-            raise UnreadableError("groups are nested too deeply")
+        self._descend()
         parts: list[str] = []
         while self.at < len(self.latex):
             if closing == "}" and self.latex[self.at] == "}":
@@ -126,7 +124,10 @@ class _Reader:
         self._skip(re.compile(r"\s+"))
         if self.at >= len(self.latex) or self.latex[self.at] == "}":
             raise UnreadableError("an argument is missing")
-        return self._read_one()
+        self._descend()
+        argument = self._read_one()
+        self.depth -= 1
+        return argument
 
     def _read_environment(self) -> str:
         found = _BRACED_NAME.match(self.latex, self.at)
@@ -140,6 +141,11 @@ class _Reader:
             return body
         rows = (" ".join(cell.strip() for cell in row.split("   ")) for row in body.strip().split("\n"))
         return f"[ {'; '.join(row.strip() for row in rows)} ]"
+
+    def _descend(self) -> None:
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise UnreadableError("groups are nested too deeply")
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
         if found := pattern.match(self.latex, self.at):

@@ -21,7 +21,6 @@ from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equiva
 Answer = Literal["yes", "no", "timeout", "failed"]
 _PACKAGE_ROOT = Path(__file__).parents[3]
 _STARTING_SECONDS = 120.0  # a busy machine needs many for the imports
-_GRACE = 0.4  # seconds that a worker is given to report a timeout itself
 
 
 class WorkerError(RuntimeError):
@@ -62,17 +61,20 @@ class WorkerProcess:
             env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
             start_new_session=True,  # Ctrl-C is for the parent, which closes it
         )
-        reply = self._read(_STARTING_SECONDS)
+        try:
+            reply = self._read(_STARTING_SECONDS)
+        except EOFError:
+            reply = {"failed": "it ended"}
         if reply is None or "failed" in reply:
             self.stop()
-            reason = "it ended or said nothing" if reply is None else f"it failed:\n{reply['failed']}"
+            reason = f"not ready after {_STARTING_SECONDS} s" if reply is None else reply["failed"]
             raise WorkerError(f"no grading worker: {reason}. Is math-verify installed, and is there memory left?")
 
     def ask(self, question: Equivalence | Differences, seconds: float) -> Answer:
         """The answer to a question; a worker that exceeds the time or dies is stopped.
 
         Args:
-            seconds: time to work on it, more than 0. The call lasts at most half a second longer.
+            seconds: time to work on it, more than 0.
 
         Raises:
             WorkerError: no worker can be started.
@@ -80,18 +82,14 @@ class WorkerProcess:
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
-        deadline = time.monotonic() + seconds + _GRACE
         try:
             self._process.stdin.write(json.dumps({**asdict(question), "seconds": seconds}).encode("ascii") + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            self.stop()
-            return "failed"
-        reply = self._read(deadline - time.monotonic())
+            reply = self._read(seconds)
+        except (BrokenPipeError, EOFError):
+            reply = {"answer": "failed", "last": True}
         if reply is None:
-            died = self._process.poll() is not None
-            self.stop()
-            return "failed" if died and time.monotonic() < deadline else "timeout"
+            reply = {"answer": "timeout", "last": True}
         if reply["last"]:
             self.stop()
         return reply["answer"]
@@ -109,7 +107,11 @@ class WorkerProcess:
             process.kill()
 
     def _read(self, seconds: float) -> dict[str, Any] | None:
-        """The next line of the worker; None: it did not come in time, or the worker ended."""
+        """The next line of the worker; None: it did not come in time.
+
+        Raises:
+            EOFError: the worker has ended.
+        """
         assert self._process is not None
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
@@ -122,7 +124,7 @@ class WorkerProcess:
                 return None
             read = os.read(pipe, 1 << 16)
             if not read:
-                return None
+                raise EOFError
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)

@@ -1,0 +1,150 @@
+"""Numeric rule: what is read as which exact number, and what is not read."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from geo_sokoban_pipeline.rewards.math_answer.numeric_rule import NoValueError, UnreadableError, read_number, within
+from geo_sokoban_pipeline.rewards.math_answer.surds import OutsideError, Surd
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("12.50", "25/2"),
+        (".5", "\\frac12"),
+        ("5.", "5"),
+        ("+3", "3"),
+        ("- 8", "-8"),
+        ("-(3 - 5)", "2"),
+        ("7 3/4", "7.75"),
+        ("1\\frac{1}{2}", "\\frac{3}{2}"),
+        ("-1 \\frac12", "-1.5"),
+        ("6/14", "\\frac { 3 } { 7 }"),
+        ("50\\%", "0.5"),
+        ("50%", "1/2"),
+        ("2^{10}", "1024"),
+        ("2^10", "1024"),
+        ("2^{2^2}", "16"),
+        ("2^{-1}", "0.5"),
+        ("4^{\\frac12}", "2"),
+        ("\\sqrt{12}", "2\\sqrt3"),
+        ("\\sqrt 12", "2 \\sqrt { 3 }"),
+        ("\\sqrt(12)", "2\\cdot\\sqrt{3}"),
+        ("\\sqrt{\\frac{1}{2}}", "\\frac{\\sqrt{2}}{2}"),
+        ("\\sqrt{0.5}", "\\frac{1}{\\sqrt2}"),
+        ("\\sqrt{0}", "0"),
+        ("\\frac{15}{\\sqrt{3}}", "5 \\sqrt { 3 }"),
+        ("\\frac{4}{5\\sqrt{2}}", "\\frac { 2 \\sqrt { 2 } } { 5 }"),
+        ("2(20+7\\sqrt{2})", "40 + 14 \\sqrt { 2 }"),
+        ("\\frac{1}{1+\\sqrt2}", "\\sqrt{2}-1"),
+        ("(1+\\sqrt{2})(1-\\sqrt{2})", "-1"),
+        ("9\\pi\\sqrt{2}", "9 \\sqrt 2 \\pi"),
+        ("16(4-\\pi)", "64 - 16 \\pi"),
+        ("\\frac{22\\pi}{5}", "\\frac { 22 } { 5 } \\pi"),
+        ("\\frac { 8 } { \\sqrt 3 } \\pi", "\\frac{8\\sqrt{3}\\pi}{3}"),
+        ("\\pi\\div\\pi", "1"),
+        ("\\frac{\\pi}{4}", "0.25\\pi"),
+        ("6\\times-2", "-12"),
+    ],
+)
+def test_equal_numbers(text, same):
+    assert read_number(text) == read_number(same)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("15.000000000000000001", "15"),
+        ("0.333333333333333333333333333333", "1/3"),
+        ("\\sqrt{2}", "1.41421356237309504880"),
+        ("3.14159265358979323846", "\\pi"),
+        ("\\frac{22}{7}", "\\pi"),
+        ("5\\sqrt{2}", "5\\sqrt{3}"),
+        ("7\\frac{3}{4}", "\\frac{21}{4}"),
+    ],
+)
+def test_other_numbers(text, other):
+    assert read_number(text) != read_number(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "x", "1 3", "13 14", "1.2.3", "--5", "5-", "/5", "*5", "5!", "(5", "5)", "{5", "5}", "()", "\\sqrt{}"),
+        *("\\frac{1}", "\\frac", "\\sqrt", "\\sqrt[3]{8}", "8^{1/3}", "2^x", "2^2^2", "\\sqrt{-1}", "5=5"),
+        *("\\sqrt{1+\\sqrt{2}}", "\\sqrt{\\pi}", "\\frac{1}{1+\\pi}", "\\pitchfork", "1e5", "5,5", "(" * 100 + "5"),
+        *("\\frac{1}{\\sqrt2+\\sqrt3+\\sqrt5}", "2**3", "|5|", "[5]", "５", "\\text{5}", "5 \\cdot", "\\sqrt{10^{40}}"),
+    ],
+)
+def test_unreadable(text):
+    with pytest.raises(UnreadableError):
+        read_number(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1/0", "\\frac{1}{0}", "0^{-1}", "1/(2-2)", "2^{1000000000}", "10^{4000}", "(2^{999})^{999}"),
+        *("0.1^{9999}", "2^{-99999}"),
+    ],
+)
+def test_no_value(text):
+    with pytest.raises(NoValueError):
+        read_number(text)
+
+
+small = st.integers(-30, 30)
+surds = st.builds(
+    lambda a, b, n, c, m: (
+        Surd.rational(Fraction(a, m)) + Surd.rational(b) * Surd.rational(n).root() + Surd.rational(c) * Surd.pi()
+    ),
+    small,
+    small,
+    st.integers(0, 200),
+    small,
+    st.integers(1, 12),
+)
+
+
+@given(surds, surds, surds)
+def test_arithmetic_is_that_of_real_numbers(a, b, c):
+    assert a * (b + c) == a * b + a * c
+    assert math.isclose(float(a * b + c), float(a) * float(b) + float(c), rel_tol=1e-9, abs_tol=1e-6)
+
+
+@given(surds, surds)
+def test_division_undoes_multiplication(a, b):
+    assume(b.terms)
+    try:
+        assert a * b / b == a
+    except OutsideError:
+        assert len(b.terms) > 1
+
+
+@given(st.integers(0, 10**9))
+def test_roots_are_square_free(number):
+    root = Surd.rational(number).root()
+    assert root * root == Surd.rational(number)
+    assert all(radicand % (d * d) for radicand, _ in root.terms for d in range(2, 60))
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "tolerance", "near"),
+    [
+        ("0.58", "0.53", 0.05, True),  # binary floats differ by a little more or less
+        ("0.55", "0.5", 0.05, True),
+        ("0.59", "0.53", 0.05, False),
+        ("\\frac{8}{15}", "0.53", 0.05, True),
+        ("5\\sqrt{3}", "8.7", 0.05, True),
+        ("5\\sqrt{2}", "8.7", 0.05, False),
+        ("8\\pi", "25.1", 0.05, True),
+    ],
+)
+def test_tolerance(answer, label, tolerance, near):
+    assert within(read_number(answer), read_number(label), tolerance) is near

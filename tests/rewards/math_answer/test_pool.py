@@ -1,0 +1,266 @@
+"""Workers, pool and grader: time limits, deadlines, ends of processes, one grade for equal texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from geo_sokoban_pipeline.rewards import grade_answer
+from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, GradingPool, WorkerError, prepare_grade
+from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equivalence
+from geo_sokoban_pipeline.rewards.math_answer.worker_process import WorkerProcess
+
+SOURCE = Path(__file__).parents[3] / "src"
+ALGEBRA = ("\\boxed{2y + y^2}", "y(y+2)")  # graded by algebra
+
+
+def bomb(number: int) -> Differences:
+    """A question that algebra does not finish in minutes."""
+    return Differences((f"((x+y+{number})**99*(x-y)**99*(x+3*y)**99)-(y)",))
+
+
+@pytest.fixture
+def worker():
+    process = WorkerProcess()
+    yield process
+    process.stop()
+
+
+def wait_until(condition, seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie has not been waited for and is not gone."""
+    return not psutil.pid_exists(pid)
+
+
+@pytest.mark.slow
+def test_worker_that_takes_too_long_is_killed_and_replaced(worker):
+    worker.start()
+    first = worker.pid
+    start = time.monotonic()
+    assert worker.ask(bomb(1), 1.0) == "timeout"
+    assert time.monotonic() - start < 1.5
+    assert worker.pid is None
+    assert is_gone(first)
+    assert worker.ask(Equivalence("x+1", "1+x"), 60) == "yes"
+    assert worker.pid not in (None, first)
+
+
+@pytest.mark.slow
+def test_worker_that_dies_fails_its_question_only(worker):
+    worker.start()
+    threading.Timer(0.3, worker.interrupt).start()
+    assert worker.ask(bomb(1), 60) == "failed"
+    assert worker.ask(Equivalence("x+1", "x"), 60) == "no"
+
+
+def test_worker_that_cannot_start_says_why(worker, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WorkerError, match="no grading worker: it ended"):
+        worker.ask(Equivalence("x", "x"), 1)
+    assert worker.pid is None
+
+
+@pytest.mark.slow
+def test_batch_of_bombs_ends_by_its_deadline():
+    pairs = [(f"\\boxed{{(x+y+{n})**99*(x-y)**99*(x+3y)**99}}", "x y") for n in range(512)]
+    with Grader("slime_exact", time_limit=1.0) as grader:
+        start = time.monotonic()
+        grades = grader.grade_all(pairs, patience=6.0)
+        assert time.monotonic() - start < 6.5
+        assert {(grade.correct, grade.rule) for grade in grades} == {(False, "timeout")}
+        assert [grade.extracted for grade in grades] == [pair[0][7:-1] for pair in pairs]
+        start = time.monotonic()
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.slow
+def test_bombs_do_not_keep_the_others_from_their_grades():
+    with Grader(workers=1, time_limit=30) as grader:
+        pairs = [("\\boxed{9**9**9**9}", "13"), ALGEBRA, ("\\boxed{(x+1)^{200}}", "13"), ("\\boxed{13}", "13")] * 128
+        grades = grader.grade_all(pairs)
+        assert [grade.correct for grade in grades] == [False, True, False, True] * 128
+
+
+@pytest.mark.slow
+def test_equal_texts_are_graded_once(monkeypatch):
+    asked = []
+    ask = WorkerProcess.ask
+    monkeypatch.setattr(WorkerProcess, "ask", lambda self, *words: asked.append(words) or ask(self, *words))
+    with Grader(workers=2, time_limit=60) as grader:
+        assert all(grade.correct for grade in grader.grade_all([ALGEBRA] * 100))
+        assert grader.grade(f"so {ALGEBRA[0]}", ALGEBRA[1]).correct
+        assert len(asked) == 1
+        assert not grader.grade(ALGEBRA[0], "y(y+3)").correct
+        assert len(asked) == 2
+
+
+@pytest.mark.slow
+def test_threads_and_event_loops_share_a_grader():
+    with Grader(time_limit=60) as grader:
+        pairs = [(f"\\boxed{{{n} + y}}", f"y + {n % 2}") for n in range(4)] * 8
+
+        async def grade_async() -> list[Grade]:
+            return list(await asyncio.gather(*(grader.grade_async(*pair) for pair in pairs)))
+
+        with ThreadPoolExecutor(8) as threads:
+            from_threads = list(threads.map(lambda pair: grader.grade(*pair), pairs))
+        assert from_threads == asyncio.run(grade_async()) == grader.grade_all(pairs)
+        assert [grade.correct for grade in from_threads[:4]] == [True, True, False, False]
+
+
+def test_event_loop_is_not_blocked():
+    async def late(grader: Grader) -> tuple[Grade, float]:
+        start = time.monotonic()
+        return await grader.grade_async(*ALGEBRA, patience=0.05), time.monotonic() - start
+
+    with Grader() as grader:  # a worker takes longer to start
+        grade, seconds = asyncio.run(late(grader))
+    assert (grade.correct, grade.rule, grade.extracted) == (False, "timeout", "2y + y^2")
+    assert seconds < 1
+
+
+def test_late_answers_are_not_remembered():
+    with Grader(time_limit=60) as grader:
+        assert grader.grade(*ALGEBRA, patience=0.01).rule == "timeout"
+        assert wait_until(lambda: grader.grade(*ALGEBRA).correct)
+
+
+@pytest.mark.slow
+def test_close_ends_workers_and_cancels_what_waits():
+    pool = GradingPool(workers=1, time_limit=60)
+    futures = [pool.submit(bomb(n), time.monotonic() + 60) for n in range(3)]
+    assert wait_until(lambda: pool.worker_pids != [])
+    (pid,) = pool.worker_pids
+    start = time.monotonic()
+    pool.close()
+    pool.close()
+    assert time.monotonic() - start < 10
+    assert is_gone(pid)
+    assert futures[-1].cancelled()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(bomb(1), time.monotonic())
+
+
+def test_nothing_starts_before_it_is_needed():
+    with Grader() as grader:
+        assert grader.grade("\\boxed{13}", "13").correct
+        assert not grader.grade("\\boxed{1000000!}", "13").correct
+        assert grader._pool.worker_pids == []
+
+
+PARENT = """
+import json, sys, time
+from geo_sokoban_pipeline.rewards.math_answer import GradingPool
+from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences
+pool = GradingPool(workers=2, time_limit=60)
+for number in range(2):
+    pool.submit(Differences((f"((x+y+{number})**99*(x-y)**99*(x+3*y)**99)-(y)",)), time.monotonic() + 60)
+while len(pool.worker_pids) < 2:
+    time.sleep(0.05)
+time.sleep(float(sys.argv[1]))
+print(json.dumps(pool.worker_pids), flush=True)
+time.sleep(600 if sys.argv[2] == "wait" else 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seconds", "how"), [("0", "killed"), ("5", "killed"), ("5", "ends")], ids=["starting", "busy", "ends"]
+)
+def test_workers_end_with_their_parent(seconds, how):
+    words = [sys.executable, "-c", PARENT, seconds, "wait" if how == "killed" else "end"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        pids = json.loads(parent.stdout.readline())
+        assert len(pids) == 2
+        if how == "killed":
+            parent.send_signal(signal.SIGKILL)
+        parent.wait(timeout=60)
+    assert wait_until(lambda: all(is_gone(pid) or _is_zombie(pid) for pid in pids))
+
+
+def _is_zombie(pid: int) -> bool:
+    """Orphans are reaped by process 1, which in a container may not do so."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"grader": "strict"}, "grader='strict': must be one of default, slime_exact, geo3k"),
+        ({"tolerance": -1.0}, "tolerance=-1.0"),
+        ({"tolerance": float("nan")}, "tolerance=nan"),
+        ({"grader": "slime_exact", "tolerance": 0.05}, "tolerance=0.05: slime_exact has none"),
+    ],
+)
+def test_arguments_that_cannot_be_used(words, message):
+    with pytest.raises(ValueError, match=message):
+        grade_answer("\\boxed{5}", "5", **words)
+
+
+@pytest.mark.parametrize(("workers", "limit"), [(0, 1.0), (1, 0.0)])
+def test_pools_that_cannot_be_made(workers, limit):
+    with pytest.raises(ValueError, match=r"workers=0|time_limit=0.0"):
+        GradingPool(workers, limit)
+
+
+def test_one_call(monkeypatch):
+    assert grade_answer("\\boxed{5.0}", "5") == Grade(True, "numeric", "5.0")
+    assert grade_answer(None, "5") == Grade(False, "no_box", None)
+    assert grade_answer("\\boxed{\\frac{8}{15}}", "0.53", grader="geo3k", tolerance=0.05).extracted == "\\frac{8}{15}"
+    prepare_grade("\\boxed{5}", "5")
+
+
+FORK = """
+import os
+from geo_sokoban_pipeline.rewards import grade_answer
+pair = ("\\\\boxed{2y + y^2}", "y(y+2)")
+def correct():
+    for _ in range(20):
+        if grade_answer(*pair).correct:
+            return True
+assert correct()
+child = os.fork()
+if child == 0:
+    os._exit(0 if correct() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert correct()
+"""
+
+
+@pytest.mark.slow
+def test_forked_children_grade_with_workers_of_their_own():
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    subprocess.run([sys.executable, "-c", FORK], check=True, env=environment, timeout=300)
+
+
+def test_package_imports_no_algebra():
+    code = "import sys; import geo_sokoban_pipeline.rewards; print([n for n in sys.argv[1:] if n in sys.modules])"
+    words = [sys.executable, "-c", code, "sympy", "math_verify", "torch", "kedro"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}
+    )
+    assert json.loads(done.stdout.replace("'", '"')) == []
