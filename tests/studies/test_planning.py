@@ -111,6 +111,31 @@ def test_data_roots():
     assert {member.params["sokoban"]["max_solution"] for member in own} == {5}
 
 
+def test_members_of_geometry():
+    task = "geo3k_multi_turn"
+    train = read(f"train_{task}")[f"train_{task}"]
+    base = {f"train_{task}": train, task: {"counts": {"train": 8, "validation": 4, "eval": 4}}, "tracking": {}}
+    sets = [{"name": "hard", "title": "Hard", task: {"problems": {"difficulty": "hard"}}}]
+    study = StudyDefinition.model_validate({"task": task, "seeds": [3], "controls": ["optimal"], "evaluations": sets})
+    trained, control, evaluation = plan_members("tools", study, base, ROOT)
+    assert [member.pipelines for member in (trained, control, evaluation)] == [
+        [f"train_{task}"],
+        [f"control_{task}"],
+        [f"data_{task}", f"evaluate_{task}"],
+    ]
+    assert trained.models == ROOT / "06_models" / f"train_{task}" / "tools-seed3"
+    assert trained.parameters[f"train_{task}"]["warm_start"]["teacher"]["name"] == "plausible"
+    assert trained.parameters[f"train_{task}"]["processes"] == 1
+    assert control.params[f"control_{task}"]["source"] == {"run": f"train_{task}", "run_id": "tools-seed3"}
+    assert evaluation.params[task]["problems"] == {"difficulty": "hard"}
+    assert (evaluation.root, evaluation.after) == (ROOT / "studies" / "tools" / "hard", "tools-seed3")
+
+
+def test_data_of_another_task_are_refused():
+    with pytest.raises(ValueError, match="sokoban: this study is of the task geo3k"):
+        StudyDefinition.model_validate({"task": "geo3k", "sokoban": {"height": 7}})
+
+
 @pytest.mark.parametrize(
     ("study", "message"),
     [

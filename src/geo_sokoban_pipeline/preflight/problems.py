@@ -148,7 +148,8 @@ def _differences(path: Path, split: str, options: Geo3kDataOptions, section: str
 
     with open_parquet(path) as file:
         stored = file.metadata.num_rows
-    differs = [] if stored == getattr(options.counts, split) else [f"{stored} rows, {options.counts} asked for"]
+    asked = getattr(options.counts, split)
+    differs = [] if stored == asked else [f"{stored} rows, {asked} asked for"]
     if split != "eval" or not stored:
         return differs
     # Evaluation problems are drawn first, so its first one does not depend on the counts.

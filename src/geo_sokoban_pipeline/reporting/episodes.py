@@ -12,6 +12,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.reporting.boards import play_moves
 from geo_sokoban_pipeline.reporting.run_worlds import run_world
+from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
 from geo_sokoban_pipeline.trajectories import Trajectory, Turn
 
 
@@ -23,7 +24,7 @@ class Frame:
         picture: PNG that the policy saw last; None where there was none.
         observation: text of the user turn, `<image>` where pictures stood; empty on the last frame.
         reply: the model's text; None on the last frame.
-        action: what the environment understood; None for nothing.
+        action: what the environment understood, or, of a problem, the answer in the box; None for nothing.
         reward: of the turn; advantage: of the turn; None where there is none.
     """
 
@@ -46,18 +47,19 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
     The end shows the last stored picture, or, where an episode of Sokoban stopped before another one was taken, the
     board as the last actions left it.
     """
+    moves = run_world(trajectory.task).world == "sokoban"
     frames: list[Frame] = []
     picture: bytes | None = None
     observation = ""
     for turn in trajectory.turns:
         if turn.role == "assistant":
-            frames.append(Frame(picture, observation, turn.text, turn.action, turn.reward, turn.advantage))
+            action = turn.action if moves else turn.action or extract_answer(turn.text)
+            frames.append(Frame(picture, observation, turn.text, action, turn.reward, turn.advantage))
             observation = ""
         else:
             observation = turn.text
             picture = trajectory.images[turn.image_indices[-1]] if turn.image_indices else picture
     last = trajectory.turns[-1] if trajectory.turns else None
-    moves = run_world(trajectory.task).world == "sokoban"
     if moves and last is not None and last.role == "assistant" and picture is not None:
         picture = play_moves(picture, read_actions(last)) or picture
     return [*frames, Frame(picture, observation)]

@@ -1,0 +1,135 @@
+"""Geometry's data before a run: the source gives problems or says why not, counts are possible, stored prompts fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.envs.geo3k.tables import PROMPTS
+from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
+from geo_sokoban_pipeline.preflight.checks import guard
+from geo_sokoban_pipeline.preflight.plugins import check_plugins
+from geo_sokoban_pipeline.preflight.problems import (
+    check_counts_drawn,
+    check_stored_prompts,
+    inspect_problems,
+    sample_problems,
+)
+from geo_sokoban_pipeline.preflight.subject import Subject
+from geo_sokoban_pipeline.row_stream import write_rows
+from problem_rows import source_row, write_uris
+
+COUNTS = {"train": 24, "validation": 6, "eval": 8}
+
+
+def data(**changes: Any) -> Geo3kDataOptions:
+    return Geo3kDataOptions.model_validate({"counts": COUNTS} | changes)
+
+
+def subject(root: Path, task: str = "geo3k", **sections: Any) -> Subject:
+    given = {task: {"counts": COUNTS} | sections.pop("data", {}), f"check_{task}": {"rows": 10}} | sections
+    return Subject(task, ProjectParameters.model_validate(given), root)
+
+
+def write_prompts(folder: Path, options: Geo3kDataOptions) -> None:
+    raw = read_problems(options, "geo3k")
+    index, _ = check_problems(raw, options, "geo3k")
+    folder.mkdir()
+    names = ("prompts", "validation_prompts", "eval_prompts")
+    for name, rows in zip(names, make_prompts(raw, index, options, "geo3k"), strict=True):
+        write_rows(rows, PROMPTS, folder / f"{name}.parquet")
+
+
+@pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
+def test_generated_problems(tmp_path, task):
+    sample = inspect_problems(subject(tmp_path, task), None, tmp_path)
+    assert [(check.name, check.state) for check in sample.checks] == [
+        ("source", "ok"),
+        ("counts", "ok"),
+        ("stored prompts", "skipped"),
+    ]
+    assert sample.counts == COUNTS and sample.longest is None
+    assert len(sample.rows) == 10 and {row["split"] for row in sample.rows} == {"train"}
+    assert all(row["candidates"] and row["images"][0].startswith("data:image/png") for row in sample.rows)
+
+
+def test_too_many_problems_are_one_failure(tmp_path):
+    wanted = {"counts": {**COUNTS, "train": 90_000}, "problems": {"families": {"linear_pair": 1.0}}}
+    sample = inspect_problems(subject(tmp_path, data=wanted), None, tmp_path)
+    (failure,) = [check for check in sample.checks if check.state == "failure"]
+    assert failure.name == "counts" and "the families hold only about" in failure.found
+
+
+def test_problems_that_take_long_to_draw_are_not_all_drawn():
+    (check,) = check_counts_drawn(data(problems={"difficulty": "mixed"}, counts={**COUNTS, "train": 10**6}), "geo3k")
+    assert check.state == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("rows", "state", "words"),
+    [
+        ([source_row(0), source_row(1)], "ok", "file: 2 rows looked at, 2 problems"),
+        (
+            [source_row(0), source_row(1, images=["data:image/png;base64,AAAA"])],
+            "warning",
+            "1 of 2 rows are no problems",
+        ),
+        ([source_row(0, problem="no picture")], "failure", "none of 1 rows is a problem; the first one:"),
+    ],
+)
+def test_a_file_of_problems(tmp_path, rows, state, words):
+    options = data(source="file", file={"path": str(write_uris(tmp_path / "rows.parquet", rows))})
+    check = guard("data", "source", lambda: sample_problems(options, "geo3k", 10, None)[0])[-1]
+    assert check.state == state and words in check.found
+
+
+@pytest.mark.parametrize(("rows", "known"), [(12, True), (3, False)])
+def test_a_file_that_is_not_read_whole_has_unknown_counts(tmp_path, rows, known):
+    path = write_uris(tmp_path / "rows.parquet", [source_row(number) for number in range(10)])
+    given = {"source": "file", "file": {"path": str(path)}, "counts": dict.fromkeys(COUNTS)}
+    own = subject(tmp_path, data=given, check_geo3k={"rows": rows})
+    counts = inspect_problems(own, None, tmp_path).counts
+    assert sum(counts.values()) == 10 if known else set(counts.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"counts": {**COUNTS, "train": 25}}, "24 rows, 25 asked for"),
+        ({"instruction": "boxed"}, "another instruction"),
+        ({"seed": 5}, "other pictures"),
+        ({"problems": {"picture_scale": 2.0}}, "other pictures"),
+    ],
+)
+def test_stored_prompts(tmp_path, changes, words):
+    write_prompts(tmp_path / "stored", data())
+    (check,) = check_stored_prompts(data(**changes), "geo3k", tmp_path / "stored")[:1]
+    assert check.state == ("ok" if words is None else "warning")
+    assert words is None or words in check.found
+
+
+@pytest.mark.parametrize(
+    ("task", "section", "message"),
+    [
+        ("geo3k", {"env": {"args": {"grade": "x"}}}, 'train_geo3k.env.args.grade="x": unknown name'),
+        ("geo3k", {"reward": {"args": {"grader": "exact"}}}, 'train_geo3k.reward.args.grader="exact": input should be'),
+        (
+            "geo3k_multi_turn",
+            {"env": {"args": {"max_turns": 3, "feedback": "long"}}},
+            'train_geo3k_multi_turn.env.args.feedback="long"',
+        ),
+        ("geo3k", {"env": {"factory": "nowhere.build_env"}}, "train_geo3k.env.factory=nowhere.build_env"),
+    ],
+)
+def test_environments_and_rewards_are_tried(task, section, message):
+    run = f"train_{task}"
+    check_plugins(run, ProjectParameters())
+    with pytest.raises(ParameterError) as error:
+        check_plugins(run, ProjectParameters.model_validate({run: section}))
+    assert message in str(error.value)

@@ -1,0 +1,172 @@
+"""Episodes and numbers of a geometry run without a model: drawn problems, answered by the teacher through the real
+environments. The same arguments always give the same inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from builders import PAD
+from geo_sokoban_pipeline.envs.data_uris import read_data_uri
+from geo_sokoban_pipeline.envs.geo3k.answer_env import build_env as build_answer_env
+from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
+from geo_sokoban_pipeline.envs.geo3k.summary import summarise_data
+from geo_sokoban_pipeline.envs.png import encode_png
+from geo_sokoban_pipeline.envs.teachers import make_teacher
+from geo_sokoban_pipeline.evaluation.answers import describe_problems, record_answer, summarise_answers
+from geo_sokoban_pipeline.evaluation.baselines import play_baselines
+from geo_sokoban_pipeline.evaluation.endings import read_ending
+from geo_sokoban_pipeline.grpo import group_advantages
+from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS
+from geo_sokoban_pipeline.options.geo3k_training import GeometryTeacherOptions
+from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
+from geo_sokoban_pipeline.reporting.report import ReportInputs
+from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories import Trajectory, Turn
+from reporting.material import lazily
+
+PADS = 12  # tokens of a 128×96 picture at patch 16, merge 2
+REPLY_TOKENS = 4
+COUNTS = {"train": 40, "validation": 10, "eval": 20}
+
+
+@cache
+def make_data(task: str) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """Training prompts of a task and the data report."""
+    options: Any = DATA_OPTIONS[task].model_validate({"counts": COUNTS})
+    raw = read_problems(options, task)
+    index, _ = check_problems(raw, options, task)
+    rows = tuple(make_prompts(raw, index, options, task)[0])
+    return rows, summarise_data(index.to_dict("records"), [], options)
+
+
+def answer(task: str, row: dict[str, Any], skill: float, name: str, group: int, sample: int = 0) -> Trajectory:
+    """One episode; `skill` is the share of answers that are the label, the others follow a rule at random."""
+    turns = 3 if task == "geo3k_multi_turn" else 1
+    env: Any = (
+        build_answer_env(row, {}) if turns == 1 else build_tool_env(row, {"max_turns": turns, "feedback": "brief"})
+    )
+    generator = random.Random(f"{name}/{group}/{sample}")
+    teacher = make_teacher(GeometryTeacherOptions(name="solver", noise=1.0 - skill), row)
+    env.reset()
+    said = [Turn(role="user", text=row["prompt"], token_start=0, token_end=PADS + 3, image_indices=[0])]
+    ids, mask, replies, done = [1, *[PAD] * PADS, 2, 3], [0] * (PADS + 3), [], False
+    while not done and len(replies) < turns:
+        replies.append(teacher.reply(env, generator))
+        observation, done, info = env.step(replies[-1])
+        start, ids, mask = len(ids), [*ids, *range(10, 10 + REPLY_TOKENS)], [*mask, *[1] * REPLY_TOKENS]
+        action = ",".join(info.get("parsed_actions") or []) or None
+        said.append(
+            Turn(role="assistant", text=replies[-1], token_start=start, token_end=len(ids), action=action, info=info)
+        )
+        if not done:
+            ids, mask = [*ids, 4, 5], [*mask, 0, 0]
+            text = observation["obs_str"]
+            said.append(Turn(role="user", text=text, token_start=len(ids) - 2, token_end=len(ids)))
+    env.conclude(replies, "completed")
+    return _finish(task, row, env, f"{name}/g{group:03d}/s{sample:02d}", (group, sample), ids, mask, said)
+
+
+def _finish(
+    task: str,
+    row: dict[str, Any],
+    env: Any,
+    name: str,
+    place: tuple[int, int],
+    ids: Sequence[int],
+    mask: Sequence[int],
+    turns: list[Turn],
+) -> Trajectory:
+    trained, metrics = np.array(mask, np.int8), env.final_metrics()
+    replies = [turn.text for turn in turns if turn.role == "assistant"]
+    picture = np.asarray(read_data_uri(row["images"][0], max_bytes=1 << 20, max_pixels=1 << 20))
+    return Trajectory(
+        trajectory_id=name,
+        task=task,
+        task_id=row["problem_hash"],
+        iteration=0,
+        group_index=place[0],
+        sample_index=place[1],
+        policy_version=0,
+        seed=place[0],
+        sampling=json.dumps({"engine": "transformers", "greedy": "greedy" in name}),
+        status="completed",
+        finish_reason="stop",
+        prompt_length=turns[0].token_end,
+        token_ids=np.array(ids, np.int32),
+        loss_mask=trained,
+        rollout_log_probs=np.where(trained == 1, -0.5, 0.0).astype(np.float32),
+        weight_spans=[(0, 0, len(ids))],
+        turns=turns,
+        images=[encode_png(picture)],
+        image_grid_thw=[(1, 6, 8)],
+        label=row["answer"],
+        response=" ".join(replies),
+        reward=metrics["success"],
+        metrics={**metrics, "turns": float(len(replies))},
+    )
+
+
+@cache
+def make_run(task: str) -> ReportInputs:
+    """Inputs of the report of a run in which GRPO helped."""
+    rows, report = make_data(task)
+    options = task_of(task).train()
+    played, summary_rows = {}, []
+    for number, (policy, skill) in enumerate({"warm_start": 0.3, "final": 0.8}.items()):
+        episodes = []
+        for mode in ("sampled", "greedy"):
+            found = [answer(task, row, skill, f"{policy}/{mode}", at) for at, row in enumerate(rows)]
+            records = [record_answer(read_ending(one, row)) for one, row in zip(found, rows, strict=True)]
+            summary_rows.append(summarise_answers(records, policy=policy, mode=mode))
+            episodes += found
+        played[f"iter={number:05d}/part-000"] = lazily(episodes)
+    blind = [record_answer(read_ending(answer(task, row, 0.0, "blank", at), row)) for at, row in enumerate(rows)]
+    summary_rows += [summarise_answers(blind, policy=f"final{suffix}") for suffix in ("_blank", "_shuffled")]
+    summary = {
+        "task": task,
+        "prompts": len(rows),
+        **describe_problems(list(rows), options),
+        "policies": ["warm_start", "final"],
+        "rows": summary_rows + play_baselines(list(rows), list(rows), options, 0),
+    }
+    trained = [answer(task, rows[group], 0.5, "train/sampled", group, at) for group in range(4) for at in range(4)]
+    groups = [episode.group_index for episode in trained]
+    advantages = group_advantages([episode.reward or 0.0 for episode in trained], groups)
+    for episode, advantage in zip(trained, advantages, strict=True):
+        episode.advantage, episode.trained = float(advantage), True
+    metrics = [_iteration(number, task) for number in range(3)]
+    return ReportInputs(
+        task=task,
+        run=f"train_{task}",
+        run_id="default",
+        metrics=metrics,
+        summary=summary,
+        warm_start=[{"step": 10, "loss": 1.0, "validation_loss": 1.1, "seconds": 2.0}],
+        played=played,
+        trained={"iter=00000/part-000": lazily(trained)},
+        data_report=report,
+        parameters={"seed": 0, task: {"instruction": "question"}},
+        versions={"torch": "2.13.0"},
+    )
+
+
+def _iteration(number: int, task: str) -> dict[str, Any]:
+    row = {
+        "iteration": number,
+        "rollout/success_rate": 0.2 + 0.1 * number,
+        "rollout/raw_reward": 0.2 + 0.1 * number,
+        "rollout/answered": 0.9,
+        "perf/step_time": 1.0,
+        "eval/validation/sampled_solve_rate": 0.3,
+        "eval/validation/sampled_low": 0.2,
+        "eval/validation/sampled_high": 0.4,
+        "eval/validation/sampled_first_attempt_rate": 0.25,
+    }
+    return row | ({"rollout/first_attempt_rate": 0.2, "rollout/tool_calls/mean": 1.5} if "multi" in task else {})

@@ -1,0 +1,106 @@
+"""The page of a geometry run: its own words, tables and pictures, for one reply and for the scoring tool."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from geo_sokoban_pipeline.reporting import notebook as show
+from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_columns, kind_tables, length_chart, reply_table
+from geo_sokoban_pipeline.reporting.headline import write_headline
+from geo_sokoban_pipeline.reporting.report import build_report
+from geo_sokoban_pipeline.reporting.selection import choose_gallery
+from geo_sokoban_pipeline.schemas import validate_trajectories
+from geo_sokoban_pipeline.tasks import task_of
+from reporting.problem_material import make_data, make_run
+from reporting.test_report import Page, players_of
+
+TASKS = ["geo3k", "geo3k_multi_turn"]
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def task(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def page(task):
+    return Page(build_report(make_run(task)))
+
+
+def test_material_keeps_the_contract(task):
+    run = make_run(task)
+    for read in (*run.played.values(), *run.trained.values()):
+        validate_trajectories(read())
+
+
+def test_page_speaks_of_problems(page):
+    assert {"training", "evaluation", "played", "extremes", "time", "data", "settings"} <= page.ids
+    for words in (
+        "GRPO raised the accuracy",
+        "40 held-out problems (5 families",
+        "most frequent answer",
+        "linear pair",
+    ):
+        assert words in page.text
+    for words in ("level", "wall", "moves", "exact solver", "Solve rate", "solve rate", "nan", "None"):
+        assert not re.search(rf"\b{words}s?\b", page.text), words
+
+
+def test_first_attempts_stand_apart_where_there_are_several(task, page):
+    several = task_of(task).train().rollout.max_turns > 1
+    assert ("Of its first attempts, before the scoring tool has said anything," in page.text) == several
+    assert ("validation, sampled, first attempt" in page.text) == several
+    assert ("Tool calls" in page.text) == several
+    summary = make_run(task).summary
+    assert ("first attempt" in evaluation_columns(summary)) == several
+    headings, lines = reply_table(summary)
+    assert ("valid calls" in headings) == several
+    assert len(lines) == len(summary["rows"]) and all(len(cells) == len(headings) for _, cells in lines)
+
+
+def test_headline_compares_with_blind_play(task):
+    text = " ".join(write_headline(make_run(task).summary).further).replace("\u202f", " ")
+    assert "Always the most frequent answer of training is correct for" in text
+    assert "the teacher of the warm start for" in text
+    assert "With blank pictures the same policy has" in text and "With pictures of other problems" in text
+
+
+def test_tables_by_kind(task):
+    (families,) = kind_tables(make_run(task).summary)  # all answers are integers, all problems tiny
+    assert families.by == "family" and families.names == ["warm start", "after GRPO", "teacher (plausible)"]
+    assert [name for name, _ in families.lines] == sorted(name for name, _ in families.lines)
+    assert len(families.lines) == 5
+    assert length_chart(make_run(task).summary) is None
+
+
+def test_gallery_has_every_family_with_its_picture_and_replies(task, page):
+    pairs = choose_gallery(make_run(task).played, 2)
+    families = {row["family"] for row in make_data(task)[0]}
+    assert {pair.length for pair in pairs} == families
+    assert all(pair.after.task_id == pair.before.task_id for pair in pairs)
+    data = players_of(page)
+    endings = [episode["frames"][-1]["note"] for episode in data["episodes"]]
+    assert any(re.match(r"Correct with \d repl", note) for note in endings)
+    assert any(re.match(r"Not correct after \d repl\w+\. The label is \d+", note) for note in endings)
+    for episode in data["episodes"]:
+        assert len({frame["picture"] for frame in episode["frames"]}) == 1
+        assert "\\boxed{" in episode["frames"][0]["reply"]
+        assert not any("no answer" in frame["note"] for frame in episode["frames"])
+
+
+def test_account_of_the_data(page):
+    assert "problems by family" in page.text
+    assert re.search(r"train\s*40\s*40\s*40", page.text)
+    assert "Counted again for this report: 0 images and 0 problems occur in more than one split." in page.text
+
+
+def test_displays_of_a_notebook(task):
+    run = make_run(task)
+    episode = show.load_newest(run.played)[0]
+    shown = [show.show_evaluation(run.summary), show.show_boards(episode), show.show_film(episode, board_px=64)]
+    assert "most frequent answer" in shown[0].data and "correct" in shown[0].data
+    assert "\\boxed{" in shown[1].data and "data:image/gif" in shown[2].data
+    json.dumps(run.summary, allow_nan=False)
