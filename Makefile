@@ -49,10 +49,10 @@ endif
 PEER_VENV := .venv-trl
 PEER_STAMP := $(PEER_VENV)/.installed$(TAG)
 
-.PHONY: help install run test test-fast check format bench-peer clean-data
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format bench-peer clean-data
 
 help: ## Show the targets.
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
 
 # What `kedro run` needs, without the tools of the developers.
 $(RUN_STAMP): pyproject.toml constraints.txt
@@ -71,11 +71,22 @@ $(DEV_STAMP): pyproject.toml constraints.txt
 
 install: $(DEV_STAMP) ## Make .venv with everything, tests and notebooks included.
 
+# Train on a task, $(1), and say where the report is.
+define TRAIN
+$(BIN)/python -m kedro run --pipeline=train_$(1) '--params=run_id=$(RUN_ID)$(if $(PARAMS),$(COMMA)$(PARAMS))'
+@report="$${GEO_SOKOBAN_DATA_ROOT:-data}/08_reporting/train_$(1)/$(RUN_ID)/report.html"; \
+test -f "$$report" || { echo "No report at $$report" >&2; exit 1; }; \
+echo "Report: $$report"
+endef
+
 run: $(RUN_STAMP) ## Train a policy on Sokoban and say where its report is.
-	$(BIN)/python -m kedro run --pipeline=train_sokoban '--params=run_id=$(RUN_ID)$(if $(PARAMS),$(COMMA)$(PARAMS))'
-	@report="$${GEO_SOKOBAN_DATA_ROOT:-data}/08_reporting/train_sokoban/$(RUN_ID)/report.html"; \
-	test -f "$$report" || { echo "No report at $$report" >&2; exit 1; }; \
-	echo "Report: $$report"
+	$(call TRAIN,sokoban)
+
+run-geo3k: $(RUN_STAMP) ## The same on geometry problems, with one reply.
+	$(call TRAIN,geo3k)
+
+run-geo3k-multi-turn: $(RUN_STAMP) ## The same with the scoring tool.
+	$(call TRAIN,geo3k_multi_turn)
 
 check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 	$(BIN)/python -m ruff format --check .

@@ -91,3 +91,46 @@ def make_results(
         "seeds": list(seeds),
         "sets": sets or [],
     }
+
+
+def answer_row(player: str, solved: int, first: int, mode: str = "sampled", episodes: int = 640) -> dict[str, Any]:
+    half = episodes // 2
+    families = [["arc", min(solved, half), half], ["linear_pair", max(0, solved - half), episodes - half]]
+    return {
+        "player": player,
+        "mode": mode,
+        "solved": solved,
+        "episodes": episodes,
+        "first_attempts": first,
+        "called_share": 0.9,
+        "plausible_share": 0.95,
+        "breakdowns": {"family": families, "answer_form": [["integer", solved, episodes]]},
+    }
+
+
+def make_answer_results(turns: int = 3) -> dict[str, Any]:
+    """The same for geometry: one seed, with the scoring tool or without."""
+    seed = make_seed(0, 0)
+    seed["rows"] = [
+        answer_row("warm_start", 320, 128),
+        answer_row("final", 560, 420),
+        answer_row("final", 570, 430, "greedy"),
+        answer_row("final_blank", 40, 20),
+        answer_row("final_shuffled", 50, 30),
+        answer_row("control_teacher", 330, 130),
+        answer_row("most_frequent", 30, 30, "-"),
+        answer_row("teacher", 384, 128, "-"),
+        answer_row("label", 640, 640, "-"),
+    ]
+    bars = [
+        {"player": "final", "mode": "sampled", "over": "warm_start", "at_least": 10.0, "apart": True},
+        {"player": "final", "mode": "sampled", "over": "warm_start", "at_least": 50.0, "measure": "first_attempt"},
+    ]
+    levels = {"count": 640, "families": 5, "answers": 93, "turn_limit": turns, "difficulty": "tiny"}
+    return make_results(seed, name="geo3k_multi_turn") | {
+        "task": "geo3k_multi_turn" if turns > 1 else "geo3k",
+        "title": "Geometry",
+        "teacher": "plausible",
+        "bars": bars,
+        "levels": levels | {"shared_problems": 0, "validation_count": 256},
+    }

@@ -76,6 +76,11 @@ def test_every_requirement_is_pinned_within_its_range():
     ("target", "words"),
     [
         ("run", ["kedro run --pipeline=train_sokoban", "08_reporting/train_sokoban/seed2/report.html"]),
+        ("run-geo3k", ["kedro run --pipeline=train_geo3k '", "08_reporting/train_geo3k/seed2/report.html"]),
+        (
+            "run-geo3k-multi-turn",
+            ["kedro run --pipeline=train_geo3k_multi_turn '", "08_reporting/train_geo3k_multi_turn/seed2/report.html"],
+        ),
         ("test", ["ruff format --check", "ruff check", "mypy", "lint-imports", "-m pytest"]),
         ("test-fast", ['-m pytest -m "not slow"']),
         ("clean-data", ["find data -type f"]),

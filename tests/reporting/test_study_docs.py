@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.reporting.study_docs import (
 )
 from geo_sokoban_pipeline.reporting.study_figure import draw_study, mean_curve, stage_curve
 from geo_sokoban_pipeline.reporting.study_tables import render_readme, render_study
-from study_material import make_results, make_seed, row
+from study_material import make_answer_results, make_results, make_seed, row
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = "# Title\n\nprose\n\n<!-- a:begin -->\nold\n<!-- a:end -->\n\nmore\n"
@@ -91,6 +91,30 @@ def test_every_player_is_in_the_table_by_length():
     assert table_rows(whole, "after GRPO, sampled") == ["| after GRPO, sampled | 100 (100–100) | 6 (3–9) |"]
     assert "[" not in whole.split("**What it took")[0]
     assert table_rows(seeds, "after GRPO, sampled")[0] == "| after GRPO, sampled | 100 [99–100] | 3 [2–6] |"
+
+
+def test_tables_of_a_geometry_study():
+    text = render_study(make_answer_results())
+    assert "640 evaluation problems (generated, difficulty tiny, 5 families, 93 distinct answers, none of which" in text
+    assert "3 replies at most" in text and "![Accuracy on validation problems" in text
+    last, first = text.split("**First attempt**")
+    assert table_rows(last, "**after GRPO, sampled**")[0].startswith("| **after GRPO, sampled** | 87.5")
+    assert table_rows(first, "**after GRPO, sampled**")[0].startswith("| **after GRPO, sampled** | 65.6")
+    assert table_rows(last, "most frequent answer") and table_rows(last, "after GRPO, shuffled pictures, sampled")
+    (gain,) = table_rows(text, "after GRPO, sampled, first attempt: at least 50 points above warm start")
+    assert gain.endswith("| +45.6: **not met** |")
+    families = text.partition("**By family**: percent correct")[2]
+    assert "| player | arc | linear pair |" in families and "**By form of the answer**" in families
+    for words in ("level", "wall layout", "moves", "solve"):
+        assert not re.search(rf"\b{words}s?\b", text), words
+    assert "First attempt" not in render_study(make_answer_results(turns=1))
+
+
+def test_figure_of_a_geometry_study():
+    root = ElementTree.fromstring(draw_study(make_answer_results()))
+    words = " ".join(part for part in root.itertext())
+    assert "Geometry: accuracy on 256 validation problems, sampled" in words
+    assert "most frequent answer" in words and "teacher" in words and "random" not in words
 
 
 def test_what_a_study_was_made_with():
