@@ -13,8 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from geo_sokoban_pipeline.envs.geo3k import answer_env
-from geo_sokoban_pipeline.envs.geo3k import env as tool_env
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
@@ -22,21 +20,12 @@ from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
-from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 
 _LEVEL = {"extra_info": {"env_config": Board.from_text("#####\n#@$.#\n#####").to_env_config()}}
 _PROBLEM = {"id": "tried", "answer": "1"}
 _PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
 _ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
-# The project's own, and what each is tried on.
-_ENVIRONMENTS = ((build_env, _LEVEL), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM))
-_REWARDS = (
-    (compute_reward, _PLAYED),
-    (math_reward, _ANSWERED),
-    (tolerance_reward, _ANSWERED),
-    (format_reward, _ANSWERED),
-)
 
 
 def check_plugins(run: str, parameters: ProjectParameters) -> None:
@@ -53,10 +42,10 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
     if options.warm_start.steps:  # without one, nobody is imitated
         _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
-    for own_factory, sample in _ENVIRONMENTS:
+    for own_factory, sample in _own_environments():
         if factory is own_factory:
             _try(run, "env.args", partial(own_factory, sample, options.env.args))
-    for own_reward, outcome in _REWARDS:
+    for own_reward, outcome in _own_rewards():
         if reward is own_reward:
             _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
     if factory is build_env:
@@ -66,6 +55,22 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
                 f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
                 "first picture. Give both the same value."
             )
+
+
+def _own_environments() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
+    """The project's own factories, and what each is tried on; graders are not imported with every command."""
+    from geo_sokoban_pipeline.envs.geo3k import answer_env
+    from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+
+    return [(build_env, _LEVEL), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM)]
+
+
+def _own_rewards() -> list[tuple[Any, SimpleNamespace]]:
+    """The project's own rewards, and what each is tried on."""
+    from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
+
+    of_answers = (math_reward, tolerance_reward, format_reward)
+    return [(compute_reward, _PLAYED), *((reward, _ANSWERED) for reward in of_answers)]
 
 
 def _find(path: str, spec: str, default_name: str) -> Any:

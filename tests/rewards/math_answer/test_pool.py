@@ -37,7 +37,7 @@ def worker():
     process.stop()
 
 
-def wait_until(condition, seconds: float = 30.0) -> bool:
+def wait_until(condition, seconds: float = 300.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -61,7 +61,10 @@ def test_worker_that_takes_too_long_is_killed_and_replaced(worker):
     assert worker.pid is None
     assert is_gone(first)
     assert worker.ask(Equivalence("x+1", "1+x"), 60) == "yes"
-    assert worker.pid not in (None, first)
+    second = worker.pid
+    assert second not in (None, first)
+    assert worker.ask(Equivalence("x+1", "x"), 60) == "no"
+    assert worker.pid == second
 
 
 @pytest.mark.slow
@@ -96,7 +99,7 @@ def test_batch_of_bombs_ends_by_its_deadline():
 def test_bombs_do_not_keep_the_others_from_their_grades():
     with Grader(workers=1, time_limit=30) as grader:
         pairs = [("\\boxed{9**9**9**9}", "13"), ALGEBRA, ("\\boxed{(x+1)^{200}}", "13"), ("\\boxed{13}", "13")] * 128
-        grades = grader.grade_all(pairs)
+        grades = grader.grade_all(pairs, patience=600)
         assert [grade.correct for grade in grades] == [False, True, False, True] * 128
 
 
@@ -106,7 +109,7 @@ def test_equal_texts_are_graded_once(monkeypatch):
     ask = WorkerProcess.ask
     monkeypatch.setattr(WorkerProcess, "ask", lambda self, *words: asked.append(words) or ask(self, *words))
     with Grader(workers=2, time_limit=60) as grader:
-        assert all(grade.correct for grade in grader.grade_all([ALGEBRA] * 100))
+        assert all(grade.correct for grade in grader.grade_all([ALGEBRA] * 100, patience=600))
         assert grader.grade(f"so {ALGEBRA[0]}", ALGEBRA[1]).correct
         assert len(asked) == 1
         assert not grader.grade(ALGEBRA[0], "y(y+3)").correct
@@ -119,11 +122,11 @@ def test_threads_and_event_loops_share_a_grader():
         pairs = [(f"\\boxed{{{n} + y}}", f"y + {n % 2}") for n in range(4)] * 8
 
         async def grade_async() -> list[Grade]:
-            return list(await asyncio.gather(*(grader.grade_async(*pair) for pair in pairs)))
+            return list(await asyncio.gather(*(grader.grade_async(*pair, patience=600) for pair in pairs)))
 
         with ThreadPoolExecutor(8) as threads:
-            from_threads = list(threads.map(lambda pair: grader.grade(*pair), pairs))
-        assert from_threads == asyncio.run(grade_async()) == grader.grade_all(pairs)
+            from_threads = list(threads.map(lambda pair: grader.grade(*pair, patience=600), pairs))
+        assert from_threads == asyncio.run(grade_async()) == grader.grade_all(pairs, patience=600)
         assert [grade.correct for grade in from_threads[:4]] == [True, True, False, False]
 
 

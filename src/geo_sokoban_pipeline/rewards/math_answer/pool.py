@@ -18,7 +18,7 @@ from typing import Literal, Self
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equivalence
 from geo_sokoban_pipeline.rewards.math_answer.worker_process import Answer, WorkerProcess
 
-TIME_LIMIT = 2.0  # seconds on one answer
+TIME_LIMIT = 2.5  # seconds on one answer
 
 Outcome = Answer | Literal["late"]  # late: the deadline passed before the question had its full time
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
 _MOST_MEMORY = 2 << 30  # bytes of address space
-_RETIRE_AT = 400 << 10  # KiB of peak memory after which a worker is replaced
+_RETIRE_AT = 400 << 20  # bytes in use after which a worker is replaced
 _SPARE_SECONDS = 1  # of processor time beyond a question's limit, before the kernel ends the process
 
 
@@ -44,7 +44,7 @@ def main(parent: int) -> None:
     _send(replies, {"ready": True})
     for line in sys.stdin:
         reply = _answer(json.loads(line))
-        last = reply == {"answer": "failed"} or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _RETIRE_AT
+        last = reply == {"answer": "failed"} or _resident_bytes() > _RETIRE_AT
         _send(replies, {**reply, "last": last})
         if last:
             return
@@ -87,6 +87,15 @@ def _decide(question: dict[str, Any]) -> bool:
     if "texts" in question:
         return all(difference_vanishes(text, question["tolerance"]) for text in question["texts"])
     return are_equivalent(question["answer"], question["label"])
+
+
+def _resident_bytes() -> int:
+    """Memory in use, 0 where it cannot be read. (The peak that `getrusage` knows may be that of the parent.)"""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _limit(what: int, most: int) -> None:
