@@ -76,7 +76,7 @@ class TeacherOptions(StrictModel):
 class WarmStartOptions(StrictModel):
     """Supervised imitation before GRPO; `steps: 0` passes the policy through."""
 
-    steps: int = Field(800, ge=0, description="Optimizer steps at most; 0 leaves the policy as it is.")
+    steps: int = Field(900, ge=0, description="Optimizer steps at most; 0 leaves the policy as it is.")
     episodes_per_step: PositiveInt = Field(24, description="Fresh demonstrations per step.")
     learning_rate: PositiveFloat = Field(1.5e-3, description="Highest learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.98), description="AdamW betas.")

@@ -90,7 +90,12 @@ class StudyOptions(StrictModel):
     """Which study study_sokoban runs, and how."""
 
     name: Literal["default", "from_zero", "long"] = Field("default", description="The study: `study_<name>`.")
-    workers: PositiveInt | None = Field(None, description="Runs side by side, one thread each. None: one per core.")
+    workers: PositiveInt | None = Field(
+        None,
+        description="Runs side by side. The cores are divided among them, and a run has as many processes of one "
+        "thread as it has cores, up to train_sokoban.processes. None: one run per core. 1: one after another, in the "
+        "minutes of a run that is alone on the machine.",
+    )
     docs: str | None = Field(
         "docs",
         description="Folder whose learning.md, results and img are written, and the README.md beside it; relative to "

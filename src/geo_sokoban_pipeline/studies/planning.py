@@ -21,7 +21,6 @@ from geo_sokoban_pipeline.storage import MANIFEST
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
 _ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
-_ONE_CORE = {"threads": 1, "processes": 1}
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -36,7 +35,8 @@ class Member:
         seed: of the run.
         root: data root.
         params: what `--params` would give.
-        parameters: everything its result depends on, with all defaults, as JSON values.
+        parameters: everything its result depends on but the last bits, with all defaults, as JSON values: not how many
+            processes and threads it has.
         after: run id of the member whose result it needs, or None.
     """
 
@@ -80,19 +80,20 @@ class Member:
         return [*(self.models / name for name in made[self.kind]), self.summary]
 
 
-def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path) -> list[Member]:
+def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, share: int = 1) -> list[Member]:
     """All members of a study, longest first, each after the one it needs.
 
     Args:
         name: of the study, the first part of all run ids.
         base: the sections `train_sokoban`, `sokoban` and `tracking` of the parameters.
         root: data root of the command.
+        share: cores of a member; it has so many processes with one thread each, no more than its options say.
 
     Raises:
         ParameterError: an override is unknown or not allowed; names the study and the parameter.
     """
     own = root / "studies" / name if study.sokoban else root
-    given = {**base, **_override(base, study.train, study.sokoban)}
+    given = {**base, **_override(base, study.train, study.sokoban, share)}
     resolved = _resolve(f"study_{name}", given)
     members = []
     for seed in study.seeds:
@@ -103,7 +104,7 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path) 
             both = {**given, **control}, {**resolved, **control}
             members.append(_member(f"{run_id}-{imitate}", "control", imitate, seed, own, *both, run_id))
         for number, further in enumerate(study.evaluations):
-            levels = {**given, **_override(given, further.train, further.sokoban)}
+            levels = {**given, **_override(given, further.train, further.sokoban, share)}
             everything = _resolve(f"study_{name}.evaluations.{number}", levels)
             policy = str(own / "06_models" / "train_sokoban" / run_id / "final_policy")
             source = {"run": "train_sokoban", "run_id": run_id, "checkpoint": policy}
@@ -125,9 +126,10 @@ def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _override(base: Sections, train: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _override(base: Sections, train: Mapping[str, Any], data: Mapping[str, Any], share: int) -> dict[str, Any]:
+    own = merge(base["train_sokoban"], train)
     return {
-        "train_sokoban": merge(base["train_sokoban"], train, _ONE_CORE),
+        "train_sokoban": {**own, "threads": 1, "processes": min(own.get("processes", 1), share)},
         "sokoban": merge(base["sokoban"], data),
     }
 
@@ -135,7 +137,8 @@ def _override(base: Sections, train: Mapping[str, Any], data: Mapping[str, Any])
 def _resolve(path: str, given: Sections) -> dict[str, Any]:
     options = validate_parameters(given["train_sokoban"], TrainOptions, prefix=f"{path}.train")
     levels = validate_parameters(given["sokoban"], SokobanDataOptions, prefix=f"{path}.sokoban")
-    return {"train_sokoban": options.model_dump(mode="json"), "sokoban": levels.model_dump(mode="json")}
+    train = options.model_dump(mode="json", exclude={"threads", "processes"})
+    return {"train_sokoban": train, "sokoban": levels.model_dump(mode="json")}
 
 
 def _member(

@@ -45,6 +45,7 @@ def plan_study(
     from geo_sokoban_pipeline.reporting.markers import MarkerError
     from geo_sokoban_pipeline.reporting.study_docs import check_docs
     from geo_sokoban_pipeline.studies.planning import plan_members
+    from geo_sokoban_pipeline.studies.processes import count_cores
     from geo_sokoban_pipeline.studies.records import StudyFolder
 
     options = validate_parameters(study, StudyOptions, prefix="study")
@@ -54,7 +55,8 @@ def plan_study(
     try:
         _check_project(command.project)
         base = {"train_sokoban": train, "sokoban": data, "tracking": tracking}
-        members = plan_members(options.name, definition, base, command.data_root)
+        share = max(1, count_cores() // (options.workers or count_cores()))
+        members = plan_members(options.name, definition, base, command.data_root, share)
         for root in dict.fromkeys(member.root for member in members):
             command.check_root(root)
         if docs is not None:
