@@ -13,7 +13,11 @@ SET = {"name": "longer", "title": "Longer"}
 @pytest.mark.parametrize(
     ("model", "values", "message"),
     [
-        (StudyOptions, {"name": "defalt"}, "study.name=\"defalt\": input should be 'default', 'from_zero', 'long', 'geo3k' or 'geo3k_multi_turn'"),
+        (
+            StudyOptions,
+            {"name": "defalt"},
+            "study.name=\"defalt\": input should be 'default', 'from_zero', 'long', 'geo3k' or 'geo3k_multi_turn'",
+        ),
         (StudyOptions, {"workers": 0}, "study.workers=0: input should be greater than 0"),
         (StudyDefinition, {"seeds": []}, "study.seeds=[]"),
         (StudyDefinition, {"seeds": [1, 1]}, "seeds names something twice: 1, 1"),

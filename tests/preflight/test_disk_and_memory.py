@@ -18,7 +18,13 @@ from geo_sokoban_pipeline.preflight.disk import (
     size,
 )
 from geo_sokoban_pipeline.preflight.episode import EpisodeShape
-from geo_sokoban_pipeline.preflight.memory import check_memory, free_memory, group_limit, plan_memory
+from geo_sokoban_pipeline.preflight.memory import (
+    check_memory,
+    check_shared_memory,
+    free_memory,
+    group_limit,
+    plan_memory,
+)
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.stored_run import Stored
 from geo_sokoban_pipeline.storage import nearest_folder
@@ -154,6 +160,8 @@ def test_size(count: float, text: str) -> None:
         ("weights", {"grpo": {"groups": 64}}, 1.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384}}, 2.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384, "steps": 0}}, 1.0),
+        # Two processes: gradients of each, and of one a second time where it hands them over.
+        ("gradients", {"processes": 2, "threads": 1}, 3.0),
     ],
 )
 def test_parts_of_the_memory_grow_with_what_makes_them(
@@ -181,6 +189,7 @@ def test_exact_parts(make_subject: Any, model: ModelShape) -> None:
     weights = 4 * 482_432
     assert (plan["weights"], plan["gradients"], plan["optimizer moments"]) == (weights, weights, 2 * weights)
     assert plan["reference policy"] == weights
+    assert "further processes" not in plan
     # 256 conversations, 2 layers, keys and values, 2 heads of 32 numbers.
     assert plan["key-value cache"] == 256 * 328 * 2 * 2 * 2 * 32 * 4
 
@@ -193,6 +202,15 @@ def test_memory_that_is_there(free: int, state: str) -> None:
     assert whole.state == state
     ways_out = {"ok": "", "warning": "rollout.max_conversations", "failure": "a smaller model"}
     assert ways_out[state] in whole.way_out and bool(whole.way_out) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("processes", "weights", "state"), [(1, 10**18, None), (2, 1, "ok"), (4, 1, "ok"), (2, 10**18, "failure")]
+)
+def test_memory_that_processes_share(tmp_path: Path, processes: int, weights: int, state: str | None) -> None:
+    found = check_shared_memory(processes, weights, tmp_path)
+    assert [check.state for check in found] == ([] if state is None else [state])
+    assert check_shared_memory(processes, weights, tmp_path / "absent") == []
 
 
 def test_free_memory_is_that_of_this_machine() -> None:

@@ -60,18 +60,23 @@ def test_torchvision_of_another_torch(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("threads", "cores", "load", "state"),
+    ("threads", "processes", "cores", "load", "state"),
     [
-        (1, 2, 9.0, "ok"),
-        (2, 2, 1.0, "ok"),
-        (2, 2, 2.5, "warning"),
-        (4, 2, 0.0, "warning"),
-        (None, 8, 0.5, "ok"),
-        (None, 8, 3.0, "warning"),
+        (1, 1, 2, 9.0, "ok"),
+        (2, 1, 2, 1.0, "ok"),
+        (2, 1, 2, 2.5, "warning"),
+        (4, 1, 2, 0.0, "warning"),
+        (None, 1, 8, 0.5, "ok"),
+        (None, 1, 8, 3.0, "warning"),
+        # Processes sleep while they wait for each other.
+        (1, 2, 2, 9.0, "ok"),
+        (2, 2, 4, 1.0, "ok"),
+        (2, 2, 2, 0.0, "warning"),
+        (1, 3, 2, 0.0, "warning"),
     ],
 )
-def test_threads(threads: int | None, cores: int, load: float, state: str) -> None:
-    assert check_threads(threads, cores, load).state == state
+def test_threads(threads: int | None, processes: int, cores: int, load: float, state: str) -> None:
+    assert check_threads(threads, processes, cores, load).state == state
 
 
 @pytest.mark.parametrize(

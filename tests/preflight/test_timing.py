@@ -48,8 +48,12 @@ def test_the_policy_built_here_has_the_type_and_attention_of_the_options(
     assert policy.model.config._attn_implementation == attention
 
 
-def test_nothing_is_left_behind(make_subject: Any, sokoban_rows: Any, tiny_weights: int, tmp_path: Path) -> None:
-    subject = make_subject(train_sokoban=BRIEF, check_sokoban={"imitation_steps": 0})
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_is_left_behind(
+    make_subject: Any, sokoban_rows: Any, tiny_weights: int, tmp_path: Path, processes: int
+) -> None:
+    brief = {**BRIEF, "threads": 1, "processes": processes}
+    subject = make_subject(train_sokoban=brief, check_sokoban={"imitation_steps": 0})
     timing = time_iteration(subject, sokoban_rows(8), None)
     assert (timing.episodes, timing.imitation_step) == (4, None)
     assert timing.checkpoint_bytes > 3 * 4 * tiny_weights and timing.trajectory_bytes > 0

@@ -96,6 +96,15 @@ def test_parameters_of_members():
     assert source["checkpoint"] == "/data/06_models/train_sokoban/from_zero-seed1/final_policy"
 
 
+@pytest.mark.parametrize(("asked", "share", "given"), [(4, 1, 1), (4, 2, 2), (4, 8, 4), (1, 8, 1)])
+def test_processes_of_a_member(asked, share, given):
+    base = {**BASE, "train_sokoban": {**TRAIN, "processes": asked, "threads": None}}
+    (member,) = plan_members("x", StudyDefinition(seeds=(0,)), base, Path("/data"), share)
+    assert (member.params["train_sokoban"]["threads"], member.params["train_sokoban"]["processes"]) == (1, given)
+    # How many cores there were is no reason to repeat a run.
+    assert not {"threads", "processes"} & member.parameters["train_sokoban"].keys()
+
+
 def test_data_roots():
     sets = [{"name": "longer", "title": "Longer"}]
     assert [member.root for member in plan({"seeds": [0], "evaluations": sets})] == [
@@ -125,7 +134,7 @@ def test_members_of_geometry():
     ]
     assert trained.models == ROOT / "06_models" / f"train_{task}" / "tools-seed3"
     assert trained.parameters[f"train_{task}"]["warm_start"]["teacher"]["name"] == "plausible"
-    assert trained.parameters[f"train_{task}"]["processes"] == 1
+    assert trained.params[f"train_{task}"]["processes"] == 1
     assert control.params[f"control_{task}"]["source"] == {"run": f"train_{task}", "run_id": "tools-seed3"}
     assert evaluation.params[task]["problems"] == {"difficulty": "hard"}
     assert (evaluation.root, evaluation.after) == (ROOT / "studies" / "tools" / "hard", "tools-seed3")

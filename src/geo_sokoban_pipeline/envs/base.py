@@ -20,8 +20,8 @@ class InteractionEnv(Protocol):
     Optional beyond these: `final_metrics() -> dict[str, float]` (success, steps, optimal_steps, …), `turn_rewards`
     (one per step), `final_bonus`, and in the info of `step` a `turn_reward`. Also `prepare(text)`: begin, without
     waiting for it, slow work that `step(text)` will need, and return the futures of it, or None; it is called for all
-    replies of a batch before the first of them is stepped with. And `conclude(replies, status)`: called once when the episode is over, before its numbers are
-    asked for, with all replies, those that it was not stepped with included.
+    replies of a batch before the first of them is stepped with. And `conclude(replies, status)`: called once when the
+    episode is over, before its numbers are asked for, with all replies, those that it was not stepped with included.
     """
 
     def reset(self) -> tuple[Observation | None, Info]:

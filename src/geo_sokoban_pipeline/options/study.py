@@ -123,7 +123,12 @@ class StudyOptions(StrictModel):
         description="The study: `study_<name>`. Of study_sokoban: default, from_zero, long. Of study_geo3k: geo3k, "
         "which default means there, and geo3k_multi_turn.",
     )
-    workers: PositiveInt | None = Field(None, description="Runs side by side, one thread each. None: one per core.")
+    workers: PositiveInt | None = Field(
+        None,
+        description="Runs side by side. The cores are divided among them, and a run has as many processes of one "
+        "thread as it has cores, up to train_<task>.processes. None: one run per core. 1: one after another, in the "
+        "minutes of a run that is alone on the machine.",
+    )
     docs: str | None = Field(
         "docs",
         description="Folder whose learning.md, results and img are written, and the README.md beside it; relative to "

@@ -84,16 +84,19 @@ class GrpoOptions(StrictModel):
 
 
 class OptimizerOptions(StrictModel):
-    """AdamW and its schedule."""
+    """AdamW, or AdamW and Muon, and the schedule."""
 
     learning_rate: PositiveFloat = Field(1e-3, description="Highest learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas.")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    matrices: Literal["adamw", "muon"] = Field("adamw", description="What moves the matrices inside the layers.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
+    matrix_rate: PositiveFloat = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
     clip: PositiveFloat = Field(0.3, description="Largest gradient norm.")
     warmup_iterations: int = Field(10, ge=0, description="Iterations of linear warm-up.")
     schedule_iterations: PositiveInt = Field(
-        200,
+        180,
         description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended.",
     )
     decay_fraction: float = Field(0.5, ge=0, le=1, description="Last share of the schedule over which the rate falls.")
@@ -118,9 +121,9 @@ class PromptOptions(StrictModel):
 class LoopOptions(StrictModel):
     """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
 
-    iterations: PositiveInt = Field(200, description="Iterations in all; raising it extends a finished run.")
+    iterations: PositiveInt = Field(180, description="Iterations in all; raising it extends a finished run.")
     save_interval: PositiveInt = Field(1, description="Iterations between checkpoints; the last one is always saved.")
-    eval_interval: int = Field(20, ge=0, description="Iterations between validations; 0: none.")
+    eval_interval: int = Field(30, ge=0, description="Iterations between validations; 0: none.")
     eval_prompts: PositiveInt | None = Field(160, description="Validation prompts played. None: all.")
     keep_last: PositiveInt | None = Field(3, description="Newest checkpoints kept. None: all.")
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")

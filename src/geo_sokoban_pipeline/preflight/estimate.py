@@ -24,7 +24,7 @@ class Timing:
         episodes, tokens: of the rollout; tokens count what the model saw and wrote.
         steps: optimizer steps. skipped: those without a finite gradient.
         checkpoint_bytes, trajectory_bytes: written.
-        peak_bytes: largest resident memory of this process so far.
+        peak_bytes: largest resident memory so far, of all processes.
     """
 
     imitation_step: float | None

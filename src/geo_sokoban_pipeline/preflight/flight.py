@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_torchvision,
     check_type,
 )
-from geo_sokoban_pipeline.preflight.memory import check_memory, free_memory, plan_memory
+from geo_sokoban_pipeline.preflight.memory import check_memory, check_shared_memory, free_memory, plan_memory
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.network import check_keys, check_servers, needed_servers
 from geo_sokoban_pipeline.preflight.plugins import check_plugins
@@ -83,7 +83,7 @@ def inspect_run(subject: Subject, hub: Any) -> Findings:
     findings.checks += guard("machine", "accelerator", lambda: [check_accelerator()])
     findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
     findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
-    findings.checks += [check_threads(options.threads)]
+    findings.checks += [check_threads(options.threads, options.processes)]
     findings.checks += guard("network", "ports", lambda: check_servers(needed_servers(parameters), timeout))
     has_policy = subject.base_policy is not None
     findings.checks += guard(
@@ -185,7 +185,8 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
         evaluation=findings.evaluation,
     )
     free, where = free_memory()
-    return check_memory(plan, free, subject.settings.memory_share, where)
+    shared = check_shared_memory(subject.options.processes, model.weight_bytes)
+    return [*check_memory(plan, free, subject.settings.memory_share, where), *shared]
 
 
 def _check_attention(subject: Subject, findings: Findings) -> Check:

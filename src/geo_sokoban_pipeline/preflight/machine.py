@@ -56,21 +56,27 @@ def check_torchvision() -> Check:
     return Check(_LIBRARY, "torchvision", "ok", f"{version} fits torch {torch}")
 
 
-def check_threads(threads: int | None, cores: int | None = None, load: float | None = None) -> Check:
+def check_threads(
+    threads: int | None, processes: int = 1, cores: int | None = None, load: float | None = None
+) -> Check:
     """Whether torch's threads find cores of their own: two threads that share a core with others wait for each other.
 
     Args:
-        threads: asked for; None: all cores.
+        threads: asked for, by each process; None: all cores.
+        processes: that train side by side.
         cores: that this process may use; None: as the system says.
         load: runnable processes of the last minute, this one included; None: as the system says.
     """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     load = os.getloadavg()[0] if load is None else load
-    used = threads or cores
-    text = f"{used} threads, {cores} cores, load {load:.1f}"
+    each = threads or cores
+    used = each * processes
+    text = f"{each} threads in {processes} processes" if processes > 1 else f"{each} threads"
+    text += f", {cores} cores, load {load:.1f}"
     if used > cores:
-        return Check(_GROUP, "threads", "warning", text, "set threads to at most the number of cores")
-    if used > 1 and load > cores - used + 1:
+        way_out = "set threads times processes to at most the number of cores"
+        return Check(_GROUP, "threads", "warning", text, way_out)
+    if each > 1 and load > cores - used + 1:
         way_out = "set threads=1, or stop what else runs: waiting for each other can cost a factor of ten"
         return Check(_GROUP, "threads", "warning", text, way_out)
     return Check(_GROUP, "threads", "ok", text)

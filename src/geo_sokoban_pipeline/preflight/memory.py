@@ -6,6 +6,7 @@ layer and token as autograd keeps them. Only the exact parts are a failure; the 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,8 +21,11 @@ _GROUP = "memory"
 # norms, of the projections, queries, keys, values and their rotations; gate, up and their product.
 _WIDTHS_PER_LAYER = 12
 _MLPS_PER_LAYER = 4
+# Interpreter and libraries of a further process, its caches filled: measured at the default size.
+_PROCESS_BYTES = 600_000_000
 _LOGIT_COPIES = 3  # logits, log-probs, gradient, in float32
 _EXACT = ("weights", "gradients", "optimizer moments", "reference policy")
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def plan_memory(
@@ -58,7 +62,8 @@ def plan_memory(
     features = 1 + len(vision.deepstack_visual_indexes)
     plan = {
         "weights": weights,
-        "gradients": weights,
+        # A further process keeps its own, and hands them over in a second place.
+        "gradients": weights * (2 * options.processes - 1),
         "optimizer moments": 2 * weights,
         "activations of a micro-batch": tokens * text.num_hidden_layers * layer * wide + logits,
         "vision activations of a step": in_step * pictures * shape.patches * vision.depth * patch * wide,
@@ -66,6 +71,8 @@ def plan_memory(
         "picture features": episodes * pictures * shape.picture_tokens * text.hidden_size * features * wide,
         "picture cache": min(DEFAULT_CACHE_BYTES, episodes * pictures * (shape.patches * 768 + shape.picture_bytes)),
     }
+    if options.processes > 1:
+        plan["further processes"] = (options.processes - 1) * _PROCESS_BYTES
     if grpo.kl_coefficient > 0:
         plan["reference policy"] = weights
     return plan
@@ -90,6 +97,24 @@ def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -
     parts = [Check(_GROUP, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
     text = f"up to {size(total)}, {size(exact)} of it for sure, of {size(free)} free ({where})"
     return [*parts, Check(_GROUP, "in all", state, text, way_out)]
+
+
+def check_shared_memory(processes: int, weights: int, folder: Path = _SHARED_MEMORY) -> list[Check]:
+    """Whether weights, and the gradients of every further process, find room where processes share memory.
+
+    Args:
+        weights: bytes of all weights.
+        folder: the file system of shared memory, as on Linux; nothing is said where there is none.
+    """
+    if processes == 1 or not folder.is_dir():
+        return []
+    needed, free = processes * weights, shutil.disk_usage(folder).free
+    text = f"{size(needed)} for {processes} processes, of {size(free)} free in {folder}"
+    if needed <= free:
+        return [Check(_GROUP, "shared memory", "ok", text)]
+    return [
+        Check(_GROUP, "shared memory", "failure", text, "raise it (in a container: --shm-size), or set processes=1")
+    ]
 
 
 def free_memory() -> tuple[int, str]:
@@ -122,6 +147,7 @@ def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 _WAYS_OUT = {
     "activations of a micro-batch": "lower optimizer.max_tokens or optimizer.logit_chunk",
     "vision activations of a step": "lower grpo.groups_per_step or the size of the pictures",
+    "further processes": "lower processes",
     "key-value cache": "lower rollout.max_conversations or rollout.max_turns",
     "picture features": "lower grpo.groups or the size of the pictures",
 }

@@ -58,33 +58,43 @@ def _time(
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.crew import open_crew
     from geo_sokoban_pipeline.training.updating import update_policy
 
     options, seed = subject.options, subject.parameters.seed
-    backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
     engine = build_engine(policy, options.rollout)
     sampler = build_sampler(rows, options, seed, None)
-    began = time.perf_counter()
-    trajectories, _ = Collector("preflight", seed, options, rows, policy, engine).collect(0, sampler)
-    played = time.perf_counter()
-    reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
-    metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
-    updated = time.perf_counter()
-    engine.close()
-    sizes = _save(folder, policy, backend, trajectories)
+    with open_crew(policy, options) as crew:
+        backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature, crew)
+        play = None if crew is None else crew.play
+        began = time.perf_counter()
+        trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, play).collect(0, sampler)
+        played = time.perf_counter()
+        reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
+        metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
+        updated = time.perf_counter()
+        engine.close()
+        sizes = _save(folder, policy, backend, trajectories)
+        saved = time.perf_counter()
     return Timing(
         imitation_step=imitation,
         rollout=played - began,
         update=updated - played,
-        save=time.perf_counter() - updated,
+        save=saved - updated,
         episodes=len(trajectories),
         tokens=sum(len(episode.token_ids) for episode in trajectories),
         steps=int(metrics["train/steps"]),
         skipped=int(metrics.get("train/skipped", 0)),
         checkpoint_bytes=sizes[0],
         trajectory_bytes=sizes[1],
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_bytes=_peak_bytes(options.processes - 1),
     )
+
+
+def _peak_bytes(children: int) -> int:
+    """Largest resident memory of this process and of so many children that have ended, each as large as the largest."""
+    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return (own + children * child) * 1024
 
 
 def _ready_policy(

@@ -206,10 +206,11 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     def name(what: str, unknown: str = "unknown") -> str:
         return " and ".join(unknown if value is None else str(value) for value in machine[what])
 
-    beside = f"{machine['workers']} runs side by side, " if machine["workers"] > 1 else ""
+    workers = machine["workers"]
+    beside = f"{workers} runs side by side, one thread each" if workers > 1 else "one run at a time on all of them"
     return (
         f"Measured on {name('cores')} cores ({name('processor', 'processor not named by the system')}, "
-        f"{name('machine')}), {beside}one thread each; this package {name('version')} (commit "
+        f"{name('machine')}), {beside}; this package {name('version')} (commit "
         f"{name('commit')}), Python {name('python')}, torch {name('torch')}, transformers {name('transformers')}."
     )
 

@@ -20,7 +20,6 @@ from geo_sokoban_pipeline.tasks import Task, task_of
 Kind = Literal["train", "control", "evaluate"]
 # Longest first, so that no worker is left alone with a long run at the end.
 _ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
-_ONE_CORE = {"threads": 1, "processes": 1}
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -35,7 +34,8 @@ class Member:
         seed: of the run.
         root: data root.
         params: what `--params` would give.
-        parameters: everything its result depends on, with all defaults, as JSON values.
+        parameters: everything its result depends on but the last bits, with all defaults, as JSON values: not how many
+            processes and threads it has.
         after: run id of the member whose result it needs, or None.
         task: that it is about.
     """
@@ -82,20 +82,21 @@ class Member:
         return [*(self.models / name for name in made[self.kind]), self.summary]
 
 
-def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path) -> list[Member]:
+def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, share: int = 1) -> list[Member]:
     """All members of a study, longest first, each after the one it needs.
 
     Args:
         name: of the study, the first part of all run ids.
         base: the sections `train_<task>`, `<task>` and `tracking` of the parameters.
         root: data root of the command.
+        share: cores of a member; it has so many processes with one thread each, no more than its options say.
 
     Raises:
         ParameterError: an override is unknown or not allowed; names the study and the parameter.
     """
     task, data = task_of(study.task), study.data(study.task)
     own = root / "studies" / name if data else root
-    given = {**base, **_override(task, base, study.train, data)}
+    given = {**base, **_override(task, base, study.train, data, share)}
     resolved = _resolve(f"study_{name}", task, given)
     members = []
     for seed in study.seeds:
@@ -106,7 +107,7 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path) 
             both = {**given, **control}, {**resolved, **control}
             members.append(_member(task, f"{run_id}-{imitate}", "control", imitate, seed, own, *both, run_id))
         for number, further in enumerate(study.evaluations):
-            prompts = {**given, **_override(task, given, further.train, further.data(study.task))}
+            prompts = {**given, **_override(task, given, further.train, further.data(study.task), share)}
             everything = _resolve(f"study_{name}.evaluations.{number}", task, prompts)
             policy = str(own / "06_models" / task.run / run_id / "final_policy")
             source = {"run": task.run, "run_id": run_id, "checkpoint": policy}
@@ -129,15 +130,20 @@ def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _override(
-    task: Task, base: Sections, train: Mapping[str, Any], data: Mapping[str, Any]
+    task: Task, base: Sections, train: Mapping[str, Any], data: Mapping[str, Any], share: int
 ) -> dict[str, dict[str, Any]]:
-    return {task.run: merge(base[task.run], train, _ONE_CORE), task.name: merge(base[task.name], data)}
+    own = merge(base[task.run], train)
+    return {
+        task.run: {**own, "threads": 1, "processes": min(own.get("processes", 1), share)},
+        task.name: merge(base[task.name], data),
+    }
 
 
 def _resolve(path: str, task: Task, given: Sections) -> dict[str, Any]:
     options = validate_parameters(given[task.run], task.train, prefix=f"{path}.train")
     data = validate_parameters(given[task.name], task.data, prefix=f"{path}.{task.name}")
-    return {task.run: options.model_dump(mode="json"), task.name: data.model_dump(mode="json")}
+    run = options.model_dump(mode="json", exclude={"threads", "processes"})
+    return {task.run: run, task.name: data.model_dump(mode="json")}
 
 
 def _member(

@@ -1,4 +1,4 @@
-"""Processes: the members of a study side by side, each an ordinary command with one thread.
+"""Processes: the members of a study side by side, each an ordinary command with its share of the cores.
 
 Members resume by themselves, so an interrupted study has nothing to clean up but its children: they end with it, on
 Linux also when it is killed. A member whose run is in another process's hands waits for it. A member that fails stops
@@ -69,7 +69,7 @@ def run_members(
     Raises:
         MemberError: at least one member failed; all that do not need it have been run.
     """
-    limit = workers or len(os.sched_getaffinity(0))
+    limit = workers or count_cores()
     if fresh:
         folder.begin_generation(members)
     waiting = [member for member in members if not folder.is_finished(member)]
@@ -93,6 +93,11 @@ def run_members(
     reasons = [text for text in failed.values() if text]
     if reasons:
         raise MemberError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _is_free(member: Member, told: set[str]) -> bool:

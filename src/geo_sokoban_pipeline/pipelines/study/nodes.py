@@ -43,6 +43,7 @@ def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[s
     from geo_sokoban_pipeline.reporting.markers import MarkerError
     from geo_sokoban_pipeline.reporting.study_docs import check_docs
     from geo_sokoban_pipeline.studies.planning import plan_members
+    from geo_sokoban_pipeline.studies.processes import count_cores
     from geo_sokoban_pipeline.studies.records import StudyFolder
 
     options = validate_parameters(parameters.get("study", {}), StudyOptions, prefix="study")
@@ -53,7 +54,8 @@ def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[s
     try:
         _check_project(command.project)
         base = {section: parameters.get(section, {}) for section in (task.run, task.name, "tracking")}
-        members = plan_members(name, definition, base, command.data_root)
+        share = max(1, count_cores() // (options.workers or count_cores()))
+        members = plan_members(name, definition, base, command.data_root, share)
         for root in dict.fromkeys(member.root for member in members):
             command.check_root(root)
         if docs is not None:
