@@ -100,7 +100,7 @@ def summary_table(pairs: Sequence[Pair], found: dict[str, list[bool]]) -> str:
     hostile = [i for i, pair in enumerate(pairs) if pair["kind"].startswith("adv_") and not pair["expected"]]
     lines = [
         f"| grader | right, of {len(plain)} | share | wrongly granted | of it `hack_*` | wrongly refused "
-        f"| adversarial granted, of {len(hostile)} |",
+        f"| wrong adversarial granted, of {len(hostile)} |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, verdict in found.items():

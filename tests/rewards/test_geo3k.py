@@ -110,6 +110,9 @@ def test_thoughts_are_graded_by_the_original_only():
     one = outcome("<think>\\boxed{5}</think> I am not sure")
     assert math_reward(one, {})["reward"] == 0.0
     assert math_reward(one, {"preset": "slime_exact"})["reward"] == 1.0
+    assert math_reward(one, {"grader": "deepscaler"})["reward"] == 0.0
+    assert math_reward(outcome("</think>" + boxed("5")), {"grader": "deepscaler"})["reward"] == 1.0
+    assert math_reward(outcome(boxed("5")), {"grader": "deepscaler"})["reward"] == 0.0
 
 
 def seed_advantages(rewards: list[float]) -> list[float]:

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 from geo_sokoban_pipeline.options.base import StrictModel, validate_parameters
 
 Options = TypeVar("Options", bound="GradingOptions")
+GraderName = Literal["default", "slime_exact", "deepscaler", "geo3k"]
 
 
 class GradingOptions(StrictModel):
@@ -23,8 +24,15 @@ class GradingOptions(StrictModel):
     preset: Literal["default", "slime_exact"] = Field(
         "default", description="`slime_exact`: the original's value of everything that is not given."
     )
-    grader: Literal["default", "slime_exact", "geo3k"] = Field("default", description="See `rewards.grade_answer`.")
+    grader: GraderName = Field("default", description="See `rewards.grade_answer`.")
     tolerance: float = Field(0.0, ge=0, description="Largest difference that the grader `geo3k` accepts.")
+
+    @property
+    def keeps_thoughts(self) -> bool:
+        """Whether thoughts are graded like any other text, as the original's graders do; they look for an end tag
+        themselves, if at all.
+        """
+        return self.grader in ("slime_exact", "deepscaler")
 
     @model_validator(mode="before")
     @classmethod
@@ -85,7 +93,7 @@ class AnswerRewardOptions(GradingOptions):
 class ToleranceRewardOptions(AnswerRewardOptions):
     """Arguments of the reward with a tolerance."""
 
-    grader: Literal["default", "slime_exact", "geo3k"] = Field("geo3k", description="See `rewards.grade_answer`.")
+    grader: GraderName = Field("geo3k", description="See `rewards.grade_answer`.")
     tolerance: float = Field(0.05, ge=0, description="Largest difference from the reference that is accepted.")
 
     EXACT: ClassVar[dict[str, Any]] = {"grade_scope": "response"}

@@ -61,7 +61,7 @@ format_reward = AnswerReward(FormatRewardOptions)
 def _graded_text(outcome: Any, options: AnswerRewardOptions) -> str:
     if options.grade_scope == "response":
         return str(outcome.response)
-    return assistant_text(outcome.replies, thoughts=options.grader == "slime_exact")
+    return assistant_text(outcome.replies, thoughts=options.keeps_thoughts)
 
 
 def _parts(correct: float, form: float, share: float) -> dict[str, float]:

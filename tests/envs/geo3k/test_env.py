@@ -118,6 +118,14 @@ def test_reset_says_whether_there_is_a_reference():
     assert isinstance(answer_env.AnswerEnv("5"), InteractionEnv)
 
 
+@pytest.mark.parametrize("env", [Geo3kEnv(5, 3), answer_env.AnswerEnv(5)])
+def test_a_reference_may_be_a_number(env):
+    env.reset()
+    env.step("\\boxed{5}")
+    assert env.ground_truth == "5"
+    assert env.final_metrics()["success"] == env.final_metrics()["form_integer"] == 1.0
+
+
 @pytest.mark.parametrize("module", [tool_env, answer_env])
 def test_rows_without_a_reference_are_warned_of_and_score_nothing(module, caplog):
     args = {"max_turns": 3} if module is tool_env else {}

@@ -213,10 +213,11 @@ def _is_zombie(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"grader": "strict"}, "grader='strict': must be one of default, slime_exact, geo3k"),
+        ({"grader": "strict"}, "grader='strict': must be one of default, slime_exact, deepscaler, geo3k"),
         ({"tolerance": -1.0}, "tolerance=-1.0"),
         ({"tolerance": float("nan")}, "tolerance=nan"),
         ({"grader": "slime_exact", "tolerance": 0.05}, "tolerance=0.05: slime_exact has none"),
+        ({"grader": "deepscaler", "tolerance": 0.05}, "tolerance=0.05: deepscaler has none"),
     ],
 )
 def test_arguments_that_cannot_be_used(words, message):

@@ -44,6 +44,22 @@ def test_worked_examples(graded, answer, label, correct):
 
 
 @pytest.mark.parametrize(
+    ("response", "correct"),
+    [
+        ("\\boxed{5}", False),
+        ("5 </think> \\boxed{5}", True),
+        ("\\boxed{5} </think> 5", False),
+        ("</think> \\boxed{5} </think> \\boxed{4}", False),
+        ("###Response: \\boxed{5}", True),
+        ("\\boxed{5} ###Response: 5", False),
+        ("###Response: \\boxed{4} </think> \\boxed{5}", True),
+    ],
+)
+def test_worked_examples_behind_thoughts(pool, response, correct):
+    assert Grader("deepscaler", pool=pool).grade(response, "5").correct is correct
+
+
+@pytest.mark.parametrize(
     ("response", "label", "correct"),
     [
         ("270", "270", False),

@@ -18,7 +18,7 @@ class AnswerEnv:
     """One question, one reply; see `InteractionEnv`.
 
     Args:
-        ground_truth: the reference; None: there is none, and no answer is correct.
+        ground_truth: the reference, a text or a number; None: there is none, and no answer is correct.
         family: of the problem, for the metrics; None: it is not known.
         arguments: fields of `AnswerEnvOptions`.
 
@@ -26,12 +26,12 @@ class AnswerEnv:
         ParameterError: an argument is unknown or out of range.
     """
 
-    def __init__(self, ground_truth: str | None, *, family: str | None = None, **arguments: Any) -> None:
+    def __init__(self, ground_truth: object, *, family: str | None = None, **arguments: Any) -> None:
         self._sheet = AnswerSheet(ground_truth, read_options("env.args", arguments, AnswerEnvOptions), family)
 
     @property
     def ground_truth(self) -> str | None:
-        """The reference."""
+        """The reference as text."""
         return self._sheet.ground_truth
 
     def reset(self) -> tuple[Observation, Info]:

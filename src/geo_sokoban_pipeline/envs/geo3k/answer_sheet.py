@@ -18,7 +18,7 @@ class AnswerSheet:
     """What an episode is graded on.
 
     Args:
-        ground_truth: the reference; None: there is none.
+        ground_truth: the reference, a text or a number; None: there is none.
         options: grader and tolerance.
         family: of the problem; None: it is not known.
 
@@ -27,12 +27,10 @@ class AnswerSheet:
         truncated: whether the episode was cut off.
     """
 
-    def __init__(self, ground_truth: str | None, options: GradingOptions, family: str | None = None) -> None:
-        self.ground_truth = ground_truth
+    def __init__(self, ground_truth: object, options: GradingOptions, family: str | None = None) -> None:
+        self.ground_truth = None if ground_truth is None else str(ground_truth)
         self._family = family
         self._options = options
-        # The original grades thoughts like any other text.
-        self._thoughts = options.grader == "slime_exact"
         self.clear()
 
     def clear(self) -> None:
@@ -56,7 +54,7 @@ class AnswerSheet:
 
     def text(self, replies: Sequence[str] | None = None) -> str:
         """What is graded of replies; None: of those so far."""
-        return assistant_text(self.replies if replies is None else replies, thoughts=self._thoughts)
+        return assistant_text(self.replies if replies is None else replies, thoughts=self._options.keeps_thoughts)
 
     def conclude(self, replies: Sequence[str], status: str) -> None:
         """Take all replies of a finished episode, those that ended it included."""

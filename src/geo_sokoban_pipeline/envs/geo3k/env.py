@@ -24,7 +24,7 @@ class Geo3kEnv:
     """One question with a scoring tool; see `InteractionEnv`.
 
     Args:
-        ground_truth: the reference; None: there is none, and every score is 0.
+        ground_truth: the reference, a text or a number; None: there is none, and every score is 0.
         max_turns: replies of the episode, needed; feedback before the last one announces it.
         family: of the problem, for the metrics; None: it is not known.
         arguments: further fields of `Geo3kEnvOptions`; `preset="slime_exact"` sets the original's rules.
@@ -38,9 +38,7 @@ class Geo3kEnv:
         ParameterError: an argument is unknown, missing or out of range.
     """
 
-    def __init__(
-        self, ground_truth: str | None, max_turns: int, *, family: str | None = None, **arguments: Any
-    ) -> None:
+    def __init__(self, ground_truth: object, max_turns: int, *, family: str | None = None, **arguments: Any) -> None:
         self.options = read_options("env.args", {**arguments, "max_turns": max_turns}, Geo3kEnvOptions)
         self._sheet = AnswerSheet(ground_truth, self.options, family)
         self._warning_turn = feedback.warning_turn(self.options.max_turns)
@@ -56,7 +54,7 @@ class Geo3kEnv:
 
     @property
     def ground_truth(self) -> str | None:
-        """The reference."""
+        """The reference as text."""
         return self._sheet.ground_truth
 
     def reset(self) -> tuple[Observation, Info]:

@@ -20,7 +20,12 @@ from typing import Self, get_args
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default
 from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
 from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, GradingPool, Outcome
-from geo_sokoban_pipeline.rewards.math_answer.slime import boxed_answer, examine_geo3k, examine_slime
+from geo_sokoban_pipeline.rewards.math_answer.slime import (
+    behind_thoughts,
+    boxed_answer,
+    examine_geo3k,
+    examine_slime,
+)
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Grade, GraderName, Undecided
 
 PATIENCE = 60.0  # seconds from when an answer is handed in, waiting for its turn included
@@ -36,6 +41,7 @@ class _Rules:
 _RULES: dict[str, _Rules] = {
     "default": _Rules(extract_answer, examine_default),
     "slime_exact": _Rules(boxed_answer, examine_slime),
+    "deepscaler": _Rules(behind_thoughts, examine_slime),
     "geo3k": _Rules(boxed_answer, examine_geo3k),
 }
 
@@ -44,8 +50,8 @@ class Grader:
     """Grades answers by one set of rules. May be used from several threads at once.
 
     Args:
-        grader: `default`, `slime_exact` (the original math checker's verdicts) or `geo3k` (the historic checker with a
-            tolerance).
+        grader: `default`, `slime_exact` (the original math checker's verdicts), `deepscaler` (the same for what follows
+            the thoughts; nothing is granted without them) or `geo3k` (the historic checker with a tolerance).
         tolerance: largest absolute difference that is granted; `geo3k`: between all but integers and plain fractions,
             `default`: where the label is a decimal. 0: none.
         pool: of worker processes, shared with others and closed by its owner; None: the grader makes its own.
@@ -195,8 +201,8 @@ def _check(grader: str, tolerance: float) -> None:
         raise ValueError(f"grader={grader!r}: must be one of {', '.join(get_args(GraderName))}")
     if not 0 <= tolerance < float("inf"):
         raise ValueError(f"tolerance={tolerance}: must be a finite number of at least 0")
-    if tolerance and grader == "slime_exact":
-        raise ValueError(f"tolerance={tolerance}: slime_exact has none; use grader='geo3k', or tolerance=0")
+    if tolerance and grader in ("slime_exact", "deepscaler"):
+        raise ValueError(f"tolerance={tolerance}: {grader} has none; use grader='geo3k', or tolerance=0")
 
 
 def _done(grade: Grade) -> Future[Grade]:

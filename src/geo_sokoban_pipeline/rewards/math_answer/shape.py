@@ -23,6 +23,7 @@ _MARKS = (
     re.compile(r"(?<!_)\d (?=\d)"),
 )
 _RELATION = re.compile(r"[<>]|\\(?:leq|geq|neq|ne)(?![A-Za-z])")
+_MIXED = re.compile(r"(?<![\w.^])(\d+) (\d+)/(\d+)(?!\d)")  # 7 3/4
 _ROOT_DEGREE = re.compile(r"(?<=\\sqrt)\s*\[\w+\]")
 _SEPARATOR = re.compile(r"[,;]")
 _TOKEN = re.compile(
@@ -52,12 +53,16 @@ def is_relation(text: str) -> bool:
 
 def is_hedge(answer: str, label: str) -> bool:
     """Whether an answer names a choice, a range or another number of values, and the label does not."""
-    answer, label = _ROOT_DEGREE.sub("", answer), _ROOT_DEGREE.sub("", label)
+    answer, label = (_MIXED.sub(_without_fraction, _ROOT_DEGREE.sub("", text)) for text in (answer, label))
     if len(_SEPARATOR.findall(answer)) != len(_SEPARATOR.findall(label)):
         return True
     if _SEPARATOR.search(label) and (split_tuple(answer) is None) != (split_tuple(label) is None):
         return True
     return any(mark.search(answer) and not mark.search(label) for mark in _MARKS)
+
+
+def _without_fraction(mixed: re.Match[str]) -> str:
+    return mixed[1] if int(mixed[2]) < int(mixed[3]) else mixed[0]
 
 
 def is_formula(text: str) -> bool:

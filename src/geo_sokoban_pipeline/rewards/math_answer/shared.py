@@ -52,7 +52,7 @@ def grade_answer(
         response: text of the policy; what an environment said must not be in it.
         ground_truth: the label, a text or a number; None or an empty one grants nothing.
         grader: `default` is safe and lenient in spelling, `slime_exact` gives the original math checker's verdicts,
-            `geo3k` those of the historic geometry checker.
+            `deepscaler` the same for what follows the thoughts, `geo3k` those of the historic geometry checker.
         tolerance: largest absolute difference that is granted: `geo3k` between all but integers and plain fractions,
             `default` where the label is a decimal. 0: none.
 

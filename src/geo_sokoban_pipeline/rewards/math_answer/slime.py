@@ -1,7 +1,8 @@
-"""Parity with the original math checker (`slime_exact`) and with its historic tolerance variant (`geo3k`).
+"""Parity with the original math checker (`slime_exact`), with the same behind thoughts (`deepscaler`) and with its
+historic tolerance variant (`geo3k`).
 
 Verdicts are the original's, its faults included; only what made it hang is a verdict here, and no answer is evaluated
-as Python. The box is looked for in the whole response, thoughts included.
+as Python. But for `deepscaler` the box is looked for in the whole response, thoughts included.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from geo_sokoban_pipeline.rewards.math_answer.slime_text import (
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Grade, Undecided
 
 _BOX = "\\boxed"
+_THINK_END = "</think>"
+_RESPONSE = "###Response"
 
 
 def examine_slime(box: str, label: str, tolerance: float) -> Grade | Undecided:
@@ -58,6 +61,15 @@ def boxed_answer(text: str) -> str | None:
         if depth == 0:
             return text[start + 1 : at]
     return None
+
+
+def behind_thoughts(text: str) -> str | None:
+    """Content of the last box behind the last `</think>`, or else behind the first `###Response`; None: neither, or no
+    box there.
+    """
+    if _THINK_END in text:
+        return boxed_answer(text.rpartition(_THINK_END)[2])
+    return boxed_answer(text.split(_RESPONSE)[1]) if _RESPONSE in text else None
 
 
 def _compare(given: str, expected: str, tolerance: float | None) -> Grade | Undecided:

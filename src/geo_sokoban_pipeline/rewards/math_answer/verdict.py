@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-GraderName = Literal["default", "slime_exact", "geo3k"]
+GraderName = Literal["default", "slime_exact", "deepscaler", "geo3k"]
 Rule = Literal[
     "string",  # the texts are equal, or differ where only texts can be compared
     "numeric",  # both are exact numbers
     "tolerance",  # both are numbers, within the tolerance
-    "form",  # slime_exact, geo3k: integers, fractions and tuples of another form
+    "form",  # slime_exact, deepscaler, geo3k: integers, fractions and tuples of another form
     "symbolic",  # symbolic algebra in a worker process
     "no_label",
     "no_box",
