@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 TRAJECTORY_KINDS = ("trajectories", "eval_trajectories", "held_out_trajectories")
 
 
-def kedro_command(*words: str, data_root: Path, **environment: str) -> subprocess.Popen[str]:
-    """Start `kedro run --env=test …` on a data root of its own; output is captured."""
+def kedro_command(*words: str, data_root: Path, conf_env: str = "test", **environment: str) -> subprocess.Popen[str]:
+    """Start `kedro run --env=<conf_env> …` on a data root of its own; output is captured."""
     env = {
         **os.environ,
         "GEO_SOKOBAN_DATA_ROOT": str(data_root),
@@ -27,7 +27,7 @@ def kedro_command(*words: str, data_root: Path, **environment: str) -> subproces
         **environment,
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "kedro", "run", "--env=test", *words],
+        [sys.executable, "-m", "kedro", "run", f"--env={conf_env}", *words],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ from omegaconf.resolvers import oc
 
 from geo_sokoban_pipeline.console import enrich_logging
 from geo_sokoban_pipeline.hooks import CommandHooks, ParameterHooks, RunHooks, TrackingHooks
+from geo_sokoban_pipeline.launch import launch_value
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
 
@@ -69,6 +70,6 @@ DISABLE_HOOKS_FOR_PLUGINS = ("kedro-telemetry",)
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
-    "custom_resolvers": {"oc.env": oc.env},
+    "custom_resolvers": {"oc.env": oc.env, "launch": launch_value},
     "merge_strategy": {"parameters": "soft"},
 }

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
@@ -15,36 +12,13 @@ from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
 from policies.library import library_log_probs
-
-VOCABULARY = 151_936
+from policies.thin import VOCABULARY, write_thin_policy
 
 
 @pytest.fixture(scope="module")
 def real_policy(shared_data, tmp_path_factory):
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
     folder = tmp_path_factory.mktemp("qwen3_vl")
-    text = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
-        },
-    }  # fmt: skip
-    vision = {
-        "depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32,
-        "num_position_embeddings": 2304, "deepstack_visual_indexes": [0],
-    }  # fmt: skip
-    config = Qwen3VLConfig(
-        text_config=text, vision_config=vision, tie_word_embeddings=True, image_token_id=151_655,
-        video_token_id=151_656, vision_start_token_id=151_652, vision_end_token_id=151_653,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
-    for path in (shared_data / "qwen3_vl_processor").iterdir():
-        shutil.copyfile(path, folder / path.name)
-    return load_policy(folder)
+    return load_policy(write_thin_policy(folder, shared_data / "qwen3_vl_processor"))
 
 
 def test_banned_ids_are_marks_and_padding_rows(real_policy):

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.trajectory_files import name_parts
 
@@ -104,7 +104,7 @@ def _evaluate_policy(
     options: TrainOptions,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
     """Rows of one policy, and its trajectories with true pictures."""
-    policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
+    policy = load_as(options.policy, folder.path)
     engine = build_engine(policy, options.rollout)
     scorer = scorer_of(options.task)
     rows, trajectories = [], []

@@ -6,6 +6,9 @@ in a configuration file would be ignored by half of the program and is refused.
 
 from __future__ import annotations
 
+import difflib
+import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.launch import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.tasks import TASKS
@@ -68,8 +72,10 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
         from_command: what `--params` (or `%reload_kedro --params`) gave.
 
     Raises:
-        ParameterError: unknown name, value not allowed, or `run_id` or `fresh` in a configuration file.
+        ParameterError: unknown name, value not allowed, `run_id` or `fresh` in a configuration file, or a model of the
+            launchers' variable that is none of theirs.
     """
+    check_model_names(merged, os.environ)
     for name in COMMAND_ONLY:
         if name in merged and name not in from_command:
             raise ParameterError(
@@ -77,6 +83,26 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
                 f"Remove it there and give it by --params {name}=…"
             )
     return validate_parameters(merged, ProjectParameters)
+
+
+def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """See that a model which the launchers' variable has put into the parameters is one of theirs.
+
+    Raises:
+        ParameterError: it is not; a path of another kind, or from another place, is nobody's business here.
+    """
+    name = environment.get(MODEL_NAME)
+    if name is None or name in MODELS:
+        return
+    for task in TASKS:
+        path = ((merged.get(f"train_{task}") or {}).get("policy") or {}).get("path")
+        if path == f"Qwen/{name}":
+            near = difflib.get_close_matches(name, MODELS, n=1)
+            raise ParameterError(
+                f"train_{task}.policy.path={json.dumps(path)}: {MODEL_NAME}={name} is none of {', '.join(MODELS)}."
+                + (f" Did you mean {near[0]}?" if near else "")
+                + " Any other Qwen3-VL policy can be given by policy.path itself."
+            )
 
 
 def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:

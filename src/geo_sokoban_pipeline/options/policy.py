@@ -53,6 +53,18 @@ class PolicyOptions(StrictModel):
     path: str | None = Field(None, description="Local folder or hub id; None with source tiny.")
     revision: str | None = Field(None, description="Revision on the hub; None: its default branch.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights in memory.")
+    # These two are left out where they are the default, so that fingerprints of runs without them stay what they were.
+    compute: Literal["bfloat16"] | None = Field(
+        None,
+        exclude_if=lambda compute: compute is None,
+        description="Type of matrix products over weights that stay in `dtype`: a learning rate of 1e-6 moves no weight "
+        "that is kept in bfloat16. None: that of the weights.",
+    )
+    device: Literal["cpu", "cuda", "auto"] = Field(
+        "cpu",
+        exclude_if=lambda device: device == "cpu",
+        description="Where the model lies. auto: a GPU where torch sees one, else the CPU.",
+    )
     attention: str = Field("sdpa", description="Attention implementation of transformers.")
     tiny: TinyPolicyOptions = Field(default_factory=TinyPolicyOptions, description="Sizes, with source tiny.")
 

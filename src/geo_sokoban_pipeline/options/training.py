@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from geo_sokoban_pipeline.options.base import RunId, StrictModel
 from geo_sokoban_pipeline.options.policy import PolicyOptions, WarmStartOptions
@@ -172,6 +172,17 @@ class TrainOptions(StrictModel):
         description="Processes that play and train side by side, one model between them. Each uses `threads` threads, "
         "and about 0.6 GB beside the weights.",
     )
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _check_backend(cls, value: Any) -> Any:
+        name = value.lower() if isinstance(value, str) else value
+        if name == "megatron":
+            raise ValueError(
+                "there is no Megatron backend yet. Set fsdp, in --env=qwen3vl by SLIME_SCRIPT_TRAIN_BACKEND=fsdp "
+                "or by leaving that variable unset."
+            )
+        return name
 
     @property
     def evaluation_sampling(self) -> SamplingOptions:

@@ -7,6 +7,7 @@ torchvision is installed; this project's own loading needs no torchvision.
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.folders import check_policy_files
+from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
 from geo_sokoban_pipeline.policies.images import PatchReader, load_image_processor
 from geo_sokoban_pipeline.seeding import content_hash
@@ -31,11 +33,21 @@ class Policy:
         model: a Qwen3-VL model with language-model head.
         tokenizer: Hugging Face tokenizer with the chat template.
         image_processor: `Qwen2VLImageProcessorPil` with the policy's values.
+        compute: torch dtype of matrix products; None: that of the weights.
     """
 
     model: Any
     tokenizer: Any
     image_processor: Any
+    compute: str | None = None
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Context of every forward pass: matrix products in the type of `compute`, weights and sums as they are."""
+        import torch
+
+        if self.compute is None:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, getattr(torch, self.compute))
 
     @cached_property
     def codec(self) -> ChatCodec:
@@ -112,6 +124,28 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
     if template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
     return Policy(model=model.eval(), tokenizer=tokenizer, image_processor=load_image_processor(folder))
+
+
+def load_as(options: PolicyOptions, folder: Path) -> Policy:
+    """Load a policy folder with the type, the attention and the device of the options.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_policy`.
+        RuntimeError: there is no such device.
+    """
+    policy = load_policy(folder, options.dtype, options.attention)
+    policy.model.to(device_of(options))
+    policy.compute = options.compute
+    return policy
+
+
+def device_of(options: PolicyOptions) -> str:
+    """Where a policy of these options lies: `cpu` or `cuda`."""
+    import torch
+
+    if options.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return options.device
 
 
 def _quieten_library() -> None:

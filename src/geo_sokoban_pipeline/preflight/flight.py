@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.policies.policy import device_of
 from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
 from geo_sokoban_pipeline.preflight.disk import check_paths, check_space, check_writable, held_bytes, plan_disk
 from geo_sokoban_pipeline.preflight.episode import EpisodeShape, check_signatures, play_one
+from geo_sokoban_pipeline.preflight.launch_variables import check_variables
 from geo_sokoban_pipeline.preflight.levels import inspect_levels
 from geo_sokoban_pipeline.preflight.machine import (
     check_accelerator,
@@ -73,6 +75,7 @@ def inspect_run(subject: Subject, hub: Any) -> Findings:
     options, parameters = subject.options, subject.parameters
     timeout = subject.settings.network_timeout
     findings.checks += check_relations(subject.run, options)
+    findings.checks += guard("launch variables", "all", lambda: check_variables(subject))
     _inspect_data(subject, hub, findings)
     _inspect_model(subject, findings)
     _inspect_own_code(subject, findings)
@@ -80,7 +83,7 @@ def inspect_run(subject: Subject, hub: Any) -> Findings:
     findings.checks += guard("disk", "space", lambda: _check_disk(subject, findings))
     findings.checks += guard("memory", "in all", lambda: _check_memory(subject, findings))
     findings.checks += guard("libraries", "versions", lambda: [*check_libraries(), check_torchvision()])
-    findings.checks += guard("machine", "accelerator", lambda: [check_accelerator()])
+    findings.checks += guard("machine", "accelerator", lambda: [check_accelerator(options.policy.device)])
     findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
     findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
     findings.checks += [check_threads(options.threads, options.processes)]
@@ -184,7 +187,7 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
         validation=findings.validation,
         evaluation=findings.evaluation,
     )
-    free, where = free_memory()
+    free, where = free_memory(device_of(subject.options.policy))
     shared = check_shared_memory(subject.options.processes, model.weight_bytes)
     return [*check_memory(plan, free, subject.settings.memory_share, where), *shared]
 

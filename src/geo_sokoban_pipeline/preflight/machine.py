@@ -82,8 +82,12 @@ def check_threads(
     return Check(_GROUP, "threads", "ok", text)
 
 
-def check_accelerator() -> Check:
-    """Which accelerator there is."""
+def check_accelerator(device: str = "cpu") -> Check:
+    """Which accelerator there is, and whether it is the one that is asked for.
+
+    Args:
+        device: `policy.device`.
+    """
     import torch
 
     build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
@@ -92,6 +96,9 @@ def check_accelerator() -> Check:
         name = torch.cuda.get_device_name()
         text = f"torch {torch.__version__} ({build}), {name}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free"
         return Check(_GROUP, "accelerator", "ok", text)
+    if device == "cuda":
+        text = f"policy.device=cuda, but torch {torch.__version__} ({build}) sees no GPU"
+        return Check(_GROUP, "accelerator", "failure", text, "set policy.device=auto or cpu, or see to the driver")
     if torch.version.cuda is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         text = f"torch {torch.__version__} ({build}) sees no GPU; CUDA_VISIBLE_DEVICES={visible!r}"

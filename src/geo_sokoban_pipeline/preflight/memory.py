@@ -46,7 +46,8 @@ def plan_memory(
     from geo_sokoban_pipeline.policies.images import DEFAULT_CACHE_BYTES
 
     text, vision = model.config.text_config, model.config.vision_config
-    weights, wide = model.weight_bytes, model.value_bytes
+    weights = model.weight_bytes
+    wide = model.value_bytes if options.policy.compute is None else 2  # bytes of a value that is computed
     grpo, rollout = options.grpo, options.rollout
     episodes = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
     in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
@@ -117,10 +118,18 @@ def check_shared_memory(processes: int, weights: int, folder: Path = _SHARED_MEM
     ]
 
 
-def free_memory() -> tuple[int, str]:
-    """Bytes that this process may still take, and where: the tighter one of the machine and its control group."""
+def free_memory(device: str = "cpu") -> tuple[int, str]:
+    """Bytes that this process may still take, and where: the tighter one of the machine and its control group.
+
+    Args:
+        device: `cuda`: the memory of the GPU instead.
+    """
     import psutil
 
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0]), "memory of the GPU"
     machine = int(psutil.virtual_memory().available)
     limit = group_limit()
     return (machine, "memory of the machine") if limit is None or limit > machine else (limit, "control group")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.folders import open_policy
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.preflight.estimate import Timing
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.subject import Subject
@@ -108,7 +108,7 @@ def _ready_policy(
     options = subject.options
     if subject.learnt_policy is not None:
         stored = open_policy(subject.learnt_policy)
-        return load_policy(stored.path, options.policy.dtype, options.policy.attention), None
+        return load_as(options.policy, stored.path), None
     policy = _starting_policy(subject, model, folder)
     steps = min(options.warm_start.steps, subject.settings.imitation_steps)
     if options.policy.source != "tiny":
@@ -128,13 +128,13 @@ def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -
     """The starting policy as a run loads it, with the type and the attention of the options."""
     options = subject.options.policy
     if model is not None and model.folder is not None:
-        return load_policy(model.folder, options.dtype, options.attention)
+        return load_as(options, model.folder)
     if options.source != "tiny":
         raise FileNotFoundError(f"policy.path={options.path}: its weights are not here, so nothing can be timed.")
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 
     save_policy(build_tiny_policy(options.tiny, subject.parameters.seed), folder)
-    return load_policy(folder, options.dtype, options.attention)
+    return load_as(options, folder)
 
 
 def _save(folder: Path, policy: Policy, backend: Any, trajectories: Sequence[Trajectory]) -> tuple[int, int]:

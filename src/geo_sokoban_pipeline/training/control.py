@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.fingerprint import Fingerprint, differences
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.options.study import ControlOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.tasks import Task, prompt_key
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -130,7 +130,7 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
         prompts: of the control.
         options: of the control, see `control_options`.
     """
-    policy = load_policy(start.path, options.policy.dtype, options.policy.attention)
+    policy = load_as(options.policy, start.path)
     backend = build_imitator(policy, options.warm_start)
     backend.load_state(start.path)
     teacher, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step

@@ -118,7 +118,9 @@ def serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         torch.set_num_threads(threads)
-        member = Member(blueprint.build(), options, gradients)
+        policy = blueprint.build()
+        policy.compute = options.policy.compute
+        member = Member(policy, options, gradients)
         freeze_survivors()
         began = time.process_time()
         while True:

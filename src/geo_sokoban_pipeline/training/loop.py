@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
 from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
@@ -121,7 +121,7 @@ class _Loop:
         self.workers = {"threads": set_threads(options.threads), "processes": options.processes}
         freeze_survivors()
         compare_workers(manifest, self.workers)
-        self.policy = load_policy(inputs.policy.path, options.policy.dtype, options.policy.attention)
+        self.policy = load_as(options.policy, inputs.policy.path)
         self.backend = FsdpBackend(self.policy, options.optimizer, options.rollout.sampling.temperature)
         self.best: dict[str, Any] | None = manifest.get("best")
         if resume["dir"] is not None:

@@ -77,7 +77,7 @@ def continue_imitation(
     seed: int,
 ) -> PolicyFolder | FolderWriter:
     """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed."""
-    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
     from geo_sokoban_pipeline.training.control import Budget, continue_warm_start, control_options
     from geo_sokoban_pipeline.training.process import set_threads
@@ -90,7 +90,7 @@ def continue_imitation(
     control = read_control(options.task, parameters)
     options, start = control_options(options, control), _start(runs, control)
     threads = set_threads(options.threads)
-    policy = load_policy(start.path, options.policy.dtype, options.policy.attention)
+    policy = load_as(options.policy, start.path)
     rows = _prompts(runs, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])

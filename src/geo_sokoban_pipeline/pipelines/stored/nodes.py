@@ -30,7 +30,7 @@ def collect_trajectories(
     With a checkpoint of the training run, its data cursor is used too: the iteration after it is played as the loop
     played it.
     """
-    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
@@ -43,7 +43,7 @@ def collect_trajectories(
     options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
     set_threads(settings.threads)
     source = runs.policy(options.source)
-    policy = load_policy(source.path, settings.policy.dtype, settings.policy.attention)
+    policy = load_as(settings.policy, source.path)
     engine = build_engine(policy, settings.rollout)
     rows = read_rows(prompts)
     first = int(source.manifest.get("policy_version", 0))
@@ -70,7 +70,7 @@ def update_on_stored(
     The result is checkpoint k of that run, bit for bit, where its settings are the same.
     """
     from geo_sokoban_pipeline.options.training import SourceOptions
-    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend, build_scorer
     from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
@@ -87,7 +87,7 @@ def update_on_stored(
     iteration, files = runs.trajectory_files(options.source)
     before: str | int = "start" if iteration == 0 else iteration - 1
     start = runs.policy(options.source.model_copy(update={"checkpoint": before}))
-    policy = load_policy(start.path, settings.policy.dtype, settings.policy.attention)
+    policy = load_as(settings.policy, start.path)
     backend = FsdpBackend(policy, settings.optimizer, settings.rollout.sampling.temperature)
     if iteration > 0:
         backend.load_state(start.path)

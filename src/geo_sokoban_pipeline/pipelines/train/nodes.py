@@ -65,14 +65,14 @@ def warm_start(
         return stored
     if options.warm_start.steps == 0:
         return _link_policy(base, {"fingerprint": wanted, "history": []})
-    from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.fsdp import DivergedError
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
     from geo_sokoban_pipeline.training.process import set_threads
     from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 
     threads = set_threads(options.threads)
-    policy = load_policy(base.path, options.policy.dtype, options.policy.attention)
+    policy = load_as(options.policy, base.path)
     backend = build_imitator(policy, options.warm_start)
     try:
         history = imitate_teacher(policy, rows, held_out, options, seed, backend)

@@ -92,6 +92,11 @@ class TransformersEngine:
         batch = self._admit()
         if not batch:
             return []
+        with self.policy.computing():
+            return self._answer(batch)
+
+    def _answer(self, batch: list[HeldConversation]) -> list[Result]:
+        """Replies of admitted conversations."""
         self._reader.look(batch)
         # Those with a past sit in the first rows, and a row keeps its place while the others are read.
         known = [talk for talk in batch if talk.cached > 0]

@@ -49,12 +49,19 @@ class TrainForward:
         images = {image.key: image for sample in samples for image in sample.images}
         if not images:
             return None
-        return encode_images(self._core.visual, list(images.values()), self.policy.image_processor)
+        with self.policy.computing():
+            return encode_images(self._core.visual, list(images.values()), self.policy.image_processor)
 
     def log_probs(
         self, samples: Sequence[TrainSample], features: ImageFeatures | None, *, entropy: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) log-probs, entropies (zeros if not asked for) and bool mask of trained tokens, packed to the left."""
+        with self.policy.computing():
+            return self._log_probs(samples, features, entropy)
+
+    def _log_probs(
+        self, samples: Sequence[TrainSample], features: ImageFeatures | None, entropy: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         counts = [len(sample.targets) for sample in samples]
         hidden = self._hidden(samples, features, max(counts))
         places = np.concatenate([np.arange(count) + row * max(counts) for row, count in enumerate(counts)])

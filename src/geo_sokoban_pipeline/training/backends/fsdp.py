@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.options.training import OptimizerOptions, TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.storage import read_json, write_json
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.backends.optimizers import Optimizers
@@ -144,5 +144,5 @@ class FsdpBackend:
 
 def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
     """Log-probs of a policy that is not trained, for the KL term."""
-    policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
+    policy = load_as(options.policy, folder.path)
     return FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature).log_probs

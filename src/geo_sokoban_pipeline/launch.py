@@ -1,0 +1,85 @@
+"""What the original launchers read from the environment: each variable sets a parameter, or is said to set none.
+
+The configuration `conf/qwen3vl` reads those that set something; the pre-flight names the others when they are given, so
+that none is ignored in silence. `docs/full_size.md` has the same table for people.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "SLIME_SCRIPT_"
+MODEL_NAME = "SLIME_SCRIPT_MODEL_NAME"
+SOKOBAN_ROOT = "SLIME_SCRIPT_SOKOBAN_DATA_ROOT"
+SOKOBAN_FILE = "SLIME_SCRIPT_SOKOBAN_TRAIN_PATH"
+NUM_GPUS = "SLIME_SCRIPT_NUM_GPUS"
+
+SIZES = ("2B", "4B", "8B", "30B-A3B", "235B-A22B")
+MODELS = tuple(f"Qwen3-VL-{size}-{kind}" for size in SIZES for kind in ("Instruct", "Thinking"))
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of the launchers.
+
+    Attributes:
+        name: in the environment.
+        parameters: it sets, `{run}` standing for the training section; none: it has nothing to set here.
+        note: for people: what takes its place, or what is particular.
+    """
+
+    name: str
+    parameters: tuple[str, ...] = ()
+    note: str = ""
+
+
+VARIABLES = (
+    Variable("SLIME_SCRIPT_TRAIN_BACKEND", ("{run}.backend",), "fsdp by default; megatron is refused"),
+    Variable(MODEL_NAME, ("{run}.policy.path",), "without Qwen/; one list for all tasks"),
+    Variable("SLIME_SCRIPT_DATASET_NAME", ("geo3k.hub.dataset",), "of the task with one reply"),
+    Variable(NUM_GPUS, (), "compared with the GPUs that torch sees; training takes one of them"),
+    Variable("SLIME_SCRIPT_SOKOBAN_DATASET_ID", ("sokoban.hub.dataset",)),
+    Variable(SOKOBAN_FILE, ("sokoban.file.path",), "sets sokoban.source=file"),
+    Variable(SOKOBAN_ROOT, ("sokoban.file.path",), "train.parquet in it; the hub where there is no such file"),
+    Variable("SLIME_SCRIPT_SOKOBAN_IMAGES_DIR", (), "pictures lie in the rows, no folder is written"),
+    Variable("SLIME_SCRIPT_SOKOBAN_DOWNLOAD_WORKERS", (), "huggingface_hub fetches side by side by itself"),
+    Variable("SLIME_SCRIPT_EXTERNAL_RAY", (), "no Ray is started or stopped"),
+    Variable("SLIME_SCRIPT_ENABLE_RAY_SUBMIT", (), "to prepare only, run --pipeline=data_<task> or check_<task>"),
+)
+
+
+def launch_value(name: str) -> str | None:
+    """Value that the variables of Sokoban's data give a parameter, for `${launch:…}` in the configuration.
+
+    Args:
+        name: `sokoban.source` (`file` or `hub`) or `sokoban.file.path` (None with the hub).
+
+    Raises:
+        ValueError: another name.
+    """
+    path = sokoban_file(os.environ)
+    if name == "sokoban.source":
+        return "hub" if path is None else "file"
+    if name == "sokoban.file.path":
+        return path
+    raise ValueError(f"${{launch:{name}}}: only sokoban.source and sokoban.file.path are known.")
+
+
+def sokoban_file(environment: Mapping[str, str]) -> str | None:
+    """Local file of Sokoban's training rows: the one that is named, or that of the named folder where it is there."""
+    if path := environment.get(SOKOBAN_FILE):
+        return path
+    root = environment.get(SOKOBAN_ROOT)
+    file = Path(root).expanduser() / "train.parquet" if root else None
+    return str(file) if file is not None and file.is_file() else None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables that only look like the launchers', each with the nearest one that is, if any."""
+    known = [variable.name for variable in VARIABLES]
+    others = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    return {name: next(iter(difflib.get_close_matches(name, known, n=1)), None) for name in others}

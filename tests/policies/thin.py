@@ -1,0 +1,76 @@
+"""Policies laid out as Qwen3-VL is published: its real tokenizer, template, processor and vocabulary, thin random
+weights of two layers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 151_936
+END = "<|im_end|>"
+_HIDDEN = 64
+_SHARED = 3.0  # in the first place of every embedding, so that all states point that way
+
+
+def thin_config() -> Any:
+    """`Qwen3VLConfig` with the published ids, positions and patches; everything else is small."""
+    from transformers import Qwen3VLConfig
+
+    text = {
+        "vocab_size": VOCABULARY, "hidden_size": _HIDDEN, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "tie_word_embeddings": True,
+        "max_position_embeddings": 262_144,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        },
+    }  # fmt: skip
+    vision = {
+        "depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": _HIDDEN,
+        "num_position_embeddings": 2304, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    return Qwen3VLConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=True, image_token_id=151_655,
+        video_token_id=151_656, vision_start_token_id=151_652, vision_end_token_id=151_653,
+    )  # fmt: skip
+
+
+def write_thin_policy(
+    folder: Path, processor: Path, *, favoured: Sequence[str] = (), share: float = 0.0, template: str | None = None
+) -> Path:
+    """Write such a policy.
+
+    Args:
+        processor: folder with the published files.
+        favoured: texts of one token each that are sampled more often than chance has it: a random policy of this
+            vocabulary would neither end its replies nor ever say a move.
+        share: probability of all of them together, about.
+        template: chat template in place of the published one.
+    """
+    import math
+
+    import torch
+    from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3VLForConditionalGeneration(thin_config())
+    for path in processor.iterdir():
+        shutil.copyfile(path, folder / path.name)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    if favoured:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in favoured]
+        assert all(len(found) == 1 for found in ids), ids
+        rows = model.model.language_model.embed_tokens.weight
+        lead = math.log(share / (1 - share) * VOCABULARY / len(ids))
+        with torch.no_grad():
+            # A normed state is sqrt(width) in the shared place and little elsewhere.
+            rows[:, 0] = _SHARED
+            rows[[found[0] for found in ids], 0] += lead / math.sqrt(_HIDDEN)
+    model.save_pretrained(folder)
+    return folder
