@@ -95,6 +95,22 @@ def test_batch_of_bombs_ends_by_its_deadline():
     assert time.monotonic() - start < 5
 
 
+def test_a_worker_that_does_not_start_holds_nobody_up(monkeypatch):
+    started = threading.Event()
+    ends: list[float] = []
+    monkeypatch.setattr(WorkerProcess, "start", lambda self: started.wait(60) and None)
+    with GradingPool(workers=1) as pool:
+        start = time.monotonic()
+        deadlines = [start + 0.4, start + 0.2, start - 1]
+        futures = [pool.submit(bomb(number), deadline) for number, deadline in enumerate(deadlines)]
+        for future, least in zip(futures, (0.4, 0.2, 0.0), strict=True):
+            future.add_done_callback(lambda _, least=least: ends.append(time.monotonic() - start - least))
+        assert [future.result(timeout=30) for future in futures] == ["late"] * 3
+        assert wait_until(lambda: len(ends) == 3, 10)
+        assert all(0 <= end < 10 for end in ends)
+        started.set()
+
+
 @pytest.mark.slow
 def test_bombs_do_not_keep_the_others_from_their_grades():
     with Grader(workers=1, time_limit=30) as grader:

@@ -2,7 +2,7 @@
 
 One thread owns one worker and passes it one question after the other, so nothing is shared between them. Workers start
 with the first questions that need them. Every question has an end: it is answered, it exceeds its time, or its deadline
-passes while others are before it.
+passes while others are before it or while a worker starts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Literal, Self
 
+from geo_sokoban_pipeline.rewards.math_answer.deadlines import Deadlines
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equivalence
 from geo_sokoban_pipeline.rewards.math_answer.worker_process import Answer, WorkerProcess
 
@@ -23,11 +25,29 @@ TIME_LIMIT = 2.5  # seconds on one answer
 Outcome = Answer | Literal["late"]  # late: the deadline passed before the question had its full time
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Job:
+    """A question and its outcome, which the first one sets who has one."""
+
     question: Equivalence | Differences
     deadline: float
     outcome: Future[Outcome] = field(default_factory=Future)
+    is_settled: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def settle(self, outcome: Outcome | Exception | None) -> None:
+        """Set the outcome, or the error; None: cancel. Nothing if it is settled."""
+        with self.lock:
+            is_first, self.is_settled = not self.is_settled, True
+        if not is_first:
+            return
+        if outcome is None:
+            self.outcome.cancel()
+        elif self.outcome.set_running_or_notify_cancel():
+            if isinstance(outcome, Exception):
+                self.outcome.set_exception(outcome)
+            else:
+                self.outcome.set_result(outcome)
 
 
 class GradingPool:
@@ -51,6 +71,7 @@ class GradingPool:
         self._workers: list[WorkerProcess] = []
         self._waiting = 0  # jobs that no thread has taken yet
         self._idle = 0
+        self._deadlines = Deadlines()
         self._process = os.getpid()
         self._closed = False
 
@@ -63,7 +84,7 @@ class GradingPool:
         """Have a question answered.
 
         Args:
-            deadline: time of `time.monotonic()` from which on it is not worked on.
+            deadline: time of `time.monotonic()` at which it is `late`, if it is still open.
 
         Returns:
             Its outcome. It raises WorkerError if no worker can be started; closing the pool cancels it.
@@ -81,6 +102,7 @@ class GradingPool:
             self._jobs.put(job)
             if self._waiting > self._idle and len(self._threads) < self.size:
                 self._add_worker()
+        self._deadlines.add(deadline, partial(job.settle, "late"))
         return job.outcome
 
     def close(self) -> None:
@@ -91,9 +113,10 @@ class GradingPool:
             while not self._jobs.empty():
                 job = self._jobs.get()
                 if job is not None:
-                    job.outcome.cancel()
+                    job.settle(None)
             for _ in threads:
                 self._jobs.put(None)
+        self._deadlines.close()
         for worker in self._workers:
             worker.interrupt()
         for thread in threads:
@@ -119,7 +142,7 @@ class GradingPool:
                 with self._lock:
                     self._waiting -= 1
                     self._idle -= 1
-                if job.outcome.set_running_or_notify_cancel():
+                if not (job.is_settled or job.outcome.cancelled()):
                     self._answer(job, worker)
                 with self._lock:
                     self._idle += 1
@@ -133,9 +156,9 @@ class GradingPool:
             outcome: Outcome = "late" if seconds <= 0 else worker.ask(job.question, seconds)
             # Who was cut short by the deadline might have been right.
             late = outcome == "timeout" and seconds < self._time_limit
-            job.outcome.set_result("late" if late else outcome)
+            job.settle("late" if late else outcome)
         except Exception as error:  # it belongs to who asked, and the thread goes on
-            job.outcome.set_exception(error)
+            job.settle(error)
 
 
 def _cores() -> int:

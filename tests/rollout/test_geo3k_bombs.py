@@ -1,0 +1,69 @@
+"""Answers that algebra cannot finish, 512 at a time through the episode loop: the batch ends, nobody else pays."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partialmethod
+
+import pytest
+
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.rewards.math_answer import Grader
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Result
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from rollout.scripted import CharacterPolicy, ScriptedEngine
+
+BOMBS, PATIENCE, TURNS = 512, 3.0, 2
+LABEL = "x y"
+
+
+class BatchEngine(ScriptedEngine):
+    """Answers all that is asked in one poll, as the transformers engine does."""
+
+    def poll(self) -> list[Result]:
+        results = []
+        while found := super().poll():
+            results += found
+        return sorted(results, key=lambda result: result.id)
+
+
+def bomb(number: int) -> str:
+    """An answer that passes the rules of the default grader, and that math-verify does not finish in its time."""
+    return f"(x+y+{number})^{{99}}(x-y)^{{99}}(x+3y)^{{99}}"
+
+
+def reply(answer: str) -> str:
+    call = json.dumps({"name": "calc_score", "arguments": {"answer": answer}})
+    return f"<tool_call>{call}</tool_call> \\boxed{{{answer}}}"
+
+
+def settings() -> PlaySettings:
+    return PlaySettings(
+        EnvOptions(factory="geo_sokoban_pipeline.envs.geo3k.env.build_env", args={"max_turns": TURNS}),
+        RewardOptions(function="geo_sokoban_pipeline.rewards.geo3k.math_reward"),
+        RolloutOptions(max_turns=TURNS, max_tokens_per_turn=None, max_failed_share=0.0),
+        SamplingOptions(),
+        iteration=0,
+        task="geo3k_multi_turn",
+    )
+
+
+@pytest.mark.slow
+def test_a_batch_of_bombs_ends_by_its_deadlines(monkeypatch):
+    monkeypatch.setattr(Grader, "submit", partialmethod(Grader.submit, patience=PATIENCE))
+    talks = {n: [reply(bomb(TURNS * n + turn)) for turn in range(TURNS)] for n in range(BOMBS)}
+    talks[BOMBS] = [reply("x+y"), "\\boxed{xy}"]  # right by rule at the end
+    tasks = [EpisodeTask(f"e{n}", {"id": f"e{n}", "prompt": "p", "answer": LABEL}, n, 0, n) for n in talks]
+    engine = BatchEngine({n: [(text, "stop") for text in texts] for n, texts in talks.items()})
+    start = time.monotonic()
+    episodes = play_episodes(engine, CharacterPolicy(), tasks, settings())
+    # Each turn waits for its calls, and the end for the last texts: 9 s, and the loop's own work on a busy machine. To
+    # work on all of them would take 20 minutes.
+    assert time.monotonic() - start < 60
+    assert {episode.status for episode in episodes} == {"completed"}
+    assert [episode.reward for episode in episodes] == [0.0] * BOMBS + [1.0]
+    assert {episode.metrics["grading_timeout"] for episode in episodes[:BOMBS]} == {1.0}
+    rules = {turn.info["rule"] for episode in episodes[:BOMBS] for turn in episode.turns if turn.role == "assistant"}
+    assert rules == {"timeout"}
