@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner, Result
@@ -27,12 +27,13 @@ class Project:
     """The project on a data root of its own; every command runs in this process."""
 
     root: Path
+    conf_env: ClassVar[str] = "test"
 
     def folder(self, layer: str, run: str = TRAIN, run_id: str = "default") -> Path:
         return self.root / layer / run / run_id
 
     def run(self, name: str = TRAIN, params: dict[str, Any] | None = None, **selection: Any) -> None:
-        """`kedro run --pipelines=name --env=test`."""
+        """`kedro run --pipelines=name --env=<conf_env>`."""
         with self._session(params or {}) as session:
             session.run(pipeline_names=[name], **selection)
 
@@ -44,7 +45,7 @@ class Project:
     def command(self, *words: str) -> Result:
         """`kedro run words`, with its exit code and what it says."""
         with self._environment():
-            return CliRunner().invoke(find_run_command("geo_sokoban_pipeline"), ["--env=test", *words])
+            return CliRunner().invoke(find_run_command("geo_sokoban_pipeline"), [f"--env={self.conf_env}", *words])
 
     def stamps(self) -> dict[str, int]:
         """Time of writing of every file below the run's models: what a command has made again is seen here."""
@@ -53,7 +54,7 @@ class Project:
 
     @contextmanager
     def _session(self, params: dict[str, Any]) -> Iterator[KedroSession]:
-        with self._environment(), KedroSession.create(ROOT, env="test", runtime_params=params) as session:
+        with self._environment(), KedroSession.create(ROOT, env=self.conf_env, runtime_params=params) as session:
             yield session
 
     @contextmanager

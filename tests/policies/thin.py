@@ -74,3 +74,18 @@ def write_thin_policy(
             rows[[found[0] for found in ids], 0] += lead / math.sqrt(_HIDDEN)
     model.save_pretrained(folder)
     return folder
+
+
+def thinking_template(published: str) -> str:
+    """The published template as Thinking models have it: it opens the thoughts, and leaves out those of replies that
+    lie behind.
+    """
+    before, branch, after = published.partition('{%- elif message.role == "assistant" %}')
+    reply, following, rest = after.partition('{%- elif message.role == "tool" %}')
+    for name in ("message.content", "content_item.text"):
+        shown = f"{{{{- {name} }}}}"
+        assert shown in reply
+        reply = reply.replace(shown, f"{{{{- {name}.split('</think>')[-1].lstrip('\\n') }}}}")
+    header = "{{- '<|im_start|>assistant\\n' }}"
+    assert rest.count(header) == 1
+    return before + branch + reply + following + rest.replace(header, "{{- '<|im_start|>assistant\\n<think>\\n' }}")

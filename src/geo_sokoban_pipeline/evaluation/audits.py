@@ -51,16 +51,18 @@ def check_token_parity(
 def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
     """Text of the template around the replies: before the first one, between two, and behind the last one.
 
-    The end token that closes a reply counts as the reply's.
+    The end token that closes a reply counts as the reply's. Where the template rewrites earlier replies no rendering of
+    the whole conversation holds what the policy saw; the pieces are then those of a conversation that grows.
     """
+    if codec.rewrites_history:
+        later = [_message(turn) for turn in turns if turn.role != "assistant"]
+        return [codec.render(later[:1]), *map(codec.render_observation, later[1:])]
     messages: list[Message] = []
     for number, turn in enumerate(turns):
         if turn.role == "assistant":
             messages.append({"role": "assistant", "content": f"{_OPEN}{number}{_CLOSE}"})
         else:
-            pictures = [{"type": "image"} for _ in turn.image_indices]
-            content = split_placeholders(turn.text, pictures) if pictures else [{"type": "text", "text": turn.text}]
-            messages.append({"role": turn.role, "content": content})
+            messages.append(_message(turn))
     asks = turns[-1].role != "assistant"
     text = codec.render(messages, generation_prompt=asks)
     end = codec.decode([codec.end_id])
@@ -71,6 +73,12 @@ def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
             pieces.append(piece)
             text = text.removeprefix(end)
     return [*pieces, text]
+
+
+def _message(turn: Turn) -> Message:
+    pictures = [{"type": "image"} for _ in turn.image_indices]
+    content = split_placeholders(turn.text, pictures) if pictures else [{"type": "text", "text": turn.text}]
+    return {"role": turn.role, "content": content}
 
 
 def _check_episode(episode: Trajectory, codec: ChatCodec, turn_separator: bool) -> list[ParityError]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,22 @@ class ChatCodec:
             plain, tokenize=False, add_generation_prompt=generation_prompt, tools=tools, chat_template=self.template
         )
         return str(text)
+
+    def render_observation(self, message: Message, *, tools: list[Any] | None = None) -> str:
+        """Text that an observation adds behind a reply's end token, as `encode_observation` with separator."""
+        before = self.render(_DUMMIES, generation_prompt=False, tools=tools)
+        return self._separator() + self.render([*_DUMMIES, message], tools=tools).removeprefix(before)
+
+    @cached_property
+    def rewrites_history(self) -> bool:
+        """Whether the template shows a reply differently once it lies behind, as those of Thinking models do: they
+        open the thoughts themselves, and leave them out of earlier replies.
+        """
+        question: Message = {"role": "user", "content": "d"}
+        reply = "<think>\nd\n</think>\n\nd"
+        later = self.render([question, {"role": "assistant", "content": reply}, question])
+        end = self.decode([self.end_id])
+        return later != self.render([question]) + reply + end + self.render_observation(question)
 
     def encode_text(self, text: str) -> np.ndarray:
         """(L,) int32 ids of a text, special tokens recognised, nothing added."""

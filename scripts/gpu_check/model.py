@@ -1,0 +1,87 @@
+"""Qwen3-VL policies with random weights, made on the device, and the floating-point operations that they take.
+
+Weights are float32 and matrix products bfloat16, as in `conf/qwen3vl`. Only rows of the vocabulary that the project's
+own tokenizer knows are sampled; all 151,936 are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import Qwen3VLForConditionalGeneration
+
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.policies.images import build_image_processor
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.tiny import build_config
+from geo_sokoban_pipeline.policies.tokenizer import build_tokenizer
+
+VOCABULARY = 151_936
+_ROPE_THETA = 5e6
+_MIN_PIXELS, _MAX_PIXELS = 65_536, 16_777_216
+
+SIZES = {
+    "2B": TinyPolicyOptions(
+        hidden=2048, layers=28, heads=16, kv_heads=8, head_dim=128, mlp=6144, vision_hidden=1024, vision_layers=24,
+        vision_heads=16, vision_mlp=4096, vision_grid=48, deepstack=(5, 11, 17), initializer_range=0.02,
+        min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS,
+    ),
+    "thin": TinyPolicyOptions(
+        hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=96, vision_hidden=64, vision_layers=2,
+        vision_heads=2, vision_mlp=96, vision_grid=48, deepstack=(0,), initializer_range=0.02,
+        min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS,
+    ),
+}  # fmt: skip
+
+
+def build_policy(sizes: TinyPolicyOptions, device: str, seed: int) -> Policy:
+    """Policy of these sizes with random weights on a device."""
+    tokenizer = build_tokenizer(sizes.vocabulary, sizes.texts)
+    config = build_config(sizes, tokenizer)
+    config.text_config.vocab_size = VOCABULARY
+    config.text_config.rope_parameters["rope_theta"] = _ROPE_THETA
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = Qwen3VLForConditionalGeneration(config)
+    model.config._attn_implementation = "sdpa"
+    processor = build_image_processor(sizes.min_pixels, sizes.max_pixels)
+    return Policy(model.float().eval(), tokenizer, processor, compute="bfloat16")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What passes the model in one forward pass.
+
+    Attributes:
+        lengths: tokens of each episode.
+        scored: tokens whose logits are made.
+        patches: of each distinct picture.
+    """
+
+    lengths: list[int]
+    scored: int
+    patches: list[int]
+
+
+def forward_flops(policy: Policy, load: Load) -> float:
+    """Multiplications and additions of a forward pass: two per weight of every matrix and token, and attention.
+
+    Attention of the language model is causal, so a token attends to half of its episode on average; that of a picture
+    is not. The output layer counts for the scored tokens only.
+    """
+    text, vision = policy.model.config.text_config, policy.model.config.vision_config
+    language = _matrix_weights(policy.model.model.language_model.layers)
+    tower = _matrix_weights(policy.model.model.visual.blocks)
+    mergers = _matrix_weights(policy.model.model.visual) - tower
+    width = text.num_attention_heads * text.head_dim
+    tokens = sum(load.lengths)
+    causal = sum(2 * length * length for length in load.lengths) * width * text.num_hidden_layers
+    mutual = sum(4 * count * count for count in load.patches) * vision.hidden_size * vision.depth
+    merged = sum(load.patches) / vision.spatial_merge_size**2
+    head = 2 * load.scored * text.vocab_size * text.hidden_size
+    return 2.0 * (language * tokens + tower * sum(load.patches) + mergers * merged) + causal + mutual + head
+
+
+def _matrix_weights(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim == 2)

@@ -1,0 +1,165 @@
+"""Thinking models: a template that opens the thoughts and leaves them out of earlier replies, on Qwen3-VL's real tokenizer.
+
+What the policy saw stays what is stored; thoughts are trained like everything it wrote, and never graded or played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from geo_sokoban_pipeline.evaluation.audits import check_token_parity
+from geo_sokoban_pipeline.options.geo3k import Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from geo_sokoban_pipeline.schemas import validate_trajectories
+from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
+from policies.thin import thinking_template, write_thin_policy
+
+THOUGHT = "Perhaps \\boxed{99}. <answer>Left</answer>"
+GEOMETRY, SOKOBAN = "geo_sokoban_pipeline.envs.geo3k", "geo_sokoban_pipeline.envs.sokoban"
+
+
+class Writer:
+    """Engine whose replies are given texts, one conversation."""
+
+    name, software_version, seeded, version = "writer", "1", True, 0
+
+    def __init__(self, policy: Policy, texts: Sequence[str]) -> None:
+        self._policy, self._texts = policy, list(texts)
+        self._queue: list[Request] = []
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._queue += requests
+
+    def poll(self) -> list[Result]:
+        if not self._queue:
+            return []
+        codec = self._policy.codec
+        ids = np.append(codec.encode_text(self._texts.pop(0)), np.int32(codec.end_id)).astype(np.int32)
+        return [Result(self._queue.pop().id, ids, np.full(len(ids), -0.5, np.float32), "stop", 0)]
+
+    def release(self, ids: Iterable[int]) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def thinker(shared_data, tmp_path_factory) -> Policy:
+    processor = shared_data / "qwen3_vl_processor"
+    template = thinking_template((processor / "chat_template.jinja").read_text(encoding="utf-8"))
+    return load_policy(write_thin_policy(tmp_path_factory.mktemp("thinking"), processor, template=template))
+
+
+@pytest.fixture(scope="module")
+def problem(shared_data) -> dict[str, Any]:
+    """The first real problem whose answer is a whole number, with the instruction of the scoring tool."""
+    rows = {"path": f"{shared_data / 'geometry3k_small.parquet'}@[0:20]"}
+    counts = {"train": None, "validation": 0, "eval": 0}
+    options: Any = Geo3kMultiTurnDataOptions.model_validate(
+        {"source": "file", "file": rows, "counts": counts, "instruction": "tool"}
+    )
+    raw = read_problems(options, "geo3k_multi_turn")
+    index, _ = check_problems(raw, options, "geo3k_multi_turn")
+    return next(row for row in make_prompts(raw, index, options, "geo3k_multi_turn")[0] if row["answer"].isdigit())
+
+
+def call(answer: str) -> str:
+    return f'<tool_call>{{"name": "calc_score", "arguments": {{"answer": "{answer}"}}}}</tool_call>'
+
+
+def geometry(reward: str = "math_reward") -> PlaySettings:
+    return PlaySettings(
+        EnvOptions(factory=f"{GEOMETRY}.env.build_env", args={"max_turns": 3}),
+        RewardOptions(function=f"geo_sokoban_pipeline.rewards.geo3k.{reward}"),
+        RolloutOptions(max_turns=3, max_tokens_per_turn=None, max_failed_share=0.0),
+        SamplingOptions(),
+        iteration=0,
+        task="geo3k_multi_turn",
+    )
+
+
+def play(thinker: Policy, row: dict[str, Any], texts: Sequence[str], settings: PlaySettings) -> Trajectory:
+    (episode,) = play_episodes(Writer(thinker, texts), thinker, [EpisodeTask("t", row, 0, 0, 0)], settings)
+    validate_trajectories(trajectories_to_table([replace(episode, advantage=0.0)], thinker.table_context))
+    return episode
+
+
+def sampled_texts(episode: Trajectory, thinker: Policy) -> list[str]:
+    """Text of each run of trained tokens."""
+    starts = np.flatnonzero(np.diff(np.concatenate([[0], episode.loss_mask, [0]])))
+    return [thinker.codec.decode(episode.token_ids[a:b]) for a, b in starts.reshape(-1, 2)]
+
+
+def test_the_template_rewrites_history(thinker, tiny_policy):
+    codec = thinker.codec
+    question = {"role": "user", "content": "d"}
+    assert codec.render([question]).endswith("<|im_start|>assistant\n<think>\n")
+    assert "secret" not in codec.render([question, {"role": "assistant", "content": "secret</think>seen"}, question])
+    assert codec.rewrites_history and not tiny_policy.codec.rewrites_history
+
+
+def test_tokens_masks_and_the_tool(thinker, problem):
+    wrong, right = str(int(problem["answer"]) + 1), problem["answer"]
+    texts = [
+        f"{THOUGHT} {call(right)}\n</think>\n\n{call(wrong)} Answer: \\boxed{{{wrong}}}",
+        f"{THOUGHT}\n</think>\n\n{call(right)} Answer: \\boxed{{{right}}}",
+    ]
+    episode = play(thinker, problem, texts, geometry())
+    assert check_token_parity([episode], thinker.codec) == []
+    assert sampled_texts(episode, thinker) == [f"{text}<|im_end|>" for text in texts]
+    # The call in the first thought was right, and was not made: the tool answered the wrong one behind it.
+    assert (episode.reward, episode.metrics["turns"], episode.metrics["first_attempt_correct"]) == (1.0, 2.0, 0.0)
+    assert episode.metrics["tool_calls"] == 2
+    shown = thinker.codec.decode(episode.token_ids)
+    assert shown.count("<|im_start|>assistant\n<think>\n") == 2
+    assert shown.count(THOUGHT) == 2  # the first one stays before the policy's eyes
+    moved = replace(episode, token_ids=np.roll(episode.token_ids, 1))
+    assert check_token_parity([moved], thinker.codec)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("{thought} \\boxed{{{right}}}\n</think>\n\nNo answer.", 0.0),  # right, but only in thought
+        ("{thought}\n</think>\n\nAnswer: \\boxed{{{right}}}", 1.0),
+        ("{thought} \\boxed{{{right}}}\n</think>\n\nAnswer: \\boxed{{{wrong}}}", 0.0),
+    ],
+)
+def test_thoughts_are_not_graded(thinker, problem, text, reward):
+    wrong, right = str(int(problem["answer"]) + 1), problem["answer"]
+    episode = play(thinker, problem, [text.format(thought=THOUGHT, right=right, wrong=wrong)], geometry())
+    assert episode.reward == reward
+
+
+def test_thoughts_that_the_prompt_opened_have_the_form(thinker, problem):
+    text = f"{THOUGHT}\n</think>\n\nAnswer: \\boxed{{{problem['answer']}}}"
+    episode = play(thinker, problem, [text], geometry("format_reward"))
+    assert episode.reward_parts["format"] == 1.0 and episode.reward == 1.0
+
+
+def test_moves_are_read_behind_the_thoughts(thinker, sokoban_rows):
+    settings = PlaySettings(
+        EnvOptions(factory=f"{SOKOBAN}.env.build_env", args={"cell_px": 64, "observation_style": "full"}),
+        RewardOptions(),
+        RolloutOptions(max_turns=2, max_tokens_per_turn=None, max_failed_share=0.0),
+        SamplingOptions(),
+        iteration=0,
+        task="sokoban",
+    )
+    row = sokoban_rows(1, cell_px=64, min_solution=5)[0]
+    texts = [f"{THOUGHT}\n</think>\n\n<answer>Right</answer>", f"{THOUGHT}\n</think>\n\n<answer>Up</answer>"]
+    episode = play(thinker, row, texts, settings)
+    assert check_token_parity([episode], thinker.codec) == []
+    replies = [turn for turn in episode.turns if turn.role == "assistant"]
+    assert ["right" in str(turn.action).lower() for turn in replies][0]
+    assert not any("left" in str(turn.action).lower() for turn in replies)
+    assert {tuple(grid) for grid in episode.image_grid_thw} == {(1, 24, 24)}
