@@ -50,7 +50,9 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of a reply")
     parser.add_argument("--updates", type=int, default=10, help="optimizer steps")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="padded tokens of a micro-batch")
-    parser.add_argument("--peak-tflops", type=float, help="peak of the device in bfloat16, without sparsity, in 10^12/s")
+    parser.add_argument(
+        "--peak-tflops", type=float, help="peak of the device in bfloat16, without sparsity, in 10^12/s"
+    )
     parser.add_argument("--output", type=Path, help="file for the page")
     return parser.parse_args(words)
 

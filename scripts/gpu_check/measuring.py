@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Work:
-    """How much is done: episodes, replies of each, tokens of a reply, optimizer steps, padded tokens of a micro-batch."""
+    """How much is done: episodes, replies of each, tokens of a reply, optimizer steps, tokens of a micro-batch."""
 
     episodes: int
     turns: int

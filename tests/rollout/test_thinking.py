@@ -1,4 +1,4 @@
-"""Thinking models: a template that opens the thoughts and leaves them out of earlier replies, on Qwen3-VL's real tokenizer.
+"""Thinking models, on the real tokenizer: a template that opens the thoughts and leaves them out of earlier replies.
 
 What the policy saw stays what is stored; thoughts are trained like everything it wrote, and never graded or played.
 """
@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from geo_sokoban_pipeline.evaluation.audits import check_token_parity

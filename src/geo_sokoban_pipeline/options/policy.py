@@ -57,8 +57,8 @@ class PolicyOptions(StrictModel):
     compute: Literal["bfloat16"] | None = Field(
         None,
         exclude_if=lambda compute: compute is None,
-        description="Type of matrix products over weights that stay in `dtype`: a learning rate of 1e-6 moves no weight "
-        "that is kept in bfloat16. None: that of the weights.",
+        description="Type of matrix products over weights that stay in `dtype`: a learning rate of 1e-6 moves no "
+        "weight that is kept in bfloat16. None: that of the weights.",
     )
     device: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",
