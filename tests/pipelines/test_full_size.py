@@ -37,10 +37,10 @@ SMALL: dict[str, dict[str, Any]] = {
         "env.args.max_turns": 2,
     },
 }
-# Each run with the policy it starts from, and its task.
+# Each run with the policy it starts from, and its task; hub: the one that the configuration names, from the cache.
 RUNS = {
     "sokoban": ("instruct", "sokoban"),
-    "geo3k": ("instruct", "geo3k"),
+    "geo3k": ("hub", "geo3k"),
     "geo3k_multi_turn": ("instruct", "geo3k_multi_turn"),
     "thinking": ("thinking", "geo3k"),
 }
@@ -66,6 +66,11 @@ def place(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, said in SAID.items():
         own = template if name == "thinking" else None
         write_thin_policy(root / name, processor, favoured=said, share=0.9, template=own)
+    repository = root / "hub" / "models--Qwen--Qwen3-VL-8B-Instruct"
+    for folder in ("refs", "snapshots"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc", encoding="utf-8")
+    (repository / "snapshots" / "abc").symlink_to(root / "instruct")
     rows = shared_data / "geometry3k_small.parquet"
     write_geometry(root / "geo3k_imgurl", rows)
     write_geometry(root / "geo3k_imgurl_processed", rows, tool=True)
@@ -75,20 +80,24 @@ def place(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def variables(place: Path) -> Any:
-    """Environment of a launch: the launchers' variables, and a cache of the hub of its own."""
+    """Environment of a launch: the launchers' variables, caches of its own, no network."""
     import datasets
+    import huggingface_hub.constants
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIME_SCRIPT_DATASET_NAME", str(place / "geo3k_imgurl"))
         patch.setenv("SLIME_SCRIPT_SOKOBAN_DATASET_ID", str(place / "sokoban_processed"))
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", place / "cache")
+        patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hub"))
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
         yield
 
 
 def parameters(place: Path, name: str, **changes: Any) -> dict[str, Any]:
     """What `--params` gives, nested."""
     policy, task = RUNS[name]
-    given = {"policy.source": "folder", "policy.path": str(place / policy), **FEW, **SMALL[task], **changes}
+    source = {} if policy == "hub" else {"policy.source": "folder", "policy.path": str(place / policy)}
+    given = {**source, **FEW, **SMALL[task], **changes}
     merged: dict[str, Any] = {"run_id": name, "tracking": {"enabled": False}}
     merged["geo3k_multi_turn"] = {"hub": {"dataset": str(place / "geo3k_imgurl_processed")}}
     for path, value in given.items():
@@ -133,7 +142,7 @@ def test_two_iterations(trained, place):
     assert policy.model.config.text_config.vocab_size == VOCABULARY
     weights = dict(policy.model.named_parameters())
     assert all(str(weight.dtype) == "torch.float32" and weight.isfinite().all() for weight in weights.values())
-    start = load_policy(place / RUNS[name][0]).model
+    start = load_policy(place / ("thinking" if name == "thinking" else "instruct")).model
     assert any(not weight.equal(start.get_parameter(n)) for n, weight in weights.items())
     report = project.folder("08_reporting", f"train_{task}", name) / "report.html"
     assert report.stat().st_size > 10_000
