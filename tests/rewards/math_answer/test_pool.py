@@ -157,7 +157,15 @@ def test_event_loop_is_not_blocked():
     assert seconds < 1
 
 
-def test_late_answers_are_not_remembered():
+def test_late_answers_are_remembered_for_as_long_again():
+    with Grader(time_limit=60) as grader:
+        first = grader.submit(*ALGEBRA, patience=0.5)  # a worker takes longer to start
+        assert first.result(timeout=30).rule == "timeout"
+        assert grader.submit(*ALGEBRA) is first
+        assert wait_until(lambda: grader.submit(*ALGEBRA) is not first, 30)
+
+
+def test_late_answers_are_not_remembered_for_long():
     with Grader(time_limit=60) as grader:
         assert grader.grade(*ALGEBRA, patience=0.01).rule == "timeout"
         assert wait_until(lambda: grader.grade(*ALGEBRA).correct)

@@ -166,17 +166,23 @@ class Grader:
             return
         assert self._pool is not None
         outcome = self._pool.submit(found.question, time.monotonic() + patience)
-        outcome.add_done_callback(lambda done: self._conclude(grade, key, found, done))
+        outcome.add_done_callback(lambda done: self._conclude(grade, key, found, done, patience))
 
-    def _conclude(self, grade: Future[Grade], key: bytes, undecided: Undecided, outcome: Future[Outcome]) -> None:
+    def _conclude(
+        self, grade: Future[Grade], key: bytes, undecided: Undecided, outcome: Future[Outcome], patience: float
+    ) -> None:
         try:
             answer = outcome.result()
         except (Exception, CancelledError) as error:
             self._forget(key)
             grade.set_exception(error)
             return
-        if answer in ("late", "failed"):
-            self._forget(key)  # the fault may be the machine's, another time it may be decided
+        # The fault may be the machine's, another time it may be decided.
+        if answer == "failed":
+            self._forget(key)
+        elif answer == "late" and self._pool is not None:
+            # Who asks soon again, as the reward does after the environment, gets the same verdict and does not wait.
+            self._pool.call_later(patience, lambda: self._forget(key))
         if answer in ("yes", "no"):
             grade.set_result(undecided.grade(answer == "yes"))
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,6 +105,10 @@ class GradingPool:
                 self._add_worker()
         self._deadlines.add(deadline, partial(job.settle, "late"))
         return job.outcome
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Have a function called, which must be quick and must not raise; a closed pool does not call it."""
+        self._deadlines.add(time.monotonic() + seconds, call)
 
     def close(self) -> None:
         """End all workers and cancel what waits; a question in work counts as failed. Closing twice does nothing."""
