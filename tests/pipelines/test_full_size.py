@@ -81,8 +81,9 @@ def place(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def variables(place: Path) -> Any:
     """Environment of a launch: the launchers' variables, caches of its own, no network."""
-    import datasets
     import huggingface_hub.constants
+
+    import datasets
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIME_SCRIPT_DATASET_NAME", str(place / "geo3k_imgurl"))
