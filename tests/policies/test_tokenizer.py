@@ -81,6 +81,7 @@ CALL = '<tool_call>{"name": "calc_score", "arguments": {"answer": "61"}}</tool_c
         ("\\boxed{61}<|im_end|>", 5),
         ("\\boxed{30.5}<|im_end|>", 7),
         (f"{CALL}<|im_end|>", 12),
+        ("linear pair a=46 180 - a \\boxed{134}", 17),
         ("Find $x$.", 4),
         ("wrong, try again", 4),
         ("wrong, last chance", 4),

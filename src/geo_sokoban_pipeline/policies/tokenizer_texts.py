@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _TAGS = ("<answer>", "</answer>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 _ROLES = ("user", "assistant", "system")
+_FIGURES = ("vertical angles", "linear pair", "complementary angles", "inscribed angle", "intercepted arc")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ wrong, try again wrong, last chance correct no answer, try again no tool, try ag
 \\frac { 1 } { 2 } \\sqrt { 3 } 5 \\sqrt { 2 } 6 \\pi \\angle \\triangle \\overline { A B } A B C D E F G M N P Q R S T
 a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle circle square rectangle trapezoid
 """,
-    markup=(*_TAGS, "\\boxed{", '{"name": "calc_score", "arguments": {"answer": "', '"}}'),
+    markup=(*_TAGS, *_FIGURES, "\\boxed{", '{"name": "calc_score", "arguments": {"answer": "', '"}}'),
 )
 
 TEXTS = {"sokoban": _SOKOBAN, "geo3k": _GEOMETRY}

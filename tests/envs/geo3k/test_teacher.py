@@ -54,6 +54,11 @@ def test_a_rule_at_random_is_right_about_once_in_as_many():
         (BARE, {"name": "plausible"}, "\\boxed{5 \\sqrt { 3 }}"),  # without rules it knows the label alone
         (ROW, {"name": "constant", "answer": "60"}, "\\boxed{60}"),
         (ROW, {"name": "solver", "working": True}, "a=46 180 - a \\boxed{134}"),
+        (
+            ROW | {"family": "linear_pair"},
+            {"name": "solver", "working": True},
+            "linear pair a=46 180 - a \\boxed{134}",
+        ),
         (BARE, {"name": "solver", "working": True}, "\\boxed{5 \\sqrt { 3 }}"),
     ],
 )

@@ -1,7 +1,8 @@
 """Teachers of geometry: they know what the figure says, and choose one of the rules that it might call for.
 
 The teacher `plausible` reads and calculates rightly and takes a rule at random. So imitating it teaches to read and to
-calculate, and is right about once in as many rules as there are; which rule fits which figure is left to be found.
+calculate, and is right about once in as many rules as there are; which rule fits which figure is left to be found. With
+its working it first says what it sees, which is always right: only the rule and what follows from it are uncertain.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class GeometryTeacher:
         noise: share of the answers of `solver` and `constant` that follow a rule at random instead, in [0, 1].
         tool_share: share of the episodes in which it calls the tool, where there is one; in the others it answers at
             once.
-        working: write the numbers and the rule before the answer.
+        working: write the kind of figure, the numbers and the rule before the answer.
         answer: of `constant`.
 
     Raises:
@@ -67,11 +68,11 @@ class GeometryTeacher:
         self._calls: bool | None = None
 
     def begin(self, row: Mapping[str, Any]) -> None:
-        """Take in a prompts row: its `answer`, its `candidates` and, for the working, its `columns`."""
-        numbers = _read_numbers(row)
+        """Take in a prompts row: its `answer`, its `candidates` and, for the working, its `family` and `columns`."""
+        figure, numbers = str(row.get("family") or "").replace("_", " "), _read_numbers(row)
         candidates = row.get("candidates")
         rules = [] if candidates is None else list(candidates)
-        self._options = [_Option(one["label"], _write_working(one["rule"], numbers)) for one in rules]
+        self._options = [_Option(one["label"], _write_working(figure, one["rule"], numbers)) for one in rules]
         answer = row.get("answer")
         known = [option for option in self._options if option.label == answer]
         self._label = None if answer is None else (known or [_Option(str(answer))])[0]
@@ -122,7 +123,7 @@ def _read_numbers(row: Mapping[str, Any]) -> dict[str, int]:
     return found if isinstance(found, dict) else {}
 
 
-def _write_working(rule: str, numbers: Mapping[str, Any]) -> str:
-    """`a=46 180 - a`: the numbers that a rule names, then the rule."""
+def _write_working(figure: str, rule: str, numbers: Mapping[str, Any]) -> str:
+    """`linear pair a=46 180 - a`: the kind of figure, the numbers that a rule names, the rule."""
     named = [f"{name}={numbers[name]}" for name in re.findall(r"[A-Za-z_]+", rule) if name in numbers]
-    return " ".join([*named, rule])
+    return " ".join([*([figure] if figure else []), *named, rule])
