@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.server import ServerOptions
 
 
 class EnvOptions(StrictModel):
@@ -82,7 +83,10 @@ class RolloutRules(StrictModel):
 class RolloutOptions(StrictModel):
     """How episodes are played."""
 
-    engine: Literal["transformers"] = Field("transformers", description="What samples the replies.")
+    engine: Literal["transformers", "sglang"] = Field(
+        "transformers", description="What samples the replies: this process, or SGLang servers."
+    )
+    server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.episode.play_episodes",
         description="`play(engine, policy, tasks, options, …) -> list[Trajectory]`: a dotted path or `.py` file.",

@@ -65,7 +65,8 @@ class Transcript:
         text = self._policy.codec.decode_reply(result.token_ids)
         self.replies.append(text)
         self._add_turn("assistant", text, start, [])
-        self._versions.append((result.weight_version, start, self.ledger.length))
+        spans = result.weight_spans or ((result.weight_version, 0, len(result.token_ids)),)
+        self._versions += [(version, start + first, start + last) for version, first, last in spans]
         return text
 
     def add_observation(self, message: dict[str, Any]) -> bool:

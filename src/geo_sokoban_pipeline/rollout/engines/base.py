@@ -49,7 +49,8 @@ class Result:
         log_probs: (T,) float32 under the sampling policy, after temperature, before top-p, top-k; greedy: untempered.
         finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted. A request for which
             the context has no room is answered with an empty reply and `length`.
-        weight_version: version of the weights that sampled it.
+        weight_version: version of the weights that sampled its first token.
+        weight_spans: (version, start, end) over the T tokens, where weights changed in between; empty: they did not.
     """
 
     id: int
@@ -57,6 +58,7 @@ class Result:
     log_probs: np.ndarray
     finish_reason: FinishReason
     weight_version: int
+    weight_spans: tuple[tuple[int, int, int], ...] = ()
 
 
 class RolloutEngine(Protocol):
@@ -80,7 +82,7 @@ class RolloutEngine(Protocol):
         """Forget conversations, so that their memory is free. Unknown ids are ignored."""
 
     def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
-        """Take new weights (name, tensor); None: the trainer changed the shared model in place."""
+        """Take new weights (name, tensor); None: those of the policy's model, which the trainer changed in place."""
 
     def close(self) -> None:
         """Free everything."""
