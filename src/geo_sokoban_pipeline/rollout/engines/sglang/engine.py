@@ -71,6 +71,11 @@ class SglangEngine:
         self._dispatcher = Dispatcher(self._fleet, self.terms, self._versions.__getitem__)
 
     @property
+    def urls(self) -> list[str]:
+        """Addresses of the servers."""
+        return [member.url for member in self._fleet.members]
+
+    @property
     def cached_tokens(self) -> dict[int, int]:
         """Per conversation, tokens of its last prompt that a server had not to read again."""
         return self._dispatcher.cached_tokens
