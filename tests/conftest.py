@@ -28,7 +28,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneServer(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "sglang" if "sglang" in nodeid.split("::")[0] else super()._split_scope(nodeid)
+            return "sglang" if "sglang" in nodeid.split("::", maxsplit=1)[0] else super()._split_scope(nodeid)
 
     return OneServer(config, log) if config.getoption("dist") == "loadfile" else None
 

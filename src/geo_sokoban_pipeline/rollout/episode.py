@@ -22,7 +22,9 @@ from geo_sokoban_pipeline.trajectories import Trajectory
 
 ImageFilter = Callable[[Image.Image], Image.Image]
 Progress = Callable[[int], None]
-# (engine, policy, tasks, settings[, progress]) → trajectories, as `play_episodes`
+# Whether the groups that are over (all their episodes) suffice, so that the others may be given up.
+Enough = Callable[["list[Trajectory]"], bool]
+# (engine, policy, tasks, settings[, progress, enough]) → trajectories, as `play_episodes`
 Play = Callable[..., "list[Trajectory]"]
 
 
@@ -56,8 +58,9 @@ def play_episodes(
     tasks: Sequence[EpisodeTask],
     settings: PlaySettings,
     progress: Progress | None = None,
+    enough: Enough | None = None,
 ) -> list[Trajectory]:
-    """Play episodes to their ends.
+    """Play episodes to their ends, or until enough groups are over; the others are then aborted.
 
     Args:
         engine: samples the replies.
@@ -65,6 +68,7 @@ def play_episodes(
         tasks: prompts, one entry per episode.
         settings: environment, reward, limits, sampling.
         progress: called with the number of episodes that ended since the last call.
+        enough: asked whenever a group is over, with the trajectories of all groups that are; None: all are played.
 
     Returns:
         One trajectory per task, in the order of the tasks; rewards set, advantages not.
@@ -77,6 +81,7 @@ def play_episodes(
     talks = [Conversation(index, task, policy, settings) for index, task in enumerate(tasks)]
     waiting = [talk for talk in talks if talk.start(build_env)]
     shares = dict.fromkeys(range(len(talks)), 0.0)
+    results = _Results(talks, lambda talk: talk.finish(reward, engine, shares[talk.id]), enough)
     if progress is not None and len(waiting) < len(talks):
         progress(len(talks) - len(waiting))
     while waiting:
@@ -84,18 +89,53 @@ def play_episodes(
         engine.submit([talk.request() for talk in waiting])
         waiting = []
         # An engine may answer part of what it was asked; the others go on with what is there.
-        while results := engine.poll():
-            _share(shares, results, time.perf_counter() - began)
-            ready = [talks[result.id] for result in results if talks[result.id].advance(result)]
-            ended = [result.id for result in results if talks[result.id].status != "pending"]
+        while replies := engine.poll():
+            _share(shares, replies, time.perf_counter() - began)
+            ready = [talks[reply.id] for reply in replies if talks[reply.id].advance(reply)]
+            ended = [reply.id for reply in replies if talks[reply.id].status != "pending"]
             engine.release(ended)
             if progress is not None and ended:
                 progress(len(ended))
             engine.submit([talk.request() for talk in ready])
+            if ended and results.suffice():
+                engine.abort([talk.id for talk in talks if talk.status == "pending"])
             began = time.perf_counter()
-    trajectories = [talk.finish(reward, engine, shares[talk.id]) for talk in talks]
+    trajectories = results.take()
     check_failures(trajectories, settings.rollout.max_failed_share)
     return trajectories
+
+
+class _Results:
+    """Trajectories of episodes, each made once: when its group is over, where somebody asks, else at the end."""
+
+    def __init__(
+        self, talks: Sequence[Conversation], finish: Callable[[Conversation], Trajectory], enough: Enough | None
+    ) -> None:
+        self._talks, self._finish, self._enough = talks, finish, enough
+        self._made: dict[int, Trajectory] = {}
+        self._groups: dict[int, list[Conversation]] = {}
+        for talk in talks:
+            self._groups.setdefault(talk.task.group_index, []).append(talk)
+        self._asked = 0
+
+    def suffice(self) -> bool:
+        """Whether enough groups are over; asked again only once further ones are."""
+        if self._enough is None:
+            return False
+        over = [talks for talks in self._groups.values() if all(talk.status != "pending" for talk in talks)]
+        if len(over) == self._asked:
+            return False
+        self._asked = len(over)
+        return self._enough([self._trajectory(talk) for talks in over for talk in talks])
+
+    def take(self) -> list[Trajectory]:
+        """All trajectories, in the order of the tasks."""
+        return [self._trajectory(talk) for talk in self._talks]
+
+    def _trajectory(self, talk: Conversation) -> Trajectory:
+        if talk.id not in self._made:
+            self._made[talk.id] = self._finish(talk)
+        return self._made[talk.id]
 
 
 def _share(shares: dict[int, float], results: Sequence[Result], seconds: float) -> None:

@@ -65,8 +65,7 @@ class Transcript:
         text = self._policy.codec.decode_reply(result.token_ids)
         self.replies.append(text)
         self._add_turn("assistant", text, start, [])
-        spans = result.weight_spans or ((result.weight_version, 0, len(result.token_ids)),)
-        self._versions += [(version, start + first, start + last) for version, first, last in spans]
+        self._versions += [(version, start + first, start + last) for version, first, last in result.spans]
         return text
 
     def add_observation(self, message: dict[str, Any]) -> bool:

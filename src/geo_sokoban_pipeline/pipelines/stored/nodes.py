@@ -31,6 +31,7 @@ def collect_trajectories(
     played it.
     """
     from geo_sokoban_pipeline.policies.policy import load_policy
+    from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
@@ -42,12 +43,17 @@ def collect_trajectories(
     settings = read_options(train)
     options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
     set_threads(settings.threads)
-    source = runs.policy(options.source)
-    policy = load_policy(source.path, settings.policy.dtype, settings.policy.attention)
+    manifest: dict[str, Any] = {}
+    if options.source.checkpoint == "tiny":
+        policy = build_tiny_policy(settings.policy.tiny, seed)
+    else:
+        source = runs.policy(options.source)
+        manifest = source.manifest
+        policy = load_policy(source.path, settings.policy.dtype, settings.policy.attention)
     engine = build_engine(policy, settings.rollout)
     rows = read_rows(prompts)
-    first = int(source.manifest.get("policy_version", 0))
-    sampler = build_sampler(rows, settings.prompts, seed, source.manifest.get("sampler"))
+    first = int(manifest.get("policy_version", 0))
+    sampler = build_sampler(rows, settings.prompts, seed, manifest.get("sampler"))
     yield {PRUNE: -1}, {PRUNE: -1}
     with open_crew(policy, settings) as crew:
         play = None if crew is None else crew.play

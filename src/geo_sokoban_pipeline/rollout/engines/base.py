@@ -60,6 +60,25 @@ class Result:
     weight_version: int
     weight_spans: tuple[tuple[int, int, int], ...] = ()
 
+    @property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """(version, start, end) of all tokens."""
+        return self.weight_spans or ((self.weight_version, 0, len(self.token_ids)),)
+
+
+def join_results(first: Result, second: Result) -> Result:
+    """A reply that was sampled in two parts, as one; each part keeps its weights."""
+    count = len(first.token_ids)
+    own, other = first.spans, second.spans
+    return Result(
+        id=second.id,
+        token_ids=np.concatenate([first.token_ids, second.token_ids]),
+        log_probs=np.concatenate([first.log_probs, second.log_probs]),
+        finish_reason=second.finish_reason,
+        weight_version=first.weight_version,
+        weight_spans=(*own, *((version, start + count, end + count) for version, start, end in other)),
+    )
+
 
 class RolloutEngine(Protocol):
     """What the episode loop needs of an engine."""

@@ -23,7 +23,11 @@ def value(words, flag):
 def test_the_least_that_is_said():
     said = words()
     assert said[1:3] == ["-m", "sglang.launch_server"]
-    assert (value(said, "--model-path"), value(said, "--port"), value(said, "--dtype")) == ("/policy", "4000", "bfloat16")
+    assert (value(said, "--model-path"), value(said, "--port"), value(said, "--dtype")) == (
+        "/policy",
+        "4000",
+        "bfloat16",
+    )
     assert {"--mem-fraction-static", "--attention-backend", "--max-total-tokens"}.isdisjoint(said)
     assert {"--sleep-on-idle", "--skip-server-warmup"} <= set(said)
 
@@ -61,10 +65,11 @@ def test_the_router_stands_before_all_servers():
 
 def test_environment_of_a_server():
     own = {"PATH": "/bin", "PYTHONPATH": "/project/src", "VIRTUAL_ENV": "/project/.venv", "OMP_NUM_THREADS": "8"}
+    own["PYTHONDONTWRITEBYTECODE"] = "1"
     made = server_environment(ServerOptions(device="cpu", environment={"A": "b"}), own)
     assert made["SGLANG_VLM_CACHE_SIZE_MB"] == "0"  # or pictures keep the features of old weights
     assert (made["SGLANG_USE_CPU_ENGINE"], made["OMP_NUM_THREADS"], made["PATH"], made["A"]) == ("1", "1", "/bin", "b")
-    assert {"PYTHONPATH", "VIRTUAL_ENV"}.isdisjoint(made)
+    assert {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(made)
     assert "SGLANG_USE_CPU_ENGINE" not in server_environment(ServerOptions(), own)
 
 

@@ -83,7 +83,9 @@ def test_a_large_seed_fits_the_server():
     assert "image_data" not in body
 
 
-@pytest.mark.parametrize(("length", "limit", "room"), [(10, 5, 5), (10, None, 30), (36, 9, 4), (37, 9, 0), (60, None, 0)])
+@pytest.mark.parametrize(
+    ("length", "limit", "room"), [(10, 5, 5), (10, None, 30), (36, 9, 4), (37, 9, 0), (60, None, 0)]
+)
 def test_room(length, limit, room):
     assert room_of(ask([1] * length, limit=limit), TERMS) == room
 

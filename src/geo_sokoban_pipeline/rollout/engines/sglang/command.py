@@ -8,8 +8,9 @@ from pathlib import Path
 from geo_sokoban_pipeline.options.server import ServerOptions
 
 _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
-# What belongs to this process's own environment of libraries.
-_OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP")
+# What belongs to this process's own environment of libraries; and a server that may not keep what it has compiled takes
+# three times as long to start.
+_OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 
 
 def server_command(options: ServerOptions, folder: Path, dtype: str, port: int, number: int) -> list[str]:

@@ -1,0 +1,56 @@
+"""GRPO with a real server: the pipeline itself, in this process, over the server of the tests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from servers import ON_CPU
+
+pytestmark = pytest.mark.slow
+
+
+def server_parameters(url, **rollout):
+    server = {"mode": "attach", "urls": [url], "faults": ON_CPU["faults"]}
+    return {"train_sokoban": {"rollout": {"engine": "sglang", "server": server, **rollout}}}
+
+
+def read(project, run="train_sokoban"):
+    """Rows of metrics and of trajectories, by iteration."""
+    folder = project.folder("07_model_output", run)
+    metrics = [read_json(path) for path in sorted((folder / "metrics").glob("iter=*.json"))]
+    rows = [read_trajectories(path).to_pylist() for path in sorted((folder / "trajectories").glob("iter=*/part-*"))]
+    return metrics, rows
+
+
+def test_three_iterations_of_grpo(project, sglang_server):
+    """Saving validates the contract; here it is what only a server can get wrong."""
+    project.run("train_sokoban", params=server_parameters(sglang_server))
+    metrics, rows = read(project)
+    assert [row["policy_version"] for row in metrics] == [0, 1, 2]
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-3 for row in metrics if row["train/steps"])
+    assert sum(row["train/steps"] for row in metrics) >= 3
+    for version, episodes in enumerate(rows):
+        assert {episode["policy_version"] for episode in episodes} == {version}
+        assert {span["version"] for episode in episodes for span in episode["weight_spans"]} == {version}
+        sampling = [json.loads(episode["sampling"]) for episode in episodes]
+        assert {(how["engine"], how["seeded"]) for how in sampling} == {("sglang", False)}
+        assert any(episode["trained"] for episode in episodes)
+
+
+def test_over_sampling_aborts_what_is_not_needed(project, sglang_server):
+    grpo = {"groups": 3, "group_size": 2, "filter": "none"}
+    parameters = server_parameters(sglang_server, over_sampling=3.0, max_turns=8)
+    parameters["train_sokoban"] |= {"grpo": grpo, "loop": {"iterations": 1, "eval_interval": 0}}
+    project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
+    _, (episodes,) = read(project)
+    trained = {episode["group_index"] for episode in episodes if episode["trained"]}
+    assert len(episodes) == 18 and len(trained) == 3
+    assert all(episode["trained"] == (episode["group_index"] in trained) for episode in episodes)
+    reasons = {episode["drop_reason"] for episode in episodes if not episode["trained"]}
+    assert reasons <= {"aborted", "surplus"}
+    for episode in episodes:
+        assert (episode["status"] == "aborted") == (episode["reward"] is None)

@@ -1,0 +1,65 @@
+"""Launched servers that are killed or hang while they sample: brought back with the current weights, nothing lost."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
+from servers import all_gone, launch_options, stop, tree
+
+pytestmark = pytest.mark.slow
+FAULTS = {"health_interval": 2.0, "health_timeout": 45.0, "grace": 3.0}
+
+
+def strike(pid, how):
+    """Hit a server shortly after this call, while it samples."""
+
+    def wait_and_strike():
+        time.sleep(1.0)
+        stop(pid) if how == "hang" else os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=wait_and_strike)
+    thread.start()
+    return thread
+
+
+def test_a_server_is_brought_back(sglang_server, tiny_policy):
+    """One server through all its lives, because each start takes its time."""
+    policy = copy.deepcopy(tiny_policy)
+    engine = SglangEngine(policy, launch_options(faults=FAULTS))
+    try:
+        jolt(policy, 1)
+        engine.update_weights(None, 1)
+        for life, how in enumerate(("kill", "hang"), start=2):
+            requests = [request_with(policy, [n], identity=n, max_new_tokens=900) for n in range(12)]
+            member = engine._fleet.members[0]
+            processes = tree(member.launched.pid)
+            assert len(processes) > 1  # the scheduler is a child of the server
+            striker = strike(member.launched.pid, how)
+            replies = ask(engine, *requests)
+            striker.join()
+            assert member.life == life, how
+            assert all_gone(processes)
+            assert set(replies) == set(range(12))
+            for request in requests:
+                assert replies[request.id].weight_version == 1
+                assert_sampled_by(policy, request, replies[request.id])
+        assert engine.urls == [member.url]
+    finally:
+        engine.close()
+
+
+def test_the_next_engine_takes_the_server_over(sglang_server, tiny_policy):
+    first = SglangEngine(tiny_policy, launch_options())
+    pids = [member.launched.pid for member in first._fleet.members]
+    first.close()
+    second = SglangEngine(tiny_policy, launch_options())
+    assert [member.launched.pid for member in second._fleet.members] == pids
+    second.close()
