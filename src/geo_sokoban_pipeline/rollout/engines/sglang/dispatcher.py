@@ -77,34 +77,30 @@ class Dispatcher:
         fault: ServerFault | None = None
         for attempt in range(faults.tries):
             await asyncio.sleep(pause_before(attempt, faults))
-            if aborted.is_set():
-                return self._result(request, None, aborted)
             member = self.fleet.member_of(str(request.id))
-            life = member.life
-            try:
-                return self._result(request, await self._ask(member, request, aborted), aborted)
-            except (ServerLost, BadReply) as seen:
-                fault = seen
-                await self.fleet.recover(member, life, seen)
+            async with member.places:
+                life = await member.settle()
+                if aborted.is_set():
+                    return self._nothing(request)
+                try:
+                    return self._result(request, await self._ask(member, request, aborted), aborted)
+                except (ServerLost, BadReply) as seen:
+                    fault = seen
+                    await self.fleet.recover(member, life, seen)
         raise EngineStopped(
             f"a reply was asked for {faults.tries} times (rollout.server.faults.tries) without success; at last: "
             f"{fault}. The same command continues from the last checkpoint."
         ) from fault
 
-    async def _ask(self, member: Member, request: Request, aborted: asyncio.Event) -> Reply | None:
-        """One try; None where the request was aborted before it was sent."""
-        async with member.places:
-            async with member.lock:
-                pass  # a server that is being brought back is waited for
-            if aborted.is_set():
-                return None
-            rid = f"{self._name}-{next(self._numbers)}"
-            body = write_request(request, self.terms, rid, bias=self._bias)
-            member.in_flight += 1
-            try:
-                answer = await self._exchange(member, body, f"{self._name}-{request.id}", rid, aborted)
-            finally:
-                member.in_flight -= 1
+    async def _ask(self, member: Member, request: Request, aborted: asyncio.Event) -> Reply:
+        """One try."""
+        rid = f"{self._name}-{next(self._numbers)}"
+        body = write_request(request, self.terms, rid, bias=self._bias)
+        member.in_flight += 1
+        try:
+            answer = await self._exchange(member, body, f"{self._name}-{request.id}", rid, aborted)
+        finally:
+            member.in_flight -= 1
         reply = read_reply(answer, request, self.terms)
         if reply.finish_reason == "abort" and not aborted.is_set():
             raise BadReply(f"{member.url} aborted a request that nobody here has aborted")
@@ -119,7 +115,7 @@ class Dispatcher:
             await asyncio.wait({reply, *signs}, return_when=asyncio.FIRST_COMPLETED)
             while stopped.done() and not reply.done() and not hung.done():
                 # The request may not have arrived when the first word to stop it did.
-                await self.fleet.abort(rid)
+                await self.fleet.abort(rid, member)
                 await asyncio.wait({reply, hung}, timeout=_REPEAT_ABORT_SECONDS)
             if not reply.done():
                 raise ServerLost(f"{member.url} hangs: it computes nothing")
@@ -129,9 +125,10 @@ class Dispatcher:
                 task.cancel()
             await asyncio.gather(reply, *signs, return_exceptions=True)
 
-    def _result(self, request: Request, reply: Reply | None, aborted: asyncio.Event) -> Result:
-        if reply is None:
-            return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), "abort", self.version)
+    def _nothing(self, request: Request) -> Result:
+        return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), "abort", self.version)
+
+    def _result(self, request: Request, reply: Reply, aborted: asyncio.Event) -> Result:
         spans = tuple((self._version(tag), start, end) for tag, start, end in reply.spans)
         self.cached_tokens[request.id] = reply.cached_tokens
         return Result(

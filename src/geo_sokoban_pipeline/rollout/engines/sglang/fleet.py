@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from geo_sokoban_pipeline.options.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -108,11 +109,11 @@ class Fleet:
                 except (ServerLost, BadReply, RequestRefused) as again:
                     fault = again
 
-    async def abort(self, rid: str) -> None:
-        """Have every server stop a request."""
-        for member in self.members:
-            if member.ready:
-                await member.client.abort(rid)
+    async def abort(self, rid: str, member: Member) -> None:
+        """Have a server stop a request; behind a router all, because nobody knows which one has it."""
+        for other in [member] if self._router is None else self.members:
+            with suppress(ServerFault):  # what is wrong with it, its reply will show
+                await other.client.abort(rid)
 
     async def close(self) -> None:
         """Close connections; launched servers that run are kept for the next engine of this process."""
@@ -138,11 +139,11 @@ class Fleet:
                 await self.bring_back(member, life, fault)
             return
         for other in self.members:
-            life = other.life
-            if not await other.client.is_ready():
+            life = await other.settle()
+            if other.hung.is_set() or not await other.client.is_ready():
                 await self.bring_back(other, life, fault)
-        if self._router.lost() is not None:
-            raise EngineStopped(f"the router has ended: {self._router.lost()}") from fault
+        if (reason := self._router.lost()) is not None:
+            raise EngineStopped(f"the router has ended: {reason}") from fault
 
     def _let_go(self) -> None:
         healthy = []
@@ -159,10 +160,11 @@ class Fleet:
         return self.options.mode == "launch"
 
     def _launch(self) -> list[LaunchedServer]:
-        kept = take_servers(self._kind, self.options.count)
-        used = {server.number for server in kept}
-        missing = [number for number in range(self.options.count) if number not in used]
-        return [*kept, *(LaunchedServer(self.options, self._policy, number) for number in missing)]
+        kept = take_servers(self._kind, range(self.options.count))
+        return [
+            kept.get(number) or LaunchedServer(self.options, self._policy, number)
+            for number in range(self.options.count)
+        ]
 
     def _member(self, launched: LaunchedServer) -> Member:
         return Member(self.options.faults, self.options.concurrency, launched=launched)

@@ -7,24 +7,26 @@ to start. What is kept ends with the process, or by `end_servers`.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedServer
 
 _kept: dict[str, list[LaunchedServer]] = {}
 
 
-def take_servers(key: str, count: int) -> list[LaunchedServer]:
-    """Kept servers of a kind that still run, `count` at most; they are the caller's now."""
-    found = []
+def take_servers(key: str, numbers: Iterable[int]) -> dict[int, LaunchedServer]:
+    """Kept servers of a kind that still run, by their numbers; they are the caller's now."""
+    wanted, found, others = set(numbers), dict[int, LaunchedServer](), []
     for server in _kept.pop(key, []):
-        if server.alive:
-            found.append(server)
-        else:
+        if not server.alive:
             server.end()
-    if len(found) > count:
-        _kept[key] = found[count:]
-    return found[:count]
+        elif server.number in wanted - found.keys():
+            found[server.number] = server
+        else:
+            others.append(server)
+    if others:
+        _kept[key] = others
+    return found
 
 
 def keep_servers(key: str, servers: Sequence[LaunchedServer]) -> None:

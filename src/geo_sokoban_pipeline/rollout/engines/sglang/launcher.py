@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,6 @@ class LaunchedServer:
 
     Args:
         number: of the server, from 0.
-        port: None: a free one, another one at each start if need be.
     """
 
     def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
@@ -39,6 +39,9 @@ class LaunchedServer:
         self._folder = Path(self._scratch.name) / "policy"
         lend_policy(policy, self._folder)
         self._process: ServerProcess | None = None
+        # Starting and ending take their time and may be asked for by two threads; the end has the last word.
+        self._lock = threading.Lock()
+        self._ended = False
         self.port = options.ports[number] if options.ports is not None else find_ports(options.host, 1)[0]
 
     @property
@@ -71,7 +74,12 @@ class LaunchedServer:
         Raises:
             ServerLost: there is no environment for it, or its port is taken.
         """
-        self.end_process()
+        with self._lock:
+            if not self._ended:
+                self._start(same_port=same_port)
+
+    def _start(self, *, same_port: bool) -> None:
+        self._end_process()
         if not same_port and self.options.ports is None:
             self.port = find_ports(self.options.host, 1)[0]
         _check_start(self.options, self.port)
@@ -89,16 +97,17 @@ class LaunchedServer:
         """Whether it ended because somebody else has its port."""
         return self._process is not None and not self._process.alive and _PORT_TAKEN in self._process.tail().lower()
 
-    def end_process(self) -> None:
-        """End the process, if any; the server can be started again."""
+    def end(self) -> None:
+        """End it for good."""
+        with self._lock:
+            self._ended = True
+            self._end_process()
+            self._scratch.cleanup()
+
+    def _end_process(self) -> None:
         if self._process is not None:
             self._process.end()
             self._process = None
-
-    def end(self) -> None:
-        """End it for good."""
-        self.end_process()
-        self._scratch.cleanup()
 
 
 class LaunchedRouter:

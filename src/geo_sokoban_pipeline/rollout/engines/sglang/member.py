@@ -68,13 +68,19 @@ class Member:
         self.ready = True
         self.hung = asyncio.Event()
 
+    async def settle(self) -> int:
+        """Wait while the server is being brought back; returns the number of its life."""
+        async with self.lock:
+            return self.life
+
     async def watch(self) -> None:
         """Look at intervals whether a server that has requests still computes; mark it as hung where it does not."""
         while True:
             await asyncio.sleep(self.faults.health_interval)
+            sign = self.hung  # of this life: the answer may come when another one has begun
             if self.in_flight and self.ready and not await self.client.is_computing(self.faults.health_timeout):
                 logger.warning("%s has not computed anything for %g s", self.url, self.faults.health_timeout)
-                self.hung.set()
+                sign.set()
 
     async def _begin(self, *, same_port: bool) -> None:
         self.ready = False
