@@ -119,14 +119,17 @@ class _Results:
         self._asked = 0
 
     def suffice(self) -> bool:
-        """Whether enough groups are over; asked again only once further ones are."""
+        """Whether enough groups are over; asked when further ones are, and never again once they suffice."""
         if self._enough is None:
             return False
         over = [talks for talks in self._groups.values() if all(talk.status != "pending" for talk in talks)]
         if len(over) == self._asked:
             return False
         self._asked = len(over)
-        return self._enough([self._trajectory(talk) for talks in over for talk in talks])
+        if not self._enough([self._trajectory(talk) for talks in over for talk in talks]):
+            return False
+        self._enough = None
+        return True
 
     def take(self) -> list[Trajectory]:
         """All trajectories, in the order of the tasks."""

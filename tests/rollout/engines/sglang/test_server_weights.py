@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import requests
 
 from geo_sokoban_pipeline.policies.policy import save_policy
-from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
+from rollout.engines.sglang.material import (
+    TOLERANCE,
+    ask,
+    assert_sampled_by,
+    expected_log_probs,
+    jolt,
+    request_with,
+)
 from servers import attached
 
 pytestmark = pytest.mark.slow
@@ -83,6 +91,7 @@ def test_weights_that_change_under_a_reply_leave_their_spans(sglang_server, tiny
         request = request_with(policy, [5], max_new_tokens=1500)
         for attempt in range(5):  # the update must come while it is sampled
             engine.update_weights(None, 2 * attempt)
+            before = copy.deepcopy(policy)
             engine.submit([request])
             jolt(policy, attempt)
             engine.update_weights(None, 2 * attempt + 1)
@@ -91,7 +100,11 @@ def test_weights_that_change_under_a_reply_leave_their_spans(sglang_server, tiny
                 break
         versions = [version for version, _, _ in result.weight_spans]
         assert versions == [2 * attempt, 2 * attempt + 1]
-        assert [end for _, _, end in result.weight_spans][-1] == len(result.token_ids)
+        (_, _, middle), (_, _, end) = result.weight_spans
+        assert (0 < middle < end, end) == (True, len(result.token_ids))
+        for weights, part in ((before, slice(0, middle)), (policy, slice(middle, end))):
+            expected = expected_log_probs(weights, request, result)
+            np.testing.assert_allclose(result.log_probs[part], expected[part], atol=TOLERANCE)
 
 
 def test_an_abort_keeps_what_was_sampled(sglang_server, tiny_policy):

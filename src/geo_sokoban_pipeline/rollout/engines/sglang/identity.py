@@ -59,11 +59,12 @@ async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
     longest = int(policy.model.config.text_config.max_position_embeddings)
     limits = (server.get("context_length"), server.get("max_total_num_tokens"))
     context = min([longest, *(int(limit) for limit in limits if limit)])
+    shorter_than = int(server.get("max_req_input_len") or context + 1)
     return ServerFacts(
         version=version,
         seeded=bool(server.get("enable_deterministic_inference")),
         context=context,
-        longest_prompt=min(context, int(server.get("max_req_input_len") or context)),
+        longest_prompt=min(context, shorter_than - 1),
         ranks=int(server.get("tp_size") or 1),
     )
 
