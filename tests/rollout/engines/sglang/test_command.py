@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.options.server import FaultOptions, ServerOptions
+from geo_sokoban_pipeline.policies.policy import save_policy
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.sglang.command import router_command, server_command, server_environment
 from geo_sokoban_pipeline.rollout.engines.sglang.faults import pause_before
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import kind_of
 
 
 def words(**options):
@@ -91,3 +97,16 @@ def test_options_that_do_not_fit_together(options, message):
 def test_pauses_double_up_to_the_longest():
     options = FaultOptions(first_pause=1.0, longest_pause=5.0)
     assert [pause_before(attempt, options) for attempt in range(5)] == [0.0, 1.0, 2.0, 4.0, 5.0]
+
+
+def test_servers_of_one_kind_differ_in_weights_alone(tiny_policy, tmp_path):
+    options, patient = ServerOptions(), ServerOptions(faults=FaultOptions(tries=9))
+    other = copy.deepcopy(tiny_policy)
+    before = kind_of(options, other)
+    save_policy(other, tmp_path / "other")
+    with torch.no_grad():
+        next(other.model.parameters()).add_(1.0)
+    assert kind_of(patient, other) == before == kind_of(options, tiny_policy)
+    narrow = build_tiny_policy(TinyPolicyOptions(hidden=32), seed=0)
+    kinds = {before, kind_of(options, narrow), kind_of(ServerOptions(memory_fraction=0.5), other)}
+    assert len(kinds) == 3

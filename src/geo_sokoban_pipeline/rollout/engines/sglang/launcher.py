@@ -138,7 +138,8 @@ class LaunchedRouter:
 
 def kind_of(options: ServerOptions, policy: Policy) -> str:
     """What servers have in common that can stand in for each other: all but their weights."""
-    shape = json.dumps(policy.model.config.to_dict(), sort_keys=True, default=str)
+    # Not the configuration as a whole: saving a policy writes into it.
+    shape = json.dumps([(name, list(value.shape)) for name, value in policy.model.named_parameters()])
     settings = options.model_dump_json(exclude={"count", "update", "bucket_bytes", "update_folder", "faults", "router"})
     return content_hash(shape, settings, *policy.codec.hashes().values())
 
