@@ -21,7 +21,7 @@ class FaultOptions(StrictModel):
         30.0, description="Seconds between looks at whether a server that has requests still computes."
     )
     health_timeout: PositiveFloat = Field(
-        60.0, description="Seconds without an answer to such a look after which a server counts as hung."
+        120.0, description="Seconds without an answer to such a look after which a server counts as hung."
     )
     tries: PositiveInt = Field(4, description="Times that one reply is asked for before the run stops.")
     first_pause: NonNegativeFloat = Field(0.5, description="Seconds before the second try; each later one doubles it.")

