@@ -134,7 +134,7 @@ def test_a_member_waits_until_its_run_is_free(tmp_path, caplog):
     lock = RunLock(held.models)
     study = threading.Thread(target=run, args=(tmp_path, [held, other]))
     study.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while ("end", "other") not in events(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
@@ -204,7 +204,7 @@ cases.run(root, [cases.member(root, "a", seconds=60), cases.member(root, "b", se
         children = [int(word) for word in Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()]
         assert len(children) == 2
         study.send_signal(number)
-        study.wait(30)
+        study.wait(120)
     assert study.returncode != 0
     # After a kill the kernel ends them, a moment later.
     deadline = time.monotonic() + (10 if number == signal.SIGKILL else 0)

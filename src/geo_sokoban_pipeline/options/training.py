@@ -93,12 +93,15 @@ class GrpoOptions(StrictModel):
 
 
 class OptimizerOptions(StrictModel):
-    """AdamW and its schedule."""
+    """AdamW, or AdamW and Muon, and the schedule."""
 
     learning_rate: PositiveFloat = Field(1e-3, description="Highest learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas.")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    matrices: Literal["adamw", "muon"] = Field("adamw", description="What moves the matrices inside the layers.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
+    matrix_rate: PositiveFloat = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
     clip: PositiveFloat = Field(0.3, description="Largest gradient norm.")
     warmup_iterations: int = Field(10, ge=0, description="Iterations of linear warm-up.")
     schedule_iterations: PositiveInt = Field(

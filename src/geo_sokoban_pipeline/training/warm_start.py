@@ -86,6 +86,9 @@ def build_imitator(policy: Policy, warm: WarmStartOptions) -> FsdpBackend:
         learning_rate=warm.learning_rate,
         betas=warm.betas,
         weight_decay=warm.weight_decay,
+        matrices=warm.matrices,
+        momentum=warm.momentum,
+        matrix_rate=warm.matrix_rate,
         clip=warm.clip,
         max_tokens=warm.max_tokens,
     )

@@ -13,6 +13,6 @@ def talker(tiny_policy):
     """The tiny policy with a bias to end its replies, so that they differ in length and episodes in turns."""
     policy = copy.deepcopy(tiny_policy)
     bias = torch.zeros(policy.model.config.text_config.vocab_size)
-    bias[policy.codec.end_id] = 4.0
+    bias[policy.codec.end_id] = 4.5
     policy.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
     return policy

@@ -1,4 +1,4 @@
-"""Backend `fsdp` at world size 1: AdamW on the policy's own model, without torch.distributed.
+"""Backend `fsdp` at world size 1: an optimizer on the policy's own model, without torch.distributed.
 
 A crew may compute parts of the gradients; the step itself is taken here, once, on the weights that all share. A step
 whose gradient norm is not finite changes neither weights nor moments.
@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.options.training import OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.storage import read_json, write_json
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.backends.optimizers import Optimizers
 from geo_sokoban_pipeline.training.crew import Crew, sum_metrics
 from geo_sokoban_pipeline.training.crew_jobs import Learn, Part, Score
 from geo_sokoban_pipeline.training.objectives import Objective
@@ -28,7 +29,6 @@ from geo_sokoban_pipeline.training.shares import cut_samples
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class DivergedError(RuntimeError):
@@ -40,7 +40,7 @@ class FsdpBackend:
 
     Args:
         policy: trained in place.
-        options: AdamW and micro-batches.
+        options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
         crew: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
     """
@@ -54,14 +54,7 @@ class FsdpBackend:
         self.setting = PassSetting(temperature, options.max_tokens, options.logit_chunk)
         self.gradient_pass = GradientPass(policy, self.setting)
         self._parameters = dict(policy.model.named_parameters())
-        self._optimizer = torch.optim.AdamW(
-            list(self._parameters.values()),
-            lr=options.learning_rate,
-            betas=options.betas,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            fused=True,
-        )
+        self._optimizers = Optimizers(self._parameters, options)
         self._skipped = 0
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -90,13 +83,11 @@ class FsdpBackend:
         """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
         if math.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
-            self._optimizer.step()
+            self._optimizers.step(learning_rate)
             self._skipped = 0
         else:
             self._skipped += 1
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizers.clear_gradients()
         if self._skipped >= self.options.max_skipped:
             raise DivergedError(
                 f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm}), "
@@ -115,32 +106,20 @@ class FsdpBackend:
 
     def save_state(self, folder: Path) -> None:
         """See `TrainBackend`."""
-        tensors: dict[str, torch.Tensor] = {}
-        steps = 0
-        for name, parameter in self._parameters.items():
-            state = self._optimizer.state.get(parameter)
-            if state:
-                steps = int(state["step"])
-                tensors |= {f"{moment}.{name}": state[moment].contiguous() for moment in _MOMENTS}
+        tensors, steps = self._optimizers.state()
         save_file(tensors, folder / OPTIMIZER_FILE)
         write_json(folder / STATE_FILE, {"optimizer_steps": steps, "skipped_in_a_row": self._skipped})
 
     def load_state(self, folder: Path) -> None:
         """See `TrainBackend`."""
         self._load_weights(folder)
-        moments = load_file(folder / OPTIMIZER_FILE)
         numbers = read_json(folder / STATE_FILE)
         self._skipped = int(numbers["skipped_in_a_row"])
-        self._optimizer.state.clear()
-        for name, parameter in self._parameters.items():
-            if f"{_MOMENTS[0]}.{name}" in moments:
-                state = {moment: moments[f"{moment}.{name}"].to(parameter.device) for moment in _MOMENTS}
-                step = torch.tensor(float(numbers["optimizer_steps"]), device=parameter.device)
-                self._optimizer.state[parameter] = {"step": step, **state}
+        self._optimizers.load_state(load_file(folder / OPTIMIZER_FILE), int(numbers["optimizer_steps"]))
 
     def close(self) -> None:
         """See `TrainBackend`."""
-        self._optimizer.state.clear()
+        self._optimizers.clear_state()
 
     def _load_weights(self, folder: Path) -> None:
         stored: dict[str, torch.Tensor] = {}
