@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import kind_of
 
 
 def words(**options):
-    return server_command(ServerOptions(**options), Path("/policy"), "bfloat16", 4000, number=1)
+    return server_command(ServerOptions(**options), Path("/policy"), "bfloat16", 4000, number=1, bias={"7": -1e9})
 
 
 def value(words, flag):
@@ -36,6 +37,7 @@ def test_the_least_that_is_said():
     )
     assert {"--mem-fraction-static", "--attention-backend", "--max-total-tokens"}.isdisjoint(said)
     assert {"--sleep-on-idle", "--skip-server-warmup"} <= set(said)
+    assert json.loads(value(said, "--preferred-sampling-params")) == {"logit_bias": {"7": -1e9}}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,12 +14,15 @@ _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
 _OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 
 
-def server_command(options: ServerOptions, folder: Path, dtype: str, port: int, number: int) -> list[str]:
+def server_command(
+    options: ServerOptions, folder: Path, dtype: str, port: int, number: int, bias: Mapping[str, float]
+) -> list[str]:
     """Words that start server `number`.
 
     Args:
         folder: of the policy.
         dtype: of the policy; used where the options give none.
+        bias: of the logits, for requests that name none; the router takes it out of requests.
     """
     flags: dict[str, object | None] = {
         "--model-path": folder,
@@ -33,6 +37,7 @@ def server_command(options: ServerOptions, folder: Path, dtype: str, port: int, 
         "--context-length": options.context_tokens,
         "--attention-backend": options.attention_backend,
         "--mm-attention-backend": options.mm_attention_backend,
+        "--preferred-sampling-params": json.dumps({"logit_bias": dict(bias)}),
         "--base-gpu-id": number * options.tensor_parallel if options.device == "cuda" else None,
     }
     words = [str(_interpreter(options)), "-m", "sglang.launch_server"]

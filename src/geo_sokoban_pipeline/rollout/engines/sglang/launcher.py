@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.command import router_command, 
 from geo_sokoban_pipeline.rollout.engines.sglang.faults import ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.ports import find_ports, is_free
 from geo_sokoban_pipeline.rollout.engines.sglang.process import ServerProcess
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import ban
 from geo_sokoban_pipeline.seeding import content_hash
 
 _PORT_TAKEN = "address already in use"
@@ -35,6 +36,7 @@ class LaunchedServer:
         self.options = options
         self.number = number
         self._dtype = str(policy.model.dtype).removeprefix("torch.")
+        self._bias = ban(policy.banned_ids.tolist())
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
         self._folder = Path(self._scratch.name) / "policy"
         lend_policy(policy, self._folder)
@@ -83,7 +85,7 @@ class LaunchedServer:
         if not same_port and self.options.ports is None:
             self.port = find_ports(self.options.host, 1)[0]
         _check_start(self.options, self.port)
-        command = server_command(self.options, self._folder, self._dtype, self.port, self.number)
+        command = server_command(self.options, self._folder, self._dtype, self.port, self.number, self._bias)
         environment = server_environment(self.options, os.environ)
         self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
 

@@ -7,7 +7,7 @@ reply reports must equal it, so a server that does not see the pictures is notic
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -49,7 +49,7 @@ class Terms:
     @property
     def bias(self) -> dict[str, float]:
         """`logit_bias` that bans what is never sampled."""
-        return {str(token): _BAN for token in sorted(self.banned)}
+        return ban(self.banned)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class Reply:
     finish_reason: FinishReason
     spans: tuple[tuple[str, int, int], ...]
     cached_tokens: int
+
+
+def ban(token_ids: Iterable[int]) -> dict[str, float]:
+    """`logit_bias` under which ids are never sampled."""
+    return {str(token): _BAN for token in sorted(token_ids)}
 
 
 def room_of(request: Request, terms: Terms) -> int:
