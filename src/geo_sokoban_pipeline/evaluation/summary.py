@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -82,7 +83,6 @@ def _evaluate_policy(
     blank: bool,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
     policy = load_policy(folder.path, options.policy.dtype, options.policy.attention)
-    engine = build_engine(policy, options.rollout)
     evaluation = options.evaluation
     sampled, greedy = options.evaluation_sampling, SamplingOptions(greedy=True)
     wanted = [(name, "sampled", sampled, evaluation.samples, False)]
@@ -93,25 +93,25 @@ def _evaluate_policy(
         if evaluation.greedy:
             wanted.append((f"{name}_blank", "greedy", greedy, 1, True))
     rows, trajectories = [], []
-    for row_name, mode, sampling, samples, hidden in wanted:
-        engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
-        episodes = play_prompts(
-            f"{run}/{row_name}/{mode}",
-            seed,
-            options,
-            prompts,
-            policy,
-            engine,
-            sampling=sampling,
-            samples=samples,
-            iteration=number,
-            blank=hidden,
-        )
-        records = [record_episode(episode, prompts[episode.group_index]) for episode in episodes]
-        rows.append(summarise_episodes(records, policy=row_name, mode=mode))
-        if not hidden:
-            trajectories += episodes
-    engine.close()
+    with closing(build_engine(policy, options.rollout)) as engine:
+        for row_name, mode, sampling, samples, hidden in wanted:
+            engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
+            episodes = play_prompts(
+                f"{run}/{row_name}/{mode}",
+                seed,
+                options,
+                prompts,
+                policy,
+                engine,
+                sampling=sampling,
+                samples=samples,
+                iteration=number,
+                blank=hidden,
+            )
+            records = [record_episode(episode, prompts[episode.group_index]) for episode in episodes]
+            rows.append(summarise_episodes(records, policy=row_name, mode=mode))
+            if not hidden:
+                trajectories += episodes
     return rows, name_parts(number, trajectories, policy.table_context)
 
 

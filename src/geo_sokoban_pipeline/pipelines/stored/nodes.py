@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.fingerprint import hash_files
@@ -50,12 +51,11 @@ def collect_trajectories(
         source = runs.policy(options.source)
         manifest = source.manifest
         policy = load_policy(source.path, settings.policy.dtype, settings.policy.attention)
-    engine = build_engine(policy, settings.rollout)
     rows = read_rows(prompts)
     first = int(manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings.prompts, seed, manifest.get("sampler"))
     yield {PRUNE: -1}, {PRUNE: -1}
-    with open_crew(policy, settings) as crew:
+    with closing(build_engine(policy, settings.rollout)) as engine, open_crew(policy, settings) as crew:
         play = None if crew is None else crew.play
         collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
         for iteration in range(first, first + options.iterations):
@@ -65,7 +65,6 @@ def collect_trajectories(
             trajectories, metrics = collector.collect(iteration, sampler)
             row = {"iteration": iteration, "policy_version": first, **metrics}
             yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
-    engine.close()
 
 
 def update_on_stored(
