@@ -59,7 +59,7 @@ def router_command(options: ServerOptions, workers: Sequence[str], port: int, me
         *(str(_interpreter(options)), "-m", "sglang_router.launch_router"),
         *("--worker-urls", *workers),
         *("--host", options.host, "--port", str(port), "--prometheus-port", str(metrics_port)),
-        *("--policy", _ROUTER_POLICIES[options.router]),
+        *("--policy", _ROUTER_POLICIES[options.router], "--assignment-mode", "min_group"),
         *("--request-timeout-secs", str(int(options.faults.reply_timeout) + 1)),
         "--disable-retries",  # what is tried again, and how often, is decided here
     ]
