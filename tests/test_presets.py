@@ -39,6 +39,7 @@ def test_qwen3vl_has_the_values_of_the_launch_table(monkeypatch: Any) -> None:
     options = load("qwen3vl").train_sokoban
     server = options.rollout.server
     assert (options.policy.path, server.count, server.tensor_parallel) == ("Qwen/Qwen3-VL-8B-Instruct", 4, 1)
+    assert (options.rollout.engine, server.dtype, server.bucket_bytes) == ("sglang", "bfloat16", 512 << 20)
     assert (server.memory_fraction, server.attention_backend, server.mm_attention_backend) == (0.6, "fa3", "sdpa")
     assert server.cuda_graph_batch_sizes == (1, 2, 4, 8, *range(16, 257, 8))
     assert (options.grpo.groups, options.grpo.group_size, options.loop.iterations) == (4, 4, 800)

@@ -11,11 +11,13 @@ from geo_sokoban_pipeline.trajectory_files import read_trajectories
 from servers import ON_CPU
 
 pytestmark = pytest.mark.slow
+# Iterations of each task.
+TASKS = {"sokoban": 3}
 
 
-def server_parameters(url, **rollout):
+def server_parameters(url, task="sokoban", **rollout):
     server = {"mode": "attach", "urls": [url], "faults": ON_CPU["faults"]}
-    return {"train_sokoban": {"rollout": {"engine": "sglang", "server": server, **rollout}}}
+    return {f"train_{task}": {"rollout": {"engine": "sglang", "server": server, **rollout}, "processes": 1}}
 
 
 def read(project, run="train_sokoban"):
@@ -26,13 +28,17 @@ def read(project, run="train_sokoban"):
     return metrics, rows
 
 
-def test_three_iterations_of_grpo(project, sglang_server):
+@pytest.mark.parametrize(("task", "iterations"), TASKS.items(), ids=TASKS)
+def test_grpo_over_a_server(project, sglang_server, task, iterations):
     """Saving validates the contract; here it is what only a server can get wrong."""
-    project.run("train_sokoban", params=server_parameters(sglang_server))
-    metrics, rows = read(project)
-    assert [row["policy_version"] for row in metrics] == [0, 1, 2]
+    run = f"train_{task}"
+    parameters = server_parameters(sglang_server, task)
+    parameters[run]["loop"] = {"iterations": iterations}
+    project.run(run, params=parameters)
+    metrics, rows = read(project, run)
+    assert [row["policy_version"] for row in metrics] == list(range(iterations))
     assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-3 for row in metrics if row["train/steps"])
-    assert sum(row["train/steps"] for row in metrics) >= 3
+    assert sum(row["train/steps"] for row in metrics) >= iterations
     for version, episodes in enumerate(rows):
         assert {episode["policy_version"] for episode in episodes} == {version}
         assert {span["version"] for episode in episodes for span in episode["weight_spans"]} == {version}
