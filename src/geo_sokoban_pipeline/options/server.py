@@ -8,6 +8,12 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from geo_sokoban_pipeline.options.base import StrictModel
 
+# Variables of a server that decide what its replies mean, and why they are not free.
+FIXED_VARIABLES = {
+    "SGLANG_VLM_CACHE_SIZE_MB": "cached features of pictures outlive the vision weights that made them",
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "log-probs must be those after temperature, as the trainer's are",
+}
+
 
 class FaultOptions(StrictModel):
     """How long servers are waited for, and how often what failed is tried again."""
@@ -96,6 +102,8 @@ class ServerOptions(StrictModel):
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
+        for name in FIXED_VARIABLES.keys() & self.environment.keys():
+            raise ValueError(f"environment: {name}={self.environment[name]}: {FIXED_VARIABLES[name]}; leave it out.")
         if self.ports is not None and len(self.ports) != self.count:
             raise ValueError(
                 f"ports={list(self.ports)}: count={self.count} servers need one each; null takes free ones."

@@ -53,7 +53,7 @@ def check_sampling_servers(
     name = f"{run}.rollout.server"
     found = list(_check_cache(name, options, longest))
     if server.mode == "attach":
-        return found
+        return [*found, _note_pictures(name)]
     versions = read_versions(server)
     if versions is None:
         text = f"{name}.python={server.python}: no interpreter that runs"
@@ -141,6 +141,11 @@ def _check_cache(name: str, options: TrainOptions, longest: int | None) -> Itera
             f"{text}an iteration's episodes have up to {together}, so that turns are read again",
             "raise it where memory allows",
         )
+
+
+def _note_pictures(name: str) -> Check:
+    text = f"{name}.urls: given servers do not say whether they cache picture features, which outlive vision weights"
+    return Check(_GROUP, "picture cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")
 
 
 def _capabilities() -> list[int]:

@@ -73,9 +73,10 @@ def test_the_router_stands_before_all_servers():
 
 def test_environment_of_a_server():
     own = {"PATH": "/bin", "PYTHONPATH": "/project/src", "VIRTUAL_ENV": "/project/.venv", "OMP_NUM_THREADS": "8"}
-    own["PYTHONDONTWRITEBYTECODE"] = "1"
+    own |= {"PYTHONDONTWRITEBYTECODE": "1", "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
     made = server_environment(ServerOptions(device="cpu", environment={"A": "b"}), own)
     assert made["SGLANG_VLM_CACHE_SIZE_MB"] == "0"  # or pictures keep the features of old weights
+    assert made["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"  # or log-probs are those of another temperature
     assert (made["SGLANG_USE_CPU_ENGINE"], made["OMP_NUM_THREADS"], made["PATH"], made["A"]) == ("1", "1", "/bin", "b")
     assert {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(made)
     assert "SGLANG_USE_CPU_ENGINE" not in server_environment(ServerOptions(), own)
@@ -88,6 +89,8 @@ def test_environment_of_a_server():
         ({"urls": ("http://a:1",)}, "launch takes none"),
         ({"mode": "attach", "urls": ("a:1",)}, "a:1 is no address"),
         ({"count": 2, "ports": (4000,)}, "one each"),
+        ({"environment": {"SGLANG_VLM_CACHE_SIZE_MB": "64"}}, "SGLANG_VLM_CACHE_SIZE_MB=64: cached features"),
+        ({"environment": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}}, "after temperature"),
         ({"mode": "attach", "urls": ("http://a:1",), "router": "sticky"}, "router=none"),
     ],
 )

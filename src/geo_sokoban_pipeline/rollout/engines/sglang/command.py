@@ -77,6 +77,7 @@ def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[s
         # Picture features are cached by picture, not by weights, and outlive an update: with vision weights that train,
         # a picture seen before would be answered with the features of old weights.
         "SGLANG_VLM_CACHE_SIZE_MB": "0",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs after temperature, whatever this process's environment says
         "PYTHONUNBUFFERED": "1",
     }
     if options.device == "cpu":
