@@ -69,6 +69,7 @@ def test_the_router_stands_before_all_servers():
     start = said.index("--worker-urls")
     assert said[start + 1 : start + 3] == ["http://a:1", "http://b:2"]
     assert value(said, "--policy") == "manual"
+    assert {"--disable-retries", "--disable-circuit-breaker", "--disable-health-check"} <= set(said)
 
 
 def test_environment_of_a_server():

@@ -31,28 +31,28 @@ def strike(pid, how):
     return thread
 
 
-def test_a_server_is_brought_back(sglang_server, tiny_policy):
-    """One server through all its lives, because each start takes its time."""
+@pytest.mark.parametrize(("how", "router"), [("kill", "none"), ("hang", "sticky")])
+def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router):
+    """One server through all its lives, because each start takes its time; the router, too, finds it again."""
     policy = copy.deepcopy(tiny_policy)
-    engine = SglangEngine(policy, launch_options(faults=FAULTS))
+    engine = SglangEngine(policy, launch_options(router=router, faults=FAULTS))
     try:
         jolt(policy, 1)
         engine.update_weights(None, 1)
-        for how in ("kill", "hang"):
-            requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
-            member = engine._fleet.members[0]
-            life = member.life
-            processes = tree(member.launched.pid)
-            assert len(processes) > 1  # the scheduler is a child of the server
-            striker = strike(member.launched.pid, how)
-            replies = ask(engine, *requests)
-            striker.join()
-            assert member.life > life, how
-            assert all_gone(processes)
-            assert set(replies) == set(range(8))
-            for request in requests:
-                assert replies[request.id].weight_version == 1
-                assert_sampled_by(policy, request, replies[request.id])
+        requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
+        (member,) = engine._fleet.members
+        life = member.life
+        processes = tree(member.launched.pid)
+        assert len(processes) > 1  # the scheduler is a child of the server
+        striker = strike(member.launched.pid, how)
+        replies = ask(engine, *requests)
+        striker.join()
+        assert member.life > life
+        assert all_gone(processes)
+        assert set(replies) == set(range(8))
+        for request in requests:
+            assert replies[request.id].weight_version == 1
+            assert_sampled_by(policy, request, replies[request.id])
         assert engine.urls == [member.url]
     finally:
         engine.close()

@@ -61,7 +61,10 @@ def router_command(options: ServerOptions, workers: Sequence[str], port: int, me
         *("--host", options.host, "--port", str(port), "--prometheus-port", str(metrics_port)),
         *("--policy", _ROUTER_POLICIES[options.router], "--assignment-mode", "min_group"),
         *("--request-timeout-secs", str(int(options.faults.reply_timeout) + 1)),
-        "--disable-retries",  # what is tried again, and how often, is decided here
+        # Which server lives, and what is tried again, is decided here: a server that was brought back is used at once,
+        # and a busy one that is slow to say that it is healthy stays in use.
+        *("--disable-retries", "--disable-circuit-breaker", "--disable-health-check"),
+        *("--log-level", "warn"),
     ]
 
 

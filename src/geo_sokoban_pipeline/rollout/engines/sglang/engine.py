@@ -91,7 +91,7 @@ class SglangEngine:
         for request in requests:
             if request.id in self._open:
                 raise ValueError(f"conversation {request.id} already waits for a reply; poll or abort it first.")
-            self._open[request.id] = self._loop.start(self._answer(request))
+            self._open[request.id] = self._loop.start(self._answer(request, self._answers))
 
     def poll(self) -> list[Result]:
         """Replies that are there; waits for one while any is in flight.
@@ -149,14 +149,15 @@ class SglangEngine:
         self._loop.close()
         self._scratch.cleanup()
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: Request, answers: queue.SimpleQueue[Result | BaseException]) -> None:
+        """Put the reply into the queue of when it was asked for: `_drop_all` gives later requests another one."""
         try:
             if room_of(request, self.terms) <= 0:
-                self._answers.put(_answer_nothing(request, self.version))
+                answers.put(_answer_nothing(request, self.version))
             else:
-                self._answers.put(await self._dispatcher.answer(request))
+                answers.put(await self._dispatcher.answer(request))
         except Exception as error:  # whatever it is, the caller of `poll` has to know
-            self._answers.put(error)
+            answers.put(error)
 
     async def _abort(self, identity: int) -> None:
         self._dispatcher.abort(identity)

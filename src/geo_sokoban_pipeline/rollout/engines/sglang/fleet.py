@@ -180,12 +180,14 @@ class Fleet:
 
     async def _renew(self, member: Member, *, pause: bool) -> None:
         life = member.life
+        member.ready = False  # whoever fails here leaves a server that nobody may take over
         try:
             if pause:
                 await member.client.command("/pause_generation", {"mode": "retract"})
             await self._send(member)
             if pause:
                 await member.client.command("/continue_generation", {})
+            member.ready = True
         except (ServerLost, BadReply) as fault:
             await self.bring_back(member, life, fault)
 
