@@ -15,6 +15,7 @@ import pytest
 
 from geo_sokoban_pipeline.options.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.sglang import keeper
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +72,13 @@ def descendants() -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def strays() -> list[psutil.Process]:
+    """Processes of servers that nobody keeps for a next engine."""
+    servers = [server for kept in keeper._kept.values() for server in kept]
+    wanted = {process.pid for server in servers for process in tree(psutil.Process(server.pid).ppid())}
+    return [process for process in descendants() if process.pid not in wanted]
 
 
 def tree(pid: int) -> list[psutil.Process]:

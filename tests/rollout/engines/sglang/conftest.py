@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +12,16 @@ from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, Roll
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from servers import strays
 
 ENV = {"max_actions_per_turn": 1, "cell_px": 16, "observation_style": "brief", "max_steps": 100}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """No process of a test outlives it, but for servers that wait for the next engine."""
+    yield
+    assert strays() == []
 
 
 @pytest.fixture(scope="session")

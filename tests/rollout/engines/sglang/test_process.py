@@ -55,8 +55,8 @@ def test_a_killed_program_takes_its_family_along(tmp_path):
     process, members = family(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
     assert all_gone(members)
+    process.end()  # waits for the supervisor, which sees the death a moment later
     assert process.exit_code == 128 + signal.SIGKILL
-    process.end()
 
 
 def test_a_halted_program_is_ended(tmp_path):
