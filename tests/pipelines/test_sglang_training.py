@@ -60,3 +60,24 @@ def test_over_sampling_aborts_what_is_not_needed(project, sglang_server):
     assert reasons <= {"aborted", "surplus"}
     for episode in episodes:
         assert (episode["status"] == "aborted") == (episode["reward"] is None)
+
+
+def test_partial_rollouts_are_gone_on_with_by_new_weights(project, sglang_server):
+    """What an iteration gave up is finished in the next, and only the tokens of the newest weights are trained."""
+    grpo = {"groups": 3, "group_size": 2, "groups_per_step": 1, "filter": "none", "mixed_versions": "mask"}
+    parameters = server_parameters(
+        sglang_server, over_sampling=3.0, partial=True, max_turns=1, max_tokens_per_turn=200, max_response_tokens=None
+    )
+    train = parameters["train_sokoban"]
+    train["rollout"]["server"]["concurrency"] = 4  # so that replies do not all end together
+    train |= {"grpo": grpo, "loop": {"iterations": 3, "eval_interval": 0}, "warm_start": {"steps": 0}}
+    project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
+    metrics, rows = read(project)
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-3 for row in metrics)
+    mixed = [row for row in rows[1] + rows[2] if len(row["weight_spans"]) > 1]
+    assert mixed
+    for row in mixed:
+        versions = [span["version"] for span in row["weight_spans"]]
+        assert versions == sorted(set(versions))
+        assert sum(row["loss_mask"]) == sum(span["end"] - span["start"] for span in row["weight_spans"])
+    assert any(row["trained"] for row in mixed)
