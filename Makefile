@@ -5,6 +5,7 @@
 #   RUN_ID       folder of the run, e.g. make run RUN_ID=seed2
 #   PARAMS       further parameters, e.g. make run RUN_ID=seed2 PARAMS=seed=2,train_sokoban.loop.iterations=50
 #   PYTEST_ARGS  further words for pytest, e.g. make test PYTEST_ARGS="-k sokoban"
+#   SGLANG       cpu or gpu: which environment of SGLang servers `make sglang-env` makes
 #   BENCH_ARGS   further words for the benchmark, e.g. make bench-peer BENCH_ARGS="--turns 8 --threads 2"
 
 SHELL := /bin/bash
@@ -17,6 +18,7 @@ TORCH_INDEX ?=
 RUN_ID ?= default
 PARAMS ?=
 PYTEST_ARGS ?=
+SGLANG ?= cpu
 BENCH_ARGS ?=
 # Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures. Files with
 # slow tests come first (tests/conftest.py), so that neither process waits for the other at the end.
@@ -49,7 +51,14 @@ endif
 PEER_VENV := .venv-trl
 PEER_STAMP := $(PEER_VENV)/.installed$(TAG)
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format bench-peer clean-data
+# SGLang servers live in an environment of their own: their versions are not those of this project. On a CPU it is the
+# pinned list and nothing else, and two stand-ins of scripts/sglang_cpu, which a .pth file brings in.
+SGLANG_VENV := .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
+SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
+SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format bench-peer sglang-env clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -94,7 +103,7 @@ check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
-test: check ## Everything above, then the whole test suite.
+test: check sglang-env ## Everything above, then the whole test suite, that against a real SGLang server included.
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-fast: check ## The same without the slow tests.
@@ -113,6 +122,20 @@ $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 
 bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine.
 	$(PEER_VENV)/bin/python -m benchmarks.peer $(BENCH_ARGS)
+
+$(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt
+	@echo 'Installing into $(SGLANG_VENV), which takes a minute or two'
+	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+ifeq ($(SGLANG),cpu)
+	$(subst $(PIP),$(SGLANG_PIP) -c constraints.txt,$(INSTALL_TORCH))
+	$(SGLANG_PIP) --no-deps -r $<
+	printf '%s\n' '$(CURDIR)/scripts/sglang_cpu' 'import torchvision_cpu' > "$(SGLANG_SITE)/sglang_cpu.pth"
+else
+	$(SGLANG_PIP) -r $<
+endif
+	touch $@
+
+sglang-env: $(SGLANG_STAMP) ## Make .venv-sglang, in which SGLang servers run; SGLANG=gpu for NVIDIA GPUs.
 
 clean-data: ## Delete everything that runs have written below data/.
 	find data -type f ! -name .gitkeep ! -path data/README.md -delete

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,40 @@ ROOT = Path(__file__).parents[1]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first, the interrupted ones before all others: they take longest and must not be left for the end."""
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "test_resume" not in item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process runs all tests that need an SGLang server, so that one server does for all of them."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "sglang" if "sglang" in nodeid.split("::", maxsplit=1)[0] else super()._split_scope(nodeid)
+
+    return OneServer(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session")
+def sglang_server(tiny_policy: Policy) -> Iterator[str]:
+    """Address of a real SGLang server that serves the tiny policy; every engine gives it its own weights.
+
+    `GEO_SOKOBAN_SGLANG_URL` names one that runs already, so that nobody who works on the client waits for its start.
+    """
+    from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+    from geo_sokoban_pipeline.rollout.engines.sglang.keeper import end_servers
+    from servers import descendants, launch_options, need_environment
+
+    need_environment()
+    if running := os.environ.get("GEO_SOKOBAN_SGLANG_URL"):
+        yield running
+        return
+    engine = SglangEngine(tiny_policy, launch_options())
+    url = engine.urls[0]
+    engine.close()
+    yield url
+    end_servers()
+    assert descendants() == []
 
 
 @pytest.fixture(scope="session")

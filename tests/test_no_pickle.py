@@ -1,4 +1,4 @@
-"""No pickle: source that neither imports it nor calls what reads or writes it."""
+"""No pickle: source that neither imports it nor calls what reads or writes it; one module makes what a server takes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ SOURCE = Path(__file__).parents[1] / "src"
 FORBIDDEN_TEXT = ["torch." + "load", "torch." + "save", "job" + "lib", "allow_" + "pickle"]
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "job" + "lib"}
 FILES = sorted(SOURCE.rglob("*.py"))
+# SGLang takes weights over HTTP as a pickle; this module makes one and reads none.
+SENDER = SOURCE / "geo_sokoban_pipeline/rollout/engines/sglang/payload.py"
 
 
 def imported_modules(source: str) -> set[str]:
@@ -45,4 +47,11 @@ def test_there_is_source() -> None:
 def test_source_is_free_of_pickle(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     assert [text for text in FORBIDDEN_TEXT if text in source] == []
-    assert imported_modules(source) & FORBIDDEN_MODULES == set()
+    allowed = {"pickle"} if path == SENDER else set()
+    assert imported_modules(source) & FORBIDDEN_MODULES == allowed
+
+
+def test_the_sender_reads_no_pickle() -> None:
+    calls = {node.attr for node in ast.walk(ast.parse(SENDER.read_text())) if isinstance(node, ast.Attribute)}
+    assert "dumps" in calls
+    assert calls & {"load", "loads", "Unpickler"} == set()

@@ -72,6 +72,12 @@ def test_every_requirement_is_pinned_within_its_range():
     assert "+" not in pins["torch"]  # a local suffix would tie the project to one index
 
 
+def test_the_environment_of_servers_is_pinned_wholly():
+    lines = [line for line in (ROOT / "requirements/sglang-cpu.txt").read_text().splitlines() if line[:1] != "#"]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert {"sglang==0.5.21", "torch==2.13.0", "transformers==5.12.1"} <= set(lines)
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -83,6 +89,7 @@ def test_every_requirement_is_pinned_within_its_range():
         ),
         ("test", ["ruff format --check", "ruff check", "mypy", "lint-imports", "-m pytest"]),
         ("test-fast", ['-m pytest -m "not slow"']),
+        ("sglang-env", ["--no-deps -r requirements/sglang-cpu.txt", "scripts/sglang_cpu", "sglang_cpu.pth"]),
         ("clean-data", ["find data -type f"]),
     ],
 )

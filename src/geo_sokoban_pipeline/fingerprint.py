@@ -18,6 +18,9 @@ _SHOWN = 12
 # What of the rollout's options shapes a demonstration.
 _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_response_tokens"}
 
+# At these values nothing is computed otherwise than without the name, so a run that was stored without it goes on.
+_OPTIONAL = {"rollout.over_sampling": 1.0, "rollout.partial": False, "grpo.mixed_versions": "drop"}
+
 
 class FingerprintError(RuntimeError):
     """Stored results were made with other parameters or inputs."""
@@ -87,10 +90,20 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
     """Parameters that the loop and its validations depend on; its length, saving, threads and processes are not."""
     apart = {"loop", "evaluation", "threads", "processes", "placement", "warm_start"}
     values = options.model_dump(mode="json", exclude=apart)
+    values["rollout"] = _playing(options)
     values["warm_start"] = _imitation(options)
     values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
     values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}
-    return flatten({**values, "seed": seed, "data": dict(data)})
+    flat = flatten({**values, "seed": seed, "data": dict(data)})
+    return {name: value for name, value in flat.items() if name not in _OPTIONAL or value != _OPTIONAL[name]}
+
+
+def _playing(options: TrainOptions) -> dict[str, Any]:
+    """Options of the rollout; of servers only what replies depend on, and nothing where there are none."""
+    values = options.rollout.model_dump(mode="json", exclude={"server"})
+    if options.rollout.engine == "sglang":
+        values["server"] = options.rollout.server.shaping
+    return values
 
 
 def _imitation(options: TrainOptions) -> dict[str, Any]:

@@ -38,3 +38,19 @@ def test_evaluation_inherits_the_sampling_of_the_rollout() -> None:
 def test_combinations_that_could_not_train(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainOptions.model_validate(changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rollout": {"engine": "sglang"}, "processes": 2, "threads": 1}, "the servers do the playing, so processes=1"),
+        ({"rollout": {"over_sampling": 2}, "processes": 2, "threads": 1}, "take processes=1"),
+        ({"rollout": {"partial": True, "over_sampling": 2}}, "an interaction cannot be gone on with"),
+        ({"rollout": {"partial": True, "max_turns": 1}}, "nothing is ever aborted"),
+        ({"rollout": {"partial": True, "max_turns": 1, "over_sampling": 2}}, "would never be trained"),
+        ({"grpo": {"mixed_versions": "keep", "old_log_probs": "recompute"}}, "needs old_log_probs=rollout"),
+    ],
+)
+def test_rollouts_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainOptions.model_validate(options)

@@ -26,7 +26,14 @@ from runs import TRAJECTORY_KINDS
 
 pytestmark = pytest.mark.slow
 
-FEW = {"loop.iterations": 2, "loop.eval_prompts": 1, "evaluation.prompts": 1, "threads": 1, "grpo.groups": 2}
+FEW = {
+    "loop.iterations": 2,
+    "loop.eval_prompts": 1,
+    "evaluation.prompts": 1,
+    "threads": 1,
+    "grpo.groups": 2,
+    "rollout.engine": "transformers",
+}
 SMALL: dict[str, dict[str, Any]] = {
     "sokoban": {"grpo.group_size": 2, "rollout.max_turns": 3, "rollout.max_tokens_per_turn": 8},
     "geo3k": {"grpo.group_size": 2, "rollout.max_response_tokens": 12},

@@ -77,6 +77,14 @@ class ScriptedEngine:
         version, self._answered = self.versions(self._answered), self._answered + 1
         return [Result(request.id, ids, np.full(len(ids), -0.5, np.float32), reason, version)]
 
+    def abort(self, ids: Iterable[int]) -> None:
+        """Queued requests are answered with half of their text."""
+        dropped = set(ids)
+        for request in self._queue:
+            if request.id in dropped:
+                text, _ = self.replies[request.id].pop(0)
+                self.replies[request.id].insert(0, (text[: len(text) // 2], "abort"))
+
     def release(self, ids: Iterable[int]) -> None:
         self.released += ids
 

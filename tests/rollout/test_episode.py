@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.episode import PlaySettings, TooManyFailuresError, play_episodes
 from geo_sokoban_pipeline.schemas import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories import trajectories_to_table
-from rollout.scripted import CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
+from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
 
 STOP = ("abcd", "stop")
 CONTEXT = TableContext(image_pad_id=-1, merge_size=2, tokenizer_hash="t", template_hash="c", processor_hash="p")
@@ -200,3 +200,24 @@ def test_null_images_leave_a_placeholder_as_text():
     assert episode.turns[0].text == "an <image>"
     assert np.array_equal(episode.token_ids[:10], [ord(c) for c in "an <image>"])
     assert episode.images == []
+
+
+def test_episodes_are_given_up_once_enough_groups_are_over():
+    """Three groups of two; the last in are answered first, so group 2 is over first."""
+    seen = []
+
+    def enough(over):
+        seen.append([episode.trajectory_id for episode in over])
+        return len({episode.group_index for episode in over}) == 2
+
+    tasks = [EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(6)]
+    engine = ScriptedEngine({n: [STOP] for n in range(6)})
+    made.clear()
+    episodes = play_episodes(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}), enough=enough)
+    assert [episode.status for episode in episodes] == ["aborted", "aborted", *["completed"] * 4]
+    assert seen == [["t4", "t5"], ["t2", "t3", "t4", "t5"]]
+    for episode in episodes[:2]:
+        assert (episode.reward, episode.drop_reason, episode.finish_reason) == (None, "aborted", "abort")
+        assert episode.loss_mask.sum() == 2, "what was sampled is kept"
+    assert [env.closed for env in made] == [1] * 6
+    check(episodes)

@@ -7,6 +7,7 @@ import pytest
 
 from builders import make_trajectories
 from geo_sokoban_pipeline.options.training import GrpoOptions
+from geo_sokoban_pipeline.training.samples import sampled_by
 from geo_sokoban_pipeline.training.scoring import replies, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -82,3 +83,35 @@ def test_failed_episodes_leave_the_group_to_the_others() -> None:
     assert [episode.trained for episode in episodes] == [True, True, False]
     assert episodes[2].advantage is None
     assert np.isclose(episodes[0].advantage + episodes[1].advantage, 0.0)
+
+
+def test_no_more_groups_than_wanted_and_whole_ones_only() -> None:
+    groups = [play([[1.0], [0.0]], [True, False], group=number) for number in range(4)]
+    broken = groups[0][1]
+    broken.status, broken.reward = "aborted", None
+    episodes = [episode for group in groups for episode in group]
+    score_trajectories(episodes, GrpoOptions(credit="episode", filter="none"), SUM, most=2)
+    assert [episode.trained for episode in episodes] == [False, False, True, True, True, True, False, False]
+    assert {episode.drop_reason for episode in (groups[0][0], *groups[3])} == {"surplus"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "trained", "reasons"),
+    [
+        ("drop", [True, False, False], [None, "mixed_versions", "mixed_versions"]),
+        ("mask", [True, True, False], [None, None, "stale"]),
+        ("keep", [True, True, True], [None, None, None]),
+    ],
+)
+def test_tokens_of_older_weights(rule: str, trained: list[bool], reasons: list[str | None]) -> None:
+    episodes = play([[1.0], [0.0], [0.5]], [True, False, False])
+    for episode, versions in zip(episodes, ([4, 4], [3, 4], [3, 3]), strict=True):
+        start, end = (int(np.flatnonzero(episode.loss_mask)[index]) for index in (0, -1))
+        middle = start + 1
+        episode.weight_spans = [(versions[0], start, middle), (versions[1], middle, end + 1)]
+    score_trajectories(episodes, GrpoOptions(credit="episode", filter="none", mixed_versions=rule), SUM)
+    assert [episode.trained for episode in episodes] == trained
+    assert [episode.drop_reason for episode in episodes] == reasons
+    masks = [sampled_by(episode, 4) * episode.loss_mask for episode in episodes]
+    totals = [int(episode.loss_mask.sum()) for episode in episodes]
+    assert [int(mask.sum()) for mask in masks] == [totals[0], totals[1] - 1, 0]

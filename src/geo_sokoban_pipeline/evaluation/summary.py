@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,26 +106,25 @@ def _evaluate_policy(
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
     """Rows of one policy, and its trajectories with true pictures."""
     policy = load_as(options.policy, folder.path)
-    engine = build_engine(policy, options.rollout)
     scorer = scorer_of(options.task)
     rows, trajectories = [], []
-    for plan in plans:
-        engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
-        episodes = play_prompts(
-            f"{run}/{plan.name}/{plan.mode}",
-            seed,
-            options,
-            plan.prompts,
-            policy,
-            engine,
-            sampling=plan.sampling,
-            samples=plan.samples,
-            iteration=number,
-            blank=plan.blank,
-        )
-        records = [scorer.record(read_ending(episode, prompts[episode.group_index])) for episode in episodes]
-        rows.append(scorer.summarise(records, policy=plan.name, mode=plan.mode))
-        if not plan.disguised:
-            trajectories += episodes
-    engine.close()
+    with closing(build_engine(policy, options.rollout)) as engine:
+        for plan in plans:
+            engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
+            episodes = play_prompts(
+                f"{run}/{plan.name}/{plan.mode}",
+                seed,
+                options,
+                plan.prompts,
+                policy,
+                engine,
+                sampling=plan.sampling,
+                samples=plan.samples,
+                iteration=number,
+                blank=plan.blank,
+            )
+            records = [scorer.record(read_ending(episode, prompts[episode.group_index])) for episode in episodes]
+            rows.append(scorer.summarise(records, policy=plan.name, mode=plan.mode))
+            if not plan.disguised:
+                trajectories += episodes
     return rows, name_parts(number, trajectories, policy.table_context)

@@ -48,7 +48,8 @@ class GeometryTeacherOptions(TeacherOptions):
     args: dict[str, Any] = Field(
         default_factory=dict,
         description="Further arguments of the factory. Of the own teacher: tool_share (of the episodes in which it "
-        "calls the tool, 1), working (write figure, numbers and rule before the answer, false), answer (of `constant`).",
+        "calls the tool, 1), working (write figure, numbers and rule before the answer, false), answer (that of "
+        "`constant`).",
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.server import ServerOptions
 
 
 class EnvOptions(StrictModel):
@@ -82,7 +83,10 @@ class RolloutRules(StrictModel):
 class RolloutOptions(StrictModel):
     """How episodes are played."""
 
-    engine: Literal["transformers"] = Field("transformers", description="What samples the replies.")
+    engine: Literal["transformers", "sglang"] = Field(
+        "transformers", description="What samples the replies: this process, or SGLang servers."
+    )
+    server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.episode.play_episodes",
         description="`play(engine, policy, tasks, options, …) -> list[Trajectory]`: a dotted path or `.py` file.",
@@ -103,7 +107,28 @@ class RolloutOptions(StrictModel):
         le=1,
         description="Part of the replies that must agree on a token for it to be read ahead. None: one token a pass.",
     )
+    over_sampling: float = Field(
+        1.0,
+        ge=1,
+        description="Groups started together, in multiples of grpo.groups; once enough are kept by the filter, the "
+        "others are aborted. Above 1 short episodes are preferred.",
+    )
+    partial: bool = Field(
+        False,
+        description="Go on in the next iteration with what aborted episodes have sampled; for tasks of one turn.",
+    )
     max_failed_share: float = Field(0.1, ge=0, le=1, description="More failed episodes than this share stop the run.")
+
+    @model_validator(mode="after")
+    def _check(self) -> RolloutOptions:
+        if self.partial and self.max_turns > 1:
+            raise ValueError(
+                f"partial=true with max_turns={self.max_turns}: an interaction cannot be gone on with, because its "
+                "environment is not kept; partial rollouts are for tasks of one turn (max_turns=1)."
+            )
+        if self.partial and self.over_sampling == 1:
+            raise ValueError("partial=true with over_sampling=1: nothing is ever aborted; raise over_sampling.")
+        return self
 
     @property
     def effective_rules(self) -> RolloutRules:

@@ -62,6 +62,11 @@ class GrpoOptions(StrictModel):
     importance_cap: PositiveFloat | None = Field(
         None, description="Cap of truncated importance weights; needs old_log_probs recompute. None: no weights."
     )
+    mixed_versions: Literal["drop", "mask", "keep"] = Field(
+        "drop",
+        description="Episodes with tokens of weights older than the newest: not trained, trained without those tokens, "
+        "or trained whole, the ratio taken to the log-probs under which each token was sampled.",
+    )
     max_log_prob_difference: PositiveFloat | None = Field(
         None, description="Mean gap of trainer and engine that stops the run; needs recompute. None: only reported."
     )
@@ -77,6 +82,10 @@ class GrpoOptions(StrictModel):
         if self.max_log_prob_difference is not None and self.old_log_probs != "recompute":
             raise ValueError(
                 "max_log_prob_difference needs old_log_probs=recompute: without a fresh pass there is no gap."
+            )
+        if self.mixed_versions == "keep" and self.old_log_probs != "rollout":
+            raise ValueError(
+                "mixed_versions=keep needs old_log_probs=rollout: a fresh pass has only the newest weights to compare."
             )
         if self.credit == "episode" and self.baseline == "board":
             raise ValueError("baseline=board needs credit=turn: an episode as a whole has no board.")
@@ -193,6 +202,21 @@ class TrainOptions(StrictModel):
     def _check(self) -> TrainOptions:
         if self.rollout.sampling.greedy:
             raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
+        if self.rollout.engine == "sglang" and self.processes > 1:
+            raise ValueError(
+                f"processes={self.processes} with rollout.engine=sglang: the servers do the playing, so processes=1; "
+                "rollout.server.count gives more servers."
+            )
+        if self.rollout.over_sampling > 1 and self.processes > 1:
+            raise ValueError(
+                f"rollout.over_sampling={self.rollout.over_sampling} with processes={self.processes}: who has played "
+                "enough is not known in one of several processes; take processes=1."
+            )
+        if self.rollout.partial and self.grpo.mixed_versions == "drop":
+            raise ValueError(
+                "rollout.partial=true with grpo.mixed_versions=drop: what is gone on with would never be trained; "
+                "take mask or keep."
+            )
         if self.processes > 1 and self.threads is None:
             raise ValueError(
                 f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them."
@@ -209,7 +233,8 @@ class SourceOptions(StrictModel):
     run_id: RunId = Field("default", description="Run id of the run.")
     checkpoint: str | int = Field(
         "latest",
-        description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id. "
+        description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id; "
+        "for rollout_* also `tiny`, the policy of policy.tiny without any training. "
         "update_* always starts from the checkpoint before the iteration it trains on.",
     )
     iteration: int | None = Field(None, ge=0, description="Iteration whose trajectories are used. None: the newest.")

@@ -33,12 +33,14 @@ class Policy:
         model: a Qwen3-VL model with language-model head.
         tokenizer: Hugging Face tokenizer with the chat template.
         image_processor: `Qwen2VLImageProcessorPil` with the policy's values.
+        folder: it was loaded from; its weights may have changed since. None: it was made in memory.
         compute: torch dtype of matrix products; None: that of the weights.
     """
 
     model: Any
     tokenizer: Any
     image_processor: Any
+    folder: Path | None = None
     compute: str | None = None
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -123,7 +125,7 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
     template = folder / "chat_template.jinja"
     if template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return Policy(model=model.eval(), tokenizer=tokenizer, image_processor=load_image_processor(folder))
+    return Policy(model.eval(), tokenizer, load_image_processor(folder), folder)
 
 
 def load_as(options: PolicyOptions, folder: Path) -> Policy:

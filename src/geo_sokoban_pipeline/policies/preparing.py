@@ -37,7 +37,7 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
     load_policy(source, options.dtype, options.attention)
 
     def link(folder: Path) -> dict[str, Any]:
-        _link_files(source, folder)
+        link_policy_files(source, folder)
         return entries
 
     return link
@@ -53,7 +53,8 @@ def policy_writer(policy: Policy, entries: dict[str, Any]) -> Writer:
     return write
 
 
-def _link_files(source: Path, folder: Path) -> None:
+def link_policy_files(source: Path, folder: Path) -> None:
+    """Link or copy what a policy is loaded from, and nothing of its trainer."""
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
         if (

@@ -32,6 +32,7 @@ from geo_sokoban_pipeline.preflight.plugins import check_plugins
 from geo_sokoban_pipeline.preflight.problems import inspect_problems
 from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_moves, check_relations
 from geo_sokoban_pipeline.preflight.sample import DataSample
+from geo_sokoban_pipeline.preflight.servers import check_sampling_servers, needed_sampling_servers
 from geo_sokoban_pipeline.preflight.stored_files import find_damaged_files
 from geo_sokoban_pipeline.preflight.stored_run import check_run, read_stored
 from geo_sokoban_pipeline.preflight.subject import Subject
@@ -87,7 +88,9 @@ def inspect_run(subject: Subject, hub: Any) -> Findings:
     findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
     findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
     findings.checks += [check_threads(options.threads, options.processes)]
-    findings.checks += guard("network", "ports", lambda: check_servers(needed_servers(parameters), timeout))
+    findings.checks += guard("servers", "sglang", lambda: _check_sampling(subject, findings))
+    needed = [*needed_servers(parameters), *needed_sampling_servers(subject.run, options)]
+    findings.checks += guard("network", "ports", lambda: check_servers(needed, timeout))
     has_policy = subject.base_policy is not None
     findings.checks += guard(
         "network", "keys", lambda: check_keys(parameters, subject.run, timeout, has_policy=has_policy)
@@ -190,6 +193,12 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     free, where = free_memory(device_of(subject.options.policy))
     shared = check_shared_memory(subject.options.processes, model.weight_bytes)
     return [*check_memory(plan, free, subject.settings.memory_share, where), *shared]
+
+
+def _check_sampling(subject: Subject, findings: Findings) -> list[Check]:
+    model, shape = findings.model, findings.shape
+    longest = None if model is None or shape is None else shape.longest(subject.options, model.context)
+    return check_sampling_servers(subject.run, subject.options, longest)
 
 
 def _check_attention(subject: Subject, findings: Findings) -> Check:

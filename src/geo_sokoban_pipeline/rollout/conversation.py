@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.closing import (
     begin_reward,
@@ -21,7 +23,7 @@ from geo_sokoban_pipeline.rollout.closing import (
     describe_sampling,
     measure_episode,
 )
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.rollout.transcript import Transcript
 from geo_sokoban_pipeline.tasks import prompt_key
@@ -41,6 +43,7 @@ class EpisodeTask:
         group_index: GRPO group within the iteration.
         sample_index: number within the group.
         seed: seed of the episode's sampling.
+        past: what an earlier, aborted try has sampled of its only reply; the episode goes on from there. None: nothing.
     """
 
     trajectory_id: str
@@ -48,6 +51,7 @@ class EpisodeTask:
     group_index: int
     sample_index: int
     seed: int
+    past: Result | None = None
 
 
 class Conversation:
@@ -81,27 +85,31 @@ class Conversation:
         self._env_seconds += time.perf_counter() - began
         if self.status == "pending" and self._spent():
             self.status = "truncated"
+        past = self.task.past
+        if self.status == "pending" and past is not None and past.finish_reason != "abort":
+            return self._take(past)  # its group was aborted, but this reply was whole
         return self.status == "pending"
 
     def request(self) -> Request:
         """What the engine is asked for next."""
         said, per_turn = self._said, self._settings.rollout.max_tokens_per_turn
         limits = [limit for limit in (said.tokens_left(), per_turn) if limit is not None]
+        past = self._past_ids()
         return Request(
             id=self.id,
-            token_ids=said.ledger.token_ids,
+            token_ids=np.concatenate([said.ledger.token_ids, past]) if len(past) else said.ledger.token_ids,
             images=said.images,
             sampling=self._settings.sampling,
-            max_new_tokens=min(limits) if limits else None,
+            max_new_tokens=min(limits) - len(past) if limits else None,
             seed=self.task.seed,
-            sampled=said.ledger.sampled,
+            sampled=said.ledger.sampled + len(past),
         )
 
     def prepare(self, result: Result) -> None:
         """Let the environment begin what it will need to be stepped with a reply (`InteractionEnv.prepare`)."""
         if hasattr(self._env, "prepare"):
             try:
-                self._begun = list(self._env.prepare(self._said.read_reply(result)) or ())
+                self._begun = list(self._env.prepare(self._said.read_reply(self._whole(result))) or ())
             except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
                 self._fail(error)
 
@@ -112,6 +120,19 @@ class Conversation:
 
     def advance(self, result: Result) -> bool:
         """Take a reply; returns whether another one is wanted."""
+        return self._take(self._whole(result))
+
+    def _whole(self, result: Result) -> Result:
+        """A reply with what of it was there already."""
+        past = self.task.past
+        return result if past is None or not len(self._past_ids()) else join_results(past, result)
+
+    def _past_ids(self) -> np.ndarray:
+        """What of the next reply is there already."""
+        past = self.task.past
+        return past.token_ids if past is not None and not self._said.replies else np.empty(0, np.int32)
+
+    def _take(self, result: Result) -> bool:
         text = self._said.add_reply(result)
         self._finish_reason = result.finish_reason
         if self.status == "failed":

@@ -22,7 +22,9 @@ from geo_sokoban_pipeline.trajectories import Trajectory
 
 ImageFilter = Callable[[Image.Image], Image.Image]
 Progress = Callable[[int], None]
-# (engine, policy, tasks, settings[, progress]) → trajectories, as `play_episodes`
+# Whether the groups that are over (all their episodes) suffice, so that the others may be given up.
+Enough = Callable[["list[Trajectory]"], bool]
+# (engine, policy, tasks, settings[, progress, enough]) → trajectories, as `play_episodes`
 Play = Callable[..., "list[Trajectory]"]
 
 
@@ -56,8 +58,9 @@ def play_episodes(
     tasks: Sequence[EpisodeTask],
     settings: PlaySettings,
     progress: Progress | None = None,
+    enough: Enough | None = None,
 ) -> list[Trajectory]:
-    """Play episodes to their ends.
+    """Play episodes to their ends, or until enough groups are over; the others are then aborted.
 
     Args:
         engine: samples the replies.
@@ -65,6 +68,7 @@ def play_episodes(
         tasks: prompts, one entry per episode.
         settings: environment, reward, limits, sampling.
         progress: called with the number of episodes that ended since the last call.
+        enough: asked whenever a group is over, with the trajectories of all groups that are; None: all are played.
 
     Returns:
         One trajectory per task, in the order of the tasks; rewards set, advantages not.
@@ -77,6 +81,12 @@ def play_episodes(
     talks = [Conversation(index, task, policy, settings) for index, task in enumerate(tasks)]
     waiting = [talk for talk in talks if talk.start(build_env)]
     shares = dict.fromkeys(range(len(talks)), 0.0)
+    results = _Results(
+        talks,
+        lambda talk: talk.conclude(reward),
+        lambda talk: talk.finish(reward, engine, shares[talk.id]),
+        enough,
+    )
     if progress is not None and len(waiting) < len(talks):
         progress(len(talks) - len(waiting))
     while waiting:
@@ -89,17 +99,19 @@ def play_episodes(
             _share(shares, polled, time.perf_counter() - began)
             for result in polled:
                 talks[result.id].prepare(result)
-            results, held = _due(talks, held + polled, wait=engine.seeded or not polled)
-            ready = [talks[result.id] for result in results if talks[result.id].advance(result)]
-            ended = [result.id for result in results if talks[result.id].status != "pending"]
+            replies, held = _due(talks, held + polled, wait=engine.seeded or not polled)
+            ready = [talks[reply.id] for reply in replies if talks[reply.id].advance(reply)]
+            ended = [reply.id for reply in replies if talks[reply.id].status != "pending"]
             engine.release(ended)
             if progress is not None and ended:
                 progress(len(ended))
             engine.submit([talk.request() for talk in ready])
+            if results.sufficed:
+                engine.abort([talk.id for talk in ready])
+            elif ended and results.suffice():
+                engine.abort([talk.id for talk in talks if talk.status == "pending"])
             began = time.perf_counter()
-    for talk in talks:
-        talk.conclude(reward)
-    trajectories = [talk.finish(reward, engine, shares[talk.id]) for talk in talks]
+    trajectories = results.take()
     check_failures(trajectories, settings.rollout.max_failed_share)
     return trajectories
 
@@ -116,6 +128,48 @@ def _due(talks: Sequence[Conversation], replies: list[Result], *, wait: bool) ->
     for reply in replies:
         (due if wait or talks[reply.id].is_prepared else held).append(reply)
     return due, held
+
+
+class _Results:
+    """Trajectories of episodes, each made once: when its group is over, where somebody asks, else at the end."""
+
+    def __init__(
+        self,
+        talks: Sequence[Conversation],
+        conclude: Callable[[Conversation], None],
+        finish: Callable[[Conversation], Trajectory],
+        enough: Enough | None,
+    ) -> None:
+        self._talks, self._conclude, self._finish, self._enough = talks, conclude, finish, enough
+        self.sufficed = False
+        self._made: dict[int, Trajectory] = {}
+        self._groups: dict[int, list[Conversation]] = {}
+        for talk in talks:
+            self._groups.setdefault(talk.task.group_index, []).append(talk)
+        self._asked = 0
+
+    def suffice(self) -> bool:
+        """Whether enough groups are over; asked when further ones are, and never again once they suffice."""
+        if self._enough is None or self.sufficed:
+            return False
+        over = [talks for talks in self._groups.values() if all(talk.status != "pending" for talk in talks)]
+        if len(over) == self._asked:
+            return False
+        self._asked = len(over)
+        self.sufficed = self._enough(self._make([talk for talks in over for talk in talks]))
+        return self.sufficed
+
+    def take(self) -> list[Trajectory]:
+        """All trajectories, in the order of the tasks."""
+        return self._make(self._talks)
+
+    def _make(self, talks: Sequence[Conversation]) -> list[Trajectory]:
+        new = [talk for talk in talks if talk.id not in self._made]
+        for talk in new:
+            self._conclude(talk)
+        for talk in new:
+            self._made[talk.id] = self._finish(talk)
+        return [self._made[talk.id] for talk in talks]
 
 
 def _share(shares: dict[int, float], results: Sequence[Result], seconds: float) -> None:

@@ -65,7 +65,7 @@ class Transcript:
         text = self.read_reply(result)
         self.replies.append(text)
         self._add_turn("assistant", text, start, [])
-        self._versions.append((result.weight_version, start, self.ledger.length))
+        self._versions += [(version, start + first, start + last) for version, first, last in result.spans]
         return text
 
     def read_reply(self, result: Result) -> str:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import Play, PlaySettings, load_player
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.leftovers import Leftover, Leftovers
 from geo_sokoban_pipeline.training.scoring import is_solved, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -39,6 +40,7 @@ class Collector:
         seed: seed of the run.
         prompts: rows of the training prompts.
         play: plays the episodes; None: `rollout.function`, in this process.
+        leftovers: groups that earlier iterations gave up, with `rollout.partial`.
     """
 
     run: str
@@ -48,6 +50,7 @@ class Collector:
     policy: Policy
     engine: RolloutEngine
     play: Play | None = None
+    leftovers: Leftovers = field(default_factory=Leftovers)
 
     def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
         """Play and score one iteration; moves the sampler on.
@@ -57,15 +60,17 @@ class Collector:
         """
         began = time.perf_counter()
         grpo = self.options.grpo
-        limit = max(grpo.groups, math.ceil(grpo.groups * grpo.max_refill))
+        first = math.ceil(grpo.groups * self.options.rollout.over_sampling)
+        limit = max(first, math.ceil(grpo.groups * grpo.max_refill))
         chosen: list[int] = []
         trajectories: list[Trajectory] = []
         attempt = 0
         while True:
-            wanted = grpo.groups if not chosen else min(grpo.groups - _kept(trajectories), limit - len(chosen))
-            drawn = sampler.draw(iteration, wanted, attempt)
-            trajectories += self._play(iteration, drawn, first_group=len(chosen))
-            chosen += drawn
+            wanted = first if not chosen else min(grpo.groups - _kept(trajectories), limit - len(chosen))
+            before = self.leftovers.take(wanted)
+            drawn = sampler.draw(iteration, wanted - len(before), attempt)
+            trajectories += self._play(iteration, drawn, len(chosen), before)
+            chosen += [*(group.prompt for group in before), *drawn]
             attempt += 1
             if len(chosen) >= limit:
                 break
@@ -73,7 +78,10 @@ class Collector:
             score_trajectories(trajectories, grpo, self.options.reward.args, min_groups=0)
             if _kept(trajectories) >= grpo.groups:
                 break
-        filter_metrics = score_trajectories(trajectories, grpo, self.options.reward.args)
+        most = grpo.groups if self._samples_over else None
+        filter_metrics = score_trajectories(trajectories, grpo, self.options.reward.args, most=most)
+        if self.options.rollout.partial:
+            self.leftovers.keep(trajectories, dict(enumerate(chosen)))
         if not _kept(trajectories):
             logger.warning(
                 "iteration %d: %d groups played, but no group to train on; it commits without an update",
@@ -85,18 +93,31 @@ class Collector:
         watched = task_of(self.options.task).watched
         return trajectories, {**describe_rollout(trajectories, seconds, watched), **filter_metrics}
 
-    def _play(self, iteration: int, drawn: Sequence[int], first_group: int) -> list[Trajectory]:
+    def _play(
+        self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[Leftover]
+    ) -> list[Trajectory]:
+        """Play what was given up before, then prompts that were drawn."""
         options = self.options
+        size = options.grpo.group_size
+        new = [
+            Leftover(
+                index,
+                [derive_seed(self.seed, "rollout", iteration, group, sample) for sample in range(size)],
+                [None] * size,
+            )
+            for group, index in enumerate(drawn, start=first_group + len(before))
+        ]
         tasks = [
             EpisodeTask(
                 trajectory_id=f"{self.run}/i{iteration:05d}/g{group:03d}/s{sample:02d}",
-                prompt=self.prompts[index],
+                prompt=self.prompts[members.prompt],
                 group_index=group,
                 sample_index=sample,
-                seed=derive_seed(self.seed, "rollout", iteration, group, sample),
+                seed=seed,
+                past=past,
             )
-            for group, index in enumerate(drawn, start=first_group)
-            for sample in range(options.grpo.group_size)
+            for group, members in enumerate([*before, *new], start=first_group)
+            for sample, (seed, past) in enumerate(zip(members.seeds, members.pasts, strict=True))
         ]
         settings = PlaySettings(
             options.env,
@@ -108,7 +129,18 @@ class Collector:
             self.engine.version,
         )
         play = self.play or load_player(options.rollout)
-        return play(self.engine, self.policy, tasks, settings)
+        if not self._samples_over:
+            return play(self.engine, self.policy, tasks, settings)
+        return play(self.engine, self.policy, tasks, settings, enough=self._suffice)
+
+    @property
+    def _samples_over(self) -> bool:
+        return self.options.rollout.over_sampling > 1
+
+    def _suffice(self, over: list[Trajectory]) -> bool:
+        """Whether the groups that are over give the update its `groups`."""
+        score_trajectories(over, self.options.grpo, self.options.reward.args, min_groups=0)
+        return _kept(over) >= self.options.grpo.groups
 
     def _follow(self, sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
         rates: dict[int, list[float]] = {}

@@ -49,13 +49,17 @@ class TrainSample:
         return len(self.input_ids)
 
 
-def build_sample(trajectory: Trajectory, policy: Policy) -> TrainSample:
+def build_sample(trajectory: Trajectory, policy: Policy, version: int | None = None) -> TrainSample:
     """Training sample of an episode.
 
+    Args:
+        version: only tokens that these weights sampled are trained; None: all that were sampled.
+
     Raises:
-        ValueError: the episode has no sampled token.
+        ValueError: the episode has no such token.
     """
-    targets = np.flatnonzero(trajectory.loss_mask).astype(np.int64)
+    trained = trajectory.loss_mask if version is None else trajectory.loss_mask * sampled_by(trajectory, version)
+    targets = np.flatnonzero(trained).astype(np.int64)
     if not len(targets):
         raise ValueError(f"episode {trajectory.trajectory_id} has no sampled token to train on.")
     kept = trajectory.token_ids[: targets[-1]]
@@ -77,6 +81,15 @@ def build_sample(trajectory: Trajectory, policy: Policy) -> TrainSample:
         ref_log_probs=None if ref is None else ref[targets],
         advantages=token_advantages(trajectory)[targets],
     )
+
+
+def sampled_by(trajectory: Trajectory, version: int) -> np.ndarray:
+    """(L,) int8, 1 on tokens that weights of this version sampled."""
+    mask = np.zeros(len(trajectory.token_ids), np.int8)
+    for span_version, start, end in trajectory.weight_spans:
+        if span_version == version:
+            mask[start:end] = 1
+    return mask
 
 
 def token_advantages(trajectory: Trajectory) -> np.ndarray:

@@ -26,6 +26,7 @@ def score_trajectories(
     reward_args: Mapping[str, Any],
     *,
     min_groups: int | None = None,
+    most: int | None = None,
 ) -> dict[str, float]:
     """Set advantages and decide what is trained, in place.
 
@@ -34,6 +35,8 @@ def score_trajectories(
         options: credit, normalisation, filter.
         reward_args: the reward's arguments; `aggregate` and `distance_weight` hold for credit per turn.
         min_groups: in place of `options.min_groups`.
+        most: groups that are trained at most, whole ones only; further ones are dropped as `surplus`. None: all that
+            the filter keeps, also those that have lost an episode.
 
     Returns:
         Metrics: `rollout/dynamic_filter/drop_<reason>`, `rollout/zero_std/count_<reward>`, `rollout/groups`.
@@ -45,8 +48,11 @@ def score_trajectories(
     least = options.min_groups if min_groups is None else min_groups
     signals = [_signal(graded, group, per_turn) for group in groups]
     reasons = dict(zip(groups, keep_groups(signals, options.filter, least), strict=True))
+    if most is not None:
+        _limit_groups(reasons, {e.group_index for e in trajectories if e.status == "aborted"}, most)
+    unfit = _version_reasons(graded, options.mixed_versions)
     for episode in graded:
-        reason = reasons[episode.group_index]
+        reason = reasons[episode.group_index] or unfit.get(id(episode))
         episode.trained = reason is None and bool(episode.loss_mask.any())
         episode.drop_reason = reason
     if per_turn is not None:
@@ -69,6 +75,32 @@ def is_solved(trajectory: Trajectory) -> bool | None:
     """Whether an episode succeeded; None where the task knows no success."""
     success = trajectory.metrics.get("success")
     return None if success is None else success >= 0.5
+
+
+def _limit_groups(reasons: dict[int, str | None], broken: set[int], most: int) -> None:
+    """Keep so many groups, in order, and none of those that were broken off."""
+    kept = [group for group, reason in reasons.items() if reason is None]
+    whole = [group for group in kept if group not in broken]
+    for group in set(kept) - set(whole[:most]):
+        reasons[group] = "surplus"
+
+
+def _version_reasons(episodes: Sequence[Trajectory], rule: str) -> dict[int, str]:
+    """Why episodes with tokens of older weights are dropped, by `id`; those that the rule allows are not in it."""
+    newest = newest_version(episodes)
+    reasons = {}
+    for episode in episodes:
+        versions = {version for version, _, _ in episode.weight_spans}
+        if rule == "drop" and versions - {newest}:
+            reasons[id(episode)] = "mixed_versions"
+        elif rule == "mask" and newest not in versions:
+            reasons[id(episode)] = "stale"
+    return reasons
+
+
+def newest_version(episodes: Sequence[Trajectory]) -> int:
+    """Version of the newest weights that have sampled any of the episodes; −1 where none has a token."""
+    return max((version for episode in episodes for version, _, _ in episode.weight_spans), default=-1)
 
 
 def _set_episode_advantages(graded: Sequence[Trajectory], options: GrpoOptions) -> None:

@@ -15,6 +15,7 @@ from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.objectives import GrpoObjective
 from geo_sokoban_pipeline.training.samples import TrainSample, build_sample, spread
+from geo_sokoban_pipeline.training.scoring import newest_version
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 _GAP = "train_rollout_logprob_abs_diff"
@@ -55,8 +56,9 @@ def update_policy(
     rate = scheduled_rate(optimizer, iteration)
     if not chosen:
         return {"train/steps": 0.0, "train/lr-pg_0": rate}
-    _recompute(chosen, policy, backend, grpo, reference)
-    samples = {id(episode): build_sample(episode, policy) for episode in chosen}
+    version = newest_version(trajectories) if grpo.mixed_versions == "mask" else None
+    _recompute(chosen, policy, backend, grpo, reference, version)
+    samples = {id(episode): build_sample(episode, policy, version) for episode in chosen}
     groups: dict[int, list[TrainSample]] = {}
     for episode in chosen:
         groups.setdefault(episode.group_index, []).append(samples[id(episode)])
@@ -105,10 +107,11 @@ def _recompute(
     backend: TrainBackend,
     grpo: GrpoOptions,
     reference: Scorer | None,
+    version: int | None,
 ) -> None:
     lengths = [len(episode.token_ids) for episode in chosen]
     if grpo.old_log_probs == "recompute":
-        samples = [build_sample(episode, policy) for episode in chosen]
+        samples = [build_sample(episode, policy, version) for episode in chosen]
         values = backend.log_probs(samples)
         _check_gap(values, samples, grpo.max_log_prob_difference)
         for episode, row in zip(chosen, spread(values, samples, lengths), strict=True):
@@ -118,7 +121,7 @@ def _recompute(
             raise ValueError(
                 f"grpo.kl_coefficient={grpo.kl_coefficient} needs the reference policy, but none is there."
             )
-        samples = [build_sample(episode, policy) for episode in chosen]
+        samples = [build_sample(episode, policy, version) for episode in chosen]
         for episode, row in zip(chosen, spread(reference(samples), samples, lengths), strict=True):
             episode.ref_log_probs = row
 

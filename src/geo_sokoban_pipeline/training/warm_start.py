@@ -8,7 +8,7 @@ weights nor any draw depend on them, and their time is not counted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -141,16 +141,15 @@ class _Examiner:
         return row
 
     def _play(self, step: int) -> dict[str, float]:
-        engine = build_engine(self._policy, self._options.rollout)
-        engine.update_weights(None, step)
         play = None
         if self._crew is not None:
             self._crew.renew(step)
             play = self._crew.play
-        _, metrics = validate_policy(
-            "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step, play=play
-        )
-        engine.close()
+        with closing(build_engine(self._policy, self._options.rollout)) as engine:
+            engine.update_weights(None, step)
+            _, metrics = validate_policy(
+                "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step, play=play
+            )
         return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}
 
 

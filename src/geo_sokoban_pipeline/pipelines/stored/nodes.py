@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.fingerprint import hash_files
@@ -31,6 +32,7 @@ def collect_trajectories(
     played it.
     """
     from geo_sokoban_pipeline.policies.policy import load_as
+    from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
@@ -42,14 +44,18 @@ def collect_trajectories(
     settings = read_options(train)
     options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
     set_threads(settings.threads)
-    source = runs.policy(options.source)
-    policy = load_as(settings.policy, source.path)
-    engine = build_engine(policy, settings.rollout)
+    manifest: dict[str, Any] = {}
+    if options.source.checkpoint == "tiny":
+        policy = build_tiny_policy(settings.policy.tiny, seed)
+    else:
+        source = runs.policy(options.source)
+        manifest = source.manifest
+        policy = load_as(settings.policy, source.path)
     rows = read_rows(prompts)
-    first = int(source.manifest.get("policy_version", 0))
-    sampler = build_sampler(rows, settings, seed, source.manifest.get("sampler"))
+    first = int(manifest.get("policy_version", 0))
+    sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
     yield {PRUNE: -1}, {PRUNE: -1}
-    with open_crew(policy, settings) as crew:
+    with closing(build_engine(policy, settings.rollout)) as engine, open_crew(policy, settings) as crew:
         play = None if crew is None else crew.play
         collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
         for iteration in range(first, first + options.iterations):
@@ -59,7 +65,6 @@ def collect_trajectories(
             trajectories, metrics = collector.collect(iteration, sampler)
             row = {"iteration": iteration, "policy_version": first, **metrics}
             yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
-    engine.close()
 
 
 def update_on_stored(

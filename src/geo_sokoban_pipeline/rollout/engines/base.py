@@ -49,7 +49,8 @@ class Result:
         log_probs: (T,) float32 under the sampling policy, after temperature, before top-p, top-k; greedy: untempered.
         finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted. A request for which
             the context has no room is answered with an empty reply and `length`.
-        weight_version: version of the weights that sampled it.
+        weight_version: version of the weights that sampled its first token.
+        weight_spans: (version, start, end) over the T tokens, where weights changed in between; empty: they did not.
     """
 
     id: int
@@ -57,6 +58,26 @@ class Result:
     log_probs: np.ndarray
     finish_reason: FinishReason
     weight_version: int
+    weight_spans: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """(version, start, end) of all tokens."""
+        return self.weight_spans or ((self.weight_version, 0, len(self.token_ids)),)
+
+
+def join_results(first: Result, second: Result) -> Result:
+    """A reply that was sampled in two parts, as one; each part keeps its weights."""
+    count = len(first.token_ids)
+    own, other = first.spans, second.spans
+    return Result(
+        id=second.id,
+        token_ids=np.concatenate([first.token_ids, second.token_ids]),
+        log_probs=np.concatenate([first.log_probs, second.log_probs]),
+        finish_reason=second.finish_reason,
+        weight_version=first.weight_version,
+        weight_spans=(*own, *((version, start + count, end + count) for version, start, end in other)),
+    )
 
 
 class RolloutEngine(Protocol):
@@ -80,7 +101,7 @@ class RolloutEngine(Protocol):
         """Forget conversations, so that their memory is free. Unknown ids are ignored."""
 
     def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
-        """Take new weights (name, tensor); None: the trainer changed the shared model in place."""
+        """Take new weights (name, tensor); None: those of the policy's model, which the trainer changed in place."""
 
     def close(self) -> None:
         """Free everything."""

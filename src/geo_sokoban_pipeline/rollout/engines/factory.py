@@ -10,6 +10,10 @@ from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 
 def build_engine(policy: Policy, options: RolloutOptions) -> RolloutEngine:
     """The engine that `rollout.engine` names, over a policy's model."""
+    if options.engine == "sglang":
+        from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+
+        return SglangEngine(policy, options.server)
     return TransformersEngine(
         policy,
         max_conversations=options.max_conversations,

@@ -1,0 +1,124 @@
+"""Weights on their way to servers: by disk or as tensors, always between begin and end, verified by name afterwards.
+
+A set of weights has a tag, unique in this process. The server repeats it with every reply, so nothing is ever taken for
+a product of weights that it is not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
+from geo_sokoban_pipeline.rollout.engines.sglang.faults import BadReply, RequestRefused, WrongServer
+from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
+
+Named = Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class WeightSet:
+    """Weights of one version, which can be read as often as a server needs them.
+
+    Attributes:
+        version: of the policy.
+        tag: by which servers call them.
+        tensors: gives them by Hugging Face name, one at a time.
+        folder: where they lie as a policy folder; None: they are sent as tensors.
+    """
+
+    version: int
+    tag: str
+    tensors: Callable[[], Named]
+    folder: Path | None = None
+
+
+def make_tag(version: int) -> str:
+    """A name for weights of a version that no others have."""
+    return f"{version}-{uuid.uuid4().hex[:12]}"
+
+
+async def send_weights(client: ServerClient, weights: WeightSet, ranks: int, options: ServerOptions) -> None:
+    """Give a server new weights; what it holds of the old ones is forgotten.
+
+    Args:
+        ranks: processes of the server; each takes its part of every tensor.
+
+    Raises:
+        ServerLost, BadReply, RequestRefused: the server did not take them.
+        WrongServer: it took them and names others.
+    """
+    if weights.folder is not None:
+        await client.command(
+            "/update_weights_from_disk",
+            {"model_path": str(weights.folder), "weight_version": weights.tag, "flush_cache": True},
+        )
+    else:
+        await _begin(client)
+        for bucket, is_last in _with_last(cut_buckets(weights.tensors(), options.bucket_bytes)):
+            await client.command(
+                "/update_weights_from_tensor",
+                {
+                    "serialized_named_tensors": [pack_tensors(bucket)] * ranks,
+                    "flush_cache": is_last,
+                    **({"weight_version": weights.tag} if is_last else {}),
+                },
+            )
+        await client.command("/end_weight_update", {})
+    named = await weights_of(client)
+    if named != weights.tag:
+        raise WrongServer(f"{client.url} names its weights {named} after it took {weights.tag}; who else updates it?")
+
+
+async def _begin(client: ServerClient) -> None:
+    try:
+        await client.command("/begin_weight_update", {"selector": "all"})
+    except RequestRefused:  # an update that was broken off has never ended
+        await client.command("/end_weight_update", {})
+        await client.command("/begin_weight_update", {"selector": "all"})
+
+
+async def weights_of(client: ServerClient) -> str:
+    """Tag of the weights that a server has."""
+    model = await client.get("/model_info")
+    try:
+        return str(model["weight_version"])
+    except (KeyError, TypeError) as error:
+        raise BadReply(f"{client.url}/model_info names no weight_version") from error
+
+
+def cut_buckets(tensors: Named, limit: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Neighbouring tensors of at most `limit` bytes together; a larger one alone."""
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
+    for name, tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if bucket and held + size > limit:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held += size
+    if bucket:
+        yield bucket
+
+
+def clear_folder(folder: Path | None) -> None:
+    """Remove a folder of weights that no server needs any more."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_last(items: Iterable[list[tuple[str, Tensor]]]) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
+    held: list[tuple[str, Tensor]] | None = None
+    for item in items:
+        if held is not None:
+            yield held, False
+        held = item
+    if held is not None:
+        yield held, True

@@ -1,0 +1,83 @@
+"""GRPO with a real server: the pipeline itself, in this process, over the server of the tests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from servers import ON_CPU
+
+pytestmark = pytest.mark.slow
+# Iterations of each task.
+TASKS = {"sokoban": 3}
+
+
+def server_parameters(url, task="sokoban", **rollout):
+    server = {"mode": "attach", "urls": [url], "faults": ON_CPU["faults"]}
+    return {f"train_{task}": {"rollout": {"engine": "sglang", "server": server, **rollout}, "processes": 1}}
+
+
+def read(project, run="train_sokoban"):
+    """Rows of metrics and of trajectories, by iteration."""
+    folder = project.folder("07_model_output", run)
+    metrics = [read_json(path) for path in sorted((folder / "metrics").glob("iter=*.json"))]
+    rows = [read_trajectories(path).to_pylist() for path in sorted((folder / "trajectories").glob("iter=*/part-*"))]
+    return metrics, rows
+
+
+@pytest.mark.parametrize(("task", "iterations"), TASKS.items(), ids=TASKS)
+def test_grpo_over_a_server(project, sglang_server, task, iterations):
+    """Saving validates the contract; here it is what only a server can get wrong."""
+    run = f"train_{task}"
+    parameters = server_parameters(sglang_server, task)
+    parameters[run]["loop"] = {"iterations": iterations}
+    project.run(run, params=parameters)
+    metrics, rows = read(project, run)
+    assert [row["policy_version"] for row in metrics] == list(range(iterations))
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-3 for row in metrics if row["train/steps"])
+    assert sum(row["train/steps"] for row in metrics) >= iterations
+    for version, episodes in enumerate(rows):
+        assert {episode["policy_version"] for episode in episodes} == {version}
+        assert {span["version"] for episode in episodes for span in episode["weight_spans"]} == {version}
+        sampling = [json.loads(episode["sampling"]) for episode in episodes]
+        assert {(how["engine"], how["seeded"]) for how in sampling} == {("sglang", False)}
+        assert any(episode["trained"] for episode in episodes)
+
+
+def test_over_sampling_aborts_what_is_not_needed(project, sglang_server):
+    grpo = {"groups": 3, "group_size": 2, "filter": "none"}
+    parameters = server_parameters(sglang_server, over_sampling=3.0, max_turns=8)
+    parameters["train_sokoban"] |= {"grpo": grpo, "loop": {"iterations": 1, "eval_interval": 0}}
+    project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
+    _, (episodes,) = read(project)
+    trained = {episode["group_index"] for episode in episodes if episode["trained"]}
+    assert len(episodes) == 18 and len(trained) == 3
+    assert all(episode["trained"] == (episode["group_index"] in trained) for episode in episodes)
+    reasons = {episode["drop_reason"] for episode in episodes if not episode["trained"]}
+    assert reasons <= {"aborted", "surplus"}
+    for episode in episodes:
+        assert (episode["status"] == "aborted") == (episode["reward"] is None)
+
+
+def test_partial_rollouts_are_gone_on_with_by_new_weights(project, sglang_server):
+    """What an iteration gave up is finished in the next, and only the tokens of the newest weights are trained."""
+    grpo = {"groups": 3, "group_size": 2, "groups_per_step": 1, "filter": "none", "mixed_versions": "mask"}
+    parameters = server_parameters(
+        sglang_server, over_sampling=3.0, partial=True, max_turns=1, max_tokens_per_turn=200, max_response_tokens=None
+    )
+    train = parameters["train_sokoban"]
+    train["rollout"]["server"]["concurrency"] = 4  # so that replies do not all end together
+    train |= {"grpo": grpo, "loop": {"iterations": 3, "eval_interval": 0}, "warm_start": {"steps": 0}}
+    project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
+    metrics, rows = read(project)
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-3 for row in metrics)
+    mixed = [row for row in rows[1] + rows[2] if len(row["weight_spans"]) > 1]
+    assert mixed
+    for row in mixed:
+        versions = [span["version"] for span in row["weight_spans"]]
+        assert versions == sorted(set(versions))
+        assert sum(row["loss_mask"]) == sum(span["end"] - span["start"] for span in row["weight_spans"])
+    assert any(row["trained"] for row in mixed)

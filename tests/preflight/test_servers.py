@@ -1,0 +1,99 @@
+"""Pre-flight of SGLang servers: what a launch would fail at, found without one."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.preflight.servers import (
+    check_gpus,
+    check_sampling_servers,
+    check_versions,
+    needed_sampling_servers,
+    read_versions,
+)
+
+RUN = "train_sokoban"
+GOOD = {"sglang": "0.5.21", "torch": "2.13.0+cpu", "sglang-router": "0.3.2"}
+
+
+def options(**server: Any) -> TrainOptions:
+    return TrainOptions.model_validate({"rollout": {"engine": "sglang", "server": server}})
+
+
+def test_without_servers_there_is_nothing_to_look_at() -> None:
+    assert check_sampling_servers(RUN, TrainOptions()) == []
+    assert needed_sampling_servers(RUN, TrainOptions()) == []
+
+
+def test_servers_to_attach_to_are_asked_with_the_others() -> None:
+    (server,) = needed_sampling_servers(RUN, options(mode="attach", urls=["http://a:1"]))
+    assert (server.uri, server.state) == ("http://a:1", "failure")
+    assert needed_sampling_servers(RUN, options()) == []
+
+
+@pytest.mark.parametrize(
+    ("server", "versions", "state", "text"),
+    [
+        ({}, GOOD, "ok", "sglang 0.5.21, torch 2.13.0"),
+        ({}, {"torch": "2.13.0"}, "failure", "no sglang there"),
+        ({}, {**GOOD, "sglang": "0.5.23"}, "warning", "tested with 0.5.21"),
+        ({"router": "sticky"}, {**GOOD, "sglang-router": None}, "failure", "no sglang-router"),
+        ({}, {**GOOD, "torch": "2.9.1"}, "failure", "convolution is very slow"),
+        ({}, {**GOOD, "torch": "2.9.1", "nvidia-cudnn-cu12": "9.10.2.21"}, "failure", "cuDNN 9.10.2.21"),
+        ({}, {**GOOD, "torch": "2.9.1", "nvidia-cudnn-cu12": "9.16.0.29"}, "ok", "torch 2.9.1"),
+        ({"device": "cpu"}, {**GOOD, "torch": "2.9.1"}, "ok", "torch 2.9.1"),
+    ],
+)
+def test_versions(server: dict[str, Any], versions: dict[str, str | None], state: str, text: str) -> None:
+    (check,) = check_versions("x", ServerOptions(**server), versions)
+    assert check.state == state
+    assert text in check.found
+
+
+@pytest.mark.parametrize(
+    ("server", "gpus", "state", "text"),
+    [
+        ({"attention_backend": "fa3"}, [9], "ok", "1 of 1"),
+        ({"attention_backend": "fa3"}, [10], "failure", "attention_backend=fa3: this GPU has no flash attention 3"),
+        ({"mm_attention_backend": "fa3"}, [10], "failure", "mm_attention_backend=fa3"),
+        ({"mm_attention_backend": "sdpa"}, [10], "ok", "1 of 1"),
+        ({"count": 2, "tensor_parallel": 2}, [9, 9, 9], "failure", "2 servers of 2 GPUs; 3 are visible"),
+    ],
+)
+def test_gpus(server: dict[str, Any], gpus: list[int], state: str, text: str) -> None:
+    (check,) = check_gpus("x", ServerOptions(**server), gpus)
+    assert check.state == state
+    assert text in check.found
+
+
+@pytest.mark.parametrize(("pool", "state"), [(100, "failure"), (1000, "warning"), (10_000_000, None)])
+def test_room_for_all_conversations(pool: int, state: str | None) -> None:
+    urls = ["http://a:1"]
+    found = check_sampling_servers(RUN, options(mode="attach", urls=urls, max_total_tokens=pool), longest=500)
+    assert [check.state for check in found if check.name == "cache"] == ([] if state is None else [state])
+    assert [check.state for check in found if check.name == "picture cache"] == ["warning"]
+
+
+def test_an_environment_that_is_not_there(tmp_path: Any) -> None:
+    found = check_sampling_servers(RUN, options(device="cpu", python=str(tmp_path / "python")))
+    assert [(check.state, check.way_out) for check in found] == [("failure", "make sglang-env")]
+
+
+def test_versions_are_those_of_the_other_interpreter() -> None:
+    versions = read_versions(ServerOptions(python=sys.executable))
+    assert versions is not None and str(versions["torch"]).startswith("2.") and versions["sglang"] is None
+
+
+def test_a_taken_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = check_sampling_servers(RUN, options(device="cpu", python=sys.executable, ports=[port]))
+    assert [check.name for check in found if check.state == "failure"] == ["environment", "ports"]

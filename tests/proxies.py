@@ -1,0 +1,97 @@
+"""A proxy in front of a real server that does to some answers what networks and servers do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout, web
+
+# Changes the bytes of an answer, or says what happens instead of it.
+Fault = Callable[[bytes], bytes] | str
+
+
+class Proxy:
+    """Passes everything on to a server, but for the faults that were ordered.
+
+    Attributes:
+        url: of the proxy.
+        seen: paths of all requests, in order.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.seen: list[str] = []
+        self._faults: dict[str, list[Fault]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.url = self._run(self._open())
+
+    def order(self, path: str, *faults: Fault) -> None:
+        """Faults of the next requests to a path: a function of the answer, `drop`, `500`, or `wait 3` (seconds)."""
+        self._faults.setdefault(path, []).extend(faults)
+
+    def close(self) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _open(self) -> str:
+        self._session = ClientSession(timeout=ClientTimeout(total=600))
+        application = web.Application(client_max_size=1 << 30)
+        application.router.add_route("*", "/{path:.*}", self._pass)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _close(self) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request.path)
+        orders = self._faults.get(request.path, [])
+        fault = orders.pop(0) if orders else None
+        if fault == "500":
+            return web.Response(status=500, text="Internal Server Error")
+        if fault == "drop":
+            request.transport.close()
+            return web.Response()
+        if isinstance(fault, str) and fault.startswith("wait"):
+            await asyncio.sleep(float(fault.split()[1]))
+        data = await request.read()
+        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        async with self._session.request(
+            request.method, self.target + request.path_qs, data=data, headers=headers
+        ) as answer:
+            body = await answer.read()
+            status = answer.status
+        if callable(fault):
+            body = fault(body)
+        return web.Response(status=status, body=body, content_type="application/json")
+
+
+@contextmanager
+def proxied(target: str) -> Iterator[Proxy]:
+    """A proxy in front of a server, for the `with` block."""
+    proxy = Proxy(target)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def changed(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+    """A fault that changes the JSON of an answer: `change` gets it, and gives what is sent instead."""
+    return lambda body: json.dumps(change(json.loads(body))).encode()

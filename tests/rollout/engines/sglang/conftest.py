@@ -1,0 +1,62 @@
+"""A policy that has learnt to reply in the game's form, episodes with it, and how far two engines may differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from servers import strays
+
+ENV = {"max_actions_per_turn": 1, "cell_px": 16, "observation_style": "brief", "max_steps": 100}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """No process of a test outlives it, but for servers that wait for the next engine."""
+    yield
+    assert strays() == []
+
+
+@pytest.fixture(scope="session")
+def player(tiny_policy: Policy, sokoban_rows: Any, train_options: Any) -> Policy:
+    """The tiny policy after a short warm start: its replies end by themselves, so its episodes have many turns."""
+    from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+
+    policy = copy.deepcopy(tiny_policy)
+    rows = sokoban_rows(16)
+    warm = train_options.warm_start.model_copy(
+        update={"steps": 60, "episodes_per_step": 8, "warmup_steps": 5, "play_every": 0, "learning_rate": 0.003}
+    )
+    options = train_options.model_copy(update={"warm_start": warm})
+    imitate_teacher(policy, [row for row in rows if row["split"] == "train"], rows, options, seed=0)
+    return policy
+
+
+@pytest.fixture(scope="session")
+def make_tasks(sokoban_rows: Any) -> Callable[[int, int], list[EpisodeTask]]:
+    """`make_tasks(groups, size)`: episodes of different levels."""
+
+    def make(groups: int, size: int) -> list[EpisodeTask]:
+        rows = [row for row in sokoban_rows(groups) if row["split"] == "train"]
+        return [EpisodeTask(f"g{g}/s{s}", rows[g], g, s, 100 * g + s) for g in range(groups) for s in range(size)]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[..., list[Any]]:
+    """`play(engine, policy, tasks, sampling, turns=…)`: episodes to their ends."""
+
+    def run(engine: Any, policy: Policy, tasks: list[EpisodeTask], sampling: SamplingOptions, turns: int = 8) -> list:
+        rollout = RolloutOptions(max_turns=turns, max_tokens_per_turn=8)
+        settings = PlaySettings(EnvOptions(args=ENV), RewardOptions(), rollout, sampling, 0, "sokoban")
+        return play_episodes(engine, policy, tasks, settings)
+
+    return run

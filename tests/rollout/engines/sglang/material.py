@@ -1,0 +1,66 @@
+"""Requests that the tests of a real server make, and what their replies must be."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.envs.sokoban.render import render_observation
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.rollout.engines.base import Request
+from policies.library import library_logits
+
+TOLERANCE = 1e-4  # the bar; measured differences are below 1e-5
+BOARDS = [
+    f"#####\n#{row}#\n#{other}#\n#####\n#####\n#####"
+    for row in ("@$.", ".$@", "$@.", "@ *")
+    for other in ("   ", "  #", " # ", "#  ")
+]
+
+
+def picture(policy, number):
+    """Picture `number` of sixteen."""
+    return policy.reader.read(render_observation(Board.from_text(BOARDS[number]), 16))
+
+
+def request_with(policy, pictures, sampling=None, identity=0, max_new_tokens=12, seed=7):
+    """One conversation: a message with these pictures, or with so many."""
+    numbers = range(pictures) if isinstance(pictures, int) else pictures
+    images = [picture(policy, number) for number in numbers]
+    content = [item for n in numbers for item in ({"type": "image"}, {"type": "text", "text": f"Board {n}"})]
+    ids = policy.codec.encode_prompt([{"role": "user", "content": content}], [image.grid for image in images])
+    return Request(identity, ids, images, sampling or SamplingOptions(), max_new_tokens, seed)
+
+
+def ask(engine, *requests):
+    """Replies, by conversation."""
+    engine.submit(requests)
+    replies = {}
+    while results := engine.poll():
+        replies |= {result.id: result for result in results}
+    return replies
+
+
+def expected_log_probs(policy, request, result):
+    """Log-probs of a reply by the library's own forward pass."""
+    ids = np.concatenate([request.token_ids, result.token_ids])
+    logits = library_logits(policy, ids, request.images)[len(request.token_ids) - 1 : -1].float()
+    logits[:, policy.banned_ids] = -torch.inf
+    scale = 1.0 if request.sampling.greedy else request.sampling.temperature
+    chosen = torch.from_numpy(result.token_ids.astype(np.int64))[:, None]
+    return torch.log_softmax(logits / scale, -1).gather(1, chosen).squeeze(1).numpy()
+
+
+def assert_sampled_by(policy, request, result):
+    """The reply is one that these weights give."""
+    assert len(result.token_ids) > 0
+    np.testing.assert_allclose(result.log_probs, expected_log_probs(policy, request, result), atol=TOLERANCE)
+
+
+def jolt(policy, seed):
+    """Change every weight, those of the vision tower included."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))

@@ -1,0 +1,118 @@
+"""Command lines and environments of servers; what the options refuse."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.options.server import FaultOptions, ServerOptions
+from geo_sokoban_pipeline.policies.policy import save_policy
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.rollout.engines.sglang.command import router_command, server_command, server_environment
+from geo_sokoban_pipeline.rollout.engines.sglang.faults import pause_before
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import kind_of
+
+
+def words(**options):
+    return server_command(ServerOptions(**options), Path("/policy"), "bfloat16", 4000, number=1, bias={"7": -1e9})
+
+
+def value(words, flag):
+    return words[words.index(flag) + 1]
+
+
+def test_the_least_that_is_said():
+    said = words()
+    assert said[1:3] == ["-m", "sglang.launch_server"]
+    assert (value(said, "--model-path"), value(said, "--port"), value(said, "--dtype")) == (
+        "/policy",
+        "4000",
+        "bfloat16",
+    )
+    assert {"--mem-fraction-static", "--attention-backend", "--max-total-tokens"}.isdisjoint(said)
+    assert {"--sleep-on-idle", "--skip-server-warmup"} <= set(said)
+    assert json.loads(value(said, "--preferred-sampling-params")) == {"logit_bias": {"7": -1e9}}
+
+
+@pytest.mark.parametrize(
+    ("options", "flag", "expected"),
+    [
+        ({"memory_fraction": 0.6}, "--mem-fraction-static", "0.6"),
+        ({"attention_backend": "fa3"}, "--attention-backend", "fa3"),
+        ({"mm_attention_backend": "sdpa"}, "--mm-attention-backend", "sdpa"),
+        ({"tensor_parallel": 2}, "--base-gpu-id", "2"),
+        ({"random_seed": 5}, "--random-seed", "6"),
+        ({"dtype": "float32"}, "--dtype", "float32"),
+        ({"cuda_graph_batch_sizes": (1, 2)}, "--cuda-graph-bs-decode", "1"),
+    ],
+)
+def test_options_become_flags(options, flag, expected):
+    assert value(words(**options), flag) == expected
+
+
+def test_switches():
+    assert "--disable-cuda-graph" in words(cuda_graph_batch_sizes=())
+    assert "--enable-deterministic-inference" in words(deterministic=True)
+    assert "--base-gpu-id" not in words(device="cpu")
+    assert words(extra_arguments=("--log-level", "warning"))[-2:] == ["--log-level", "warning"]
+
+
+def test_the_router_stands_before_all_servers():
+    options = ServerOptions(count=2, router="sticky")
+    said = router_command(options, ["http://a:1", "http://b:2"], 4001, 4002)
+    start = said.index("--worker-urls")
+    assert said[start + 1 : start + 3] == ["http://a:1", "http://b:2"]
+    assert value(said, "--policy") == "manual"
+    assert {"--disable-retries", "--disable-circuit-breaker", "--disable-health-check"} <= set(said)
+
+
+def test_environment_of_a_server():
+    own = {"PATH": "/bin", "PYTHONPATH": "/project/src", "VIRTUAL_ENV": "/project/.venv", "OMP_NUM_THREADS": "8"}
+    own |= {"PYTHONDONTWRITEBYTECODE": "1", "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
+    made = server_environment(ServerOptions(device="cpu", environment={"A": "b"}), own)
+    assert made["SGLANG_VLM_CACHE_SIZE_MB"] == "0"  # or pictures keep the features of old weights
+    assert made["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"  # or log-probs are those of another temperature
+    assert (made["SGLANG_USE_CPU_ENGINE"], made["OMP_NUM_THREADS"], made["PATH"], made["A"]) == ("1", "1", "/bin", "b")
+    assert {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(made)
+    assert "SGLANG_USE_CPU_ENGINE" not in server_environment(ServerOptions(), own)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "attach"}, "mode attach needs urls"),
+        ({"urls": ("http://a:1",)}, "launch takes none"),
+        ({"mode": "attach", "urls": ("a:1",)}, "a:1 is no address"),
+        ({"count": 2, "ports": (4000,)}, "one each"),
+        ({"environment": {"SGLANG_VLM_CACHE_SIZE_MB": "64"}}, "SGLANG_VLM_CACHE_SIZE_MB=64: cached features"),
+        ({"environment": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}}, "after temperature"),
+        ({"mode": "attach", "urls": ("http://a:1",), "router": "sticky"}, "router=none"),
+    ],
+)
+def test_options_that_do_not_fit_together(options, message):
+    with pytest.raises(ValidationError, match=message):
+        ServerOptions(**options)
+
+
+def test_pauses_double_up_to_the_longest():
+    options = FaultOptions(first_pause=1.0, longest_pause=5.0)
+    assert [pause_before(attempt, options) for attempt in range(5)] == [0.0, 1.0, 2.0, 4.0, 5.0]
+
+
+def test_servers_of_one_kind_differ_in_weights_alone(tiny_policy, tmp_path):
+    options, patient = ServerOptions(), ServerOptions(faults=FaultOptions(tries=9))
+    other = copy.deepcopy(tiny_policy)
+    before = kind_of(options, other)
+    save_policy(other, tmp_path / "other")
+    with torch.no_grad():
+        next(other.model.parameters()).add_(1.0)
+    assert kind_of(patient, other) == before == kind_of(options, tiny_policy)
+    narrow = build_tiny_policy(TinyPolicyOptions(hidden=32), seed=0)
+    kinds = {before, kind_of(options, narrow), kind_of(ServerOptions(memory_fraction=0.5), other)}
+    assert len(kinds) == 3

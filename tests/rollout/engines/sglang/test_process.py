@@ -1,0 +1,128 @@
+"""Programs under supervision end with all they have started, however they or their parent end.
+
+The programs are small ones of the standard library; what a supervisor does is the same for a server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from geo_sokoban_pipeline.rollout.engines.sglang.ports import find_ports, is_free
+from geo_sokoban_pipeline.rollout.engines.sglang.process import ServerProcess
+from servers import all_gone
+
+# A program with a child in its group, and one that has left it, as daemons do; all three deaf to SIGTERM if asked.
+FAMILY = """
+import os, signal, subprocess, sys, time
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+print("pids", *[child.pid for child in children], flush=True)
+time.sleep(600)
+"""
+
+
+def family(tmp_path: Path, kind: str = "plain", grace: float = 1.0) -> tuple[ServerProcess, list[psutil.Process]]:
+    process = ServerProcess([sys.executable, "-c", FAMILY, kind], os.environ, tmp_path / "log", grace)
+    deadline = time.monotonic() + 60
+    while "pids" not in process.tail():
+        assert time.monotonic() < deadline, process.tail()
+        time.sleep(0.05)
+    pids = [process.pid, *map(int, process.tail().split("pids")[1].split())]
+    return process, [psutil.Process(pid) for pid in pids]
+
+
+@pytest.mark.parametrize("kind", ["plain", "deaf"])
+def test_ending_ends_the_whole_family(tmp_path, kind):
+    process, members = family(tmp_path, kind)
+    assert process.alive
+    process.end()
+    assert not process.alive
+    assert all_gone(members, 1.0)
+    process.end()  # a second time does nothing
+
+
+def test_a_killed_program_takes_its_family_along(tmp_path):
+    process, members = family(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    assert all_gone(members)
+    process.end()  # waits for the supervisor, which sees the death a moment later
+    assert process.exit_code == 128 + signal.SIGKILL
+
+
+def test_a_halted_program_is_ended(tmp_path):
+    process, members = family(tmp_path)
+    os.kill(process.pid, signal.SIGSTOP)
+    process.end()
+    assert all_gone(members, 1.0)
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+from test_process_family import FAMILY
+from geo_sokoban_pipeline.rollout.engines.sglang.process import ServerProcess
+process = ServerProcess([sys.executable, "-c", FAMILY, "deaf"], os.environ, Path(sys.argv[1]), 0.5)
+while "pids" not in process.tail():
+    time.sleep(0.05)
+print(process.pid, process.tail().split("pids")[1], flush=True)
+if sys.argv[2] == "raise":
+    raise SystemExit("an error")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "SIGTERM", "SIGINT", "raise"])
+def test_it_ends_with_its_parent(tmp_path, ending):
+    (tmp_path / "test_process_family.py").write_text(f"FAMILY = {FAMILY!r}")
+    source = Path(__file__).parents[4] / "src"
+    words = [sys.executable, "-c", PARENT, str(tmp_path / "log"), ending, str(tmp_path), str(source)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout is not None
+        members = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(members) == 3
+        if ending != "raise":
+            parent.send_signal(getattr(signal, ending))
+        parent.wait(60)
+    assert all_gone(members)
+
+
+def test_a_program_that_ends_by_itself_leaves_its_words(tmp_path):
+    code = "import sys; print('too little memory'); sys.exit(3)"
+    process = ServerProcess([sys.executable, "-c", code], os.environ, tmp_path / "a" / "log", 1.0)
+    deadline = time.monotonic() + 60
+    while process.alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (process.exit_code, process.tail()) == (3, "too little memory")
+    process.end()
+
+
+def test_a_program_that_does_not_exist(tmp_path):
+    process = ServerProcess([str(tmp_path / "nothing")], os.environ, tmp_path / "log", 1.0)
+    deadline = time.monotonic() + 60
+    while process.alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "FileNotFoundError" in process.tail()
+    process.end()
+
+
+def test_ports():
+    ports = find_ports("127.0.0.1", 3)
+    assert len(set(ports)) == 3
+    assert is_free("127.0.0.1", ports[0])
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", ports[0]))
+        taken.listen()
+        assert not is_free("127.0.0.1", ports[0])

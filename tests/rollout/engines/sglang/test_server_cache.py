@@ -1,0 +1,58 @@
+"""Many conversations at once: what a conversation has paid for is not paid again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from servers import attached
+
+pytestmark = pytest.mark.slow
+EPISODES = 64
+
+
+class Listener:
+    """An engine that remembers, per conversation, the length of each prompt, of its reply, and what was cached."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.turns = {}
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def submit(self, requests):
+        for request in requests:
+            self.turns.setdefault(request.id, []).append([len(request.token_ids)])
+        self.engine.submit(requests)
+
+    def poll(self):
+        results = self.engine.poll()
+        for result in results:
+            self.turns[result.id][-1] += [len(result.token_ids), self.engine.cached_tokens[result.id]]
+        return results
+
+
+def test_later_turns_are_read_on_from_the_cache(sglang_server, player, make_tasks, play):
+    """`cached_tokens` is at least 95 % of the prompt and reply before, from the second turn on, for 64 at once."""
+    tasks = make_tasks(EPISODES, 1)
+    with attached(player, sglang_server, concurrency=EPISODES) as engine:
+        listener = Listener(engine)
+        episodes = play(listener, player, tasks, SamplingOptions(temperature=0.7), turns=6)
+    assert len(episodes) == EPISODES
+    pairs = [
+        (cached, before[0] + before[1])
+        for turns in listener.turns.values()
+        for before, (_, _, cached) in zip(turns, turns[1:], strict=False)
+    ]
+    assert len(pairs) > EPISODES
+    shares = np.array([cached / past for cached, past in pairs])
+    assert shares.min() >= 0.95, sorted(shares)[:5]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_requests_beyond_the_bound_wait(sglang_server, player, make_tasks, play, concurrency):
+    with attached(player, sglang_server, concurrency=concurrency) as engine:
+        episodes = play(engine, player, make_tasks(6, 1), SamplingOptions(), turns=2)
+    assert {episode.status for episode in episodes} <= {"completed", "truncated"}

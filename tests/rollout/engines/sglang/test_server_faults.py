@@ -1,0 +1,174 @@
+"""What networks and servers do, done to the answers of a real server by a proxy; and servers that are wrong ones."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import time
+
+import pytest
+
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+from geo_sokoban_pipeline.rollout.engines.sglang.faults import EngineStopped, ServerLost, WrongServer
+from proxies import changed, proxied
+from rollout.engines.sglang.material import ask, assert_sampled_by, request_with
+from servers import attach_options, attached, descendants, launch_options, need_environment
+
+pytestmark = pytest.mark.slow
+PATIENT = {"tries": 3, "restarts": 2, "first_pause": 0.01}
+
+
+def change_meta(**entries):
+    return changed(lambda body: {**body, "meta_info": {**body["meta_info"], **entries}})
+
+
+ONCE = {
+    "500": "500",
+    "dropped": "drop",
+    "no JSON": lambda body: b"<html>busy</html>",
+    "half of it": lambda body: body[: len(body) // 2],
+    "nothing": lambda body: b"",
+    "another form": changed(lambda body: {"result": body}),
+    "no log-probs": change_meta(output_token_logprobs=[]),
+    "an abort that nobody wanted": change_meta(finish_reason={"type": "abort", "message": "out of memory"}),
+    "a banned token": changed(lambda body: {**body, "output_ids": [447, *body["output_ids"][1:]]}),
+}
+
+
+@pytest.mark.parametrize("fault", ONCE.values(), ids=ONCE.keys())
+def test_a_reply_is_asked_for_again(sglang_server, tiny_policy, fault):
+    request = request_with(tiny_policy, [0])
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
+        proxy.order("/generate", fault, fault)
+        result = ask(engine, request)[0]
+        assert proxy.seen.count("/generate") == 3
+        assert_sampled_by(tiny_policy, request, result)
+        assert result.finish_reason != "abort"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("500", "answered 500: Internal Server Error"), ("drop", "is gone"), (ONCE["no JSON"], "no JSON: '<html>busy")],
+    ids=["500", "dropped", "no JSON"],
+)
+def test_tries_are_bounded(sglang_server, tiny_policy, fault, message):
+    requests = [request_with(tiny_policy, [0], identity=identity) for identity in range(4)]
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
+        proxy.order("/generate", *[fault] * 40)
+        with pytest.raises(EngineStopped, match=message) as stopped:
+            ask(engine, *requests)
+        assert "rollout.server.faults" in str(stopped.value)
+        assert engine.poll() == []  # nothing is in flight, and nothing half-made is handed out
+
+
+def test_a_late_reply_counts_as_lost(sglang_server, tiny_policy):
+    request = request_with(tiny_policy, [1])
+    faults = {**PATIENT, "reply_timeout": 5.0}
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=faults) as engine:
+        engine.update_weights(None, 1)
+        proxy.order("/generate", "wait 8")
+        began = time.monotonic()
+        assert_sampled_by(tiny_policy, request, ask(engine, request)[0])
+        assert time.monotonic() - began > 5
+
+
+def test_a_server_that_forgot_its_weights_gets_them_again(sglang_server, tiny_policy):
+    """As one that was restarted by somebody else: it comes back with the weights of its folder."""
+    request = request_with(tiny_policy, [1])
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
+        engine.update_weights(None, 3)
+        proxy.order("/generate", "drop")
+        proxy.order("/model_info", lambda body: body, changed(lambda body: {**body, "weight_version": "default"}))
+        sent = proxy.seen.count("/update_weights_from_tensor")
+        assert ask(engine, request)[0].weight_version == 3
+        assert proxy.seen.count("/update_weights_from_tensor") == sent + 1
+
+
+def test_weights_that_do_not_arrive(sglang_server, tiny_policy):
+    policy = copy.deepcopy(tiny_policy)
+    request = request_with(policy, [2])
+    with proxied(sglang_server) as proxy, attached(policy, proxy.url, faults=PATIENT) as engine:
+        proxy.order("/update_weights_from_tensor", "500", "drop")
+        engine.update_weights(None, 1)
+        assert_sampled_by(policy, request, ask(engine, request)[0])
+        proxy.order("/update_weights_from_tensor", *["500"] * 9)
+        with pytest.raises(EngineStopped, match="was lost 3 times"):
+            engine.update_weights(None, 2)
+
+
+def test_somebody_else_updates_the_same_server(sglang_server, tiny_policy):
+    foreign = [{"version": "7-theirs", "start": 0, "end": 12}]
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
+        proxy.order("/generate", change_meta(weight_versions=foreign, finish_reason={"type": "length"}))
+        with pytest.raises((WrongServer, EngineStopped), match="7-theirs|has not sent"):
+            ask(engine, request_with(tiny_policy, [0], max_new_tokens=12))
+            ask(engine, request_with(tiny_policy, [0], max_new_tokens=12))
+            pytest.skip("the reply ended early, so the foreign span did not fit it")
+
+
+def test_a_server_that_does_not_see_the_pictures_stops_the_run_at_once(sglang_server, tiny_policy):
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
+        proxy.order("/generate", change_meta(prompt_tokens=4))
+        with pytest.raises(WrongServer, match="counts 4 tokens in a prompt"):
+            ask(engine, request_with(tiny_policy, [0]))
+        assert proxy.seen.count("/generate") == 1
+
+
+def test_another_model(sglang_server):
+    narrow = build_tiny_policy(TinyPolicyOptions(hidden=32), seed=0)
+    with pytest.raises(WrongServer, match=r"text_config.hidden_size=64; this policy has 32"):
+        SglangEngine(narrow, attach_options(sglang_server))
+
+
+def test_a_model_without_pictures(sglang_server, tiny_policy):
+    with proxied(sglang_server) as proxy:
+        proxy.order("/model_info", changed(lambda b: {**b, "model_type": "qwen3", "has_image_understanding": False}))
+        with pytest.raises(WrongServer, match="a qwen3 model without pictures"):
+            SglangEngine(tiny_policy, attach_options(proxy.url))
+
+
+def test_another_vocabulary(sglang_server, tiny_policy):
+    other = build_tiny_policy(TinyPolicyOptions(vocabulary=380), seed=0)
+    assert other.model.config.text_config.vocab_size == tiny_policy.model.config.text_config.vocab_size
+    with pytest.raises(WrongServer, match="has another vocabulary"):
+        SglangEngine(other, attach_options(sglang_server))
+
+
+def test_nobody_listens(tiny_policy):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ServerLost, match=r"not ready within rollout.server.faults.start_timeout=1 s"):
+        SglangEngine(tiny_policy, attach_options(f"http://127.0.0.1:{port}", faults={"start_timeout": 1.0}))
+
+
+def test_a_port_that_is_taken(tiny_policy):
+    need_environment()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerLost, match=rf"port {port} of 127.0.0.1 is taken"):
+            SglangEngine(tiny_policy, launch_options(ports=(port,)))
+
+
+def test_no_environment(tiny_policy, tmp_path):
+    with pytest.raises(ServerLost, match="make sglang-env"):
+        SglangEngine(tiny_policy, launch_options(python=str(tmp_path / "python")))
+
+
+def test_a_slow_start_ends_the_server(tiny_policy):
+    need_environment()
+    before = {process.pid for process in descendants()}
+    with pytest.raises(ServerLost, match="not ready within"):
+        SglangEngine(tiny_policy, launch_options(random_seed=77, faults={"start_timeout": 2.0, "grace": 1.0}))
+    assert {process.pid for process in descendants()} == before
+
+
+def test_a_server_that_cannot_start_says_why(tiny_policy):
+    need_environment()
+    with pytest.raises(ServerLost, match="ended while it started: exit code 2") as stopped:
+        SglangEngine(tiny_policy, launch_options(extra_arguments=("--no-such-flag",)))
+    assert "no-such-flag" in str(stopped.value)

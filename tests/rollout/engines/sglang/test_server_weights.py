@@ -1,0 +1,122 @@
+"""New weights on a real server: after each kind of update replies are those of the new weights, pictures included."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import requests
+
+from geo_sokoban_pipeline.policies.policy import save_policy
+from rollout.engines.sglang.material import (
+    TOLERANCE,
+    ask,
+    assert_sampled_by,
+    expected_log_probs,
+    jolt,
+    request_with,
+)
+from servers import attached
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"update": "tensors"}, {"update": "tensors", "bucket_bytes": 40_000}, {"update": "disk"}],
+    ids=["tensors", "buckets", "disk"],
+)
+def test_replies_are_those_of_the_new_weights(sglang_server, tiny_policy, options):
+    policy = copy.deepcopy(tiny_policy)
+    seen = request_with(policy, [0, 1], identity=0)
+    with attached(policy, sglang_server, **options) as engine:
+        engine.update_weights(None, 4)
+        assert_sampled_by(policy, seen, ask(engine, seen)[0])
+        for version in (5, 6):
+            jolt(policy, version)
+            engine.update_weights(None, version)
+            new = request_with(policy, [version], identity=1)
+            replies = ask(engine, seen, new)
+            for request in (seen, new):
+                assert_sampled_by(policy, request, replies[request.id])
+                assert replies[request.id].weight_version == version
+
+
+@pytest.mark.parametrize("kind", ["folder", "tensors"])
+def test_weights_that_are_handed_over(sglang_server, tiny_policy, tmp_path, kind):
+    other = copy.deepcopy(tiny_policy)
+    jolt(other, 9)
+    save_policy(other, tmp_path / "other")
+    given = tmp_path / "other" if kind == "folder" else iter(list(other.model.named_parameters()))
+    request = request_with(other, [2, 3])
+    with attached(tiny_policy, sglang_server) as engine:
+        engine.update_weights(given, 11)
+        assert engine.version == 11
+        assert_sampled_by(other, request, ask(engine, request)[0])
+
+
+def test_an_unchanged_model_is_not_sent_twice(sglang_server, tiny_policy):
+    policy = copy.deepcopy(tiny_policy)
+    with attached(policy, sglang_server) as engine:
+        engine.update_weights(None, 3)
+        first = weights_of(sglang_server)
+        engine.update_weights(None, 3)
+        assert weights_of(sglang_server) == first
+        jolt(policy, 1)
+        engine.update_weights(None, 3)
+        changed = weights_of(sglang_server)
+        engine.update_weights(None, 4)
+        assert len({first, changed, weights_of(sglang_server)}) == 3
+
+
+def weights_of(url):
+    return requests.get(f"{url}/model_info", timeout=60).json()["weight_version"]
+
+
+def test_an_update_that_was_broken_off_is_made_again(sglang_server, tiny_policy):
+    policy = copy.deepcopy(tiny_policy)
+    request = request_with(policy, [4])
+    begun = requests.post(f"{sglang_server}/begin_weight_update", json={"selector": "all"}, timeout=60)
+    assert begun.json()["success"]
+    with attached(policy, sglang_server) as engine:
+        engine.update_weights(None, 1)
+        assert_sampled_by(policy, request, ask(engine, request)[0])
+
+
+def test_weights_that_change_under_a_reply_leave_their_spans(sglang_server, tiny_policy):
+    """Each token's log-prob is that of the weights that sampled it."""
+    policy = copy.deepcopy(tiny_policy)
+    with attached(policy, sglang_server) as engine:
+        request = request_with(policy, [5], max_new_tokens=1500)
+        for attempt in range(5):  # the update must come while it is sampled
+            engine.update_weights(None, 2 * attempt)
+            before = copy.deepcopy(policy)
+            engine.submit([request])
+            jolt(policy, attempt)
+            engine.update_weights(None, 2 * attempt + 1)
+            (result,) = engine.poll()
+            if len(result.weight_spans) == 2:
+                break
+        versions = [version for version, _, _ in result.weight_spans]
+        assert versions == [2 * attempt, 2 * attempt + 1]
+        (_, _, middle), (_, _, end) = result.weight_spans
+        assert (0 < middle < end, end) == (True, len(result.token_ids))
+        for weights, part in ((before, slice(0, middle)), (policy, slice(middle, end))):
+            expected = expected_log_probs(weights, request, result)
+            np.testing.assert_allclose(result.log_probs[part], expected[part], atol=TOLERANCE)
+
+
+def test_an_abort_keeps_what_was_sampled(sglang_server, tiny_policy):
+    request = request_with(tiny_policy, [6], max_new_tokens=3000)
+    short = request_with(tiny_policy, [7], identity=1, max_new_tokens=1)
+    with attached(tiny_policy, sglang_server) as engine:
+        engine.submit([request, short])
+        assert [result.id for result in engine.poll()] == [1]
+        engine.abort([0, 99])
+        (result,) = engine.poll()
+        assert (result.finish_reason, 0 < len(result.token_ids) < 3000) == ("abort", True)
+        assert_sampled_by(tiny_policy, request, result)
+        assert engine.poll() == []
+        with pytest.raises(ValueError, match="already waits"):
+            engine.submit([short, short])

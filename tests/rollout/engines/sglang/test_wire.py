@@ -1,0 +1,148 @@
+"""Requests and replies as JSON: what is sent, and which replies are no replies."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.rollout.engines.base import Request
+from geo_sokoban_pipeline.rollout.engines.sglang.faults import BadReply, WrongServer
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import Terms, collapse_pads, read_reply, room_of, write_request
+
+PAD, END = 90, 91
+TERMS = Terms(
+    size=100, banned=frozenset({PAD, 99}), end_id=END, pad_id=PAD, merge_size=2, context=40, longest_prompt=36
+)
+
+
+def image(grid, png=b"png"):
+    return EncodedImage("key", png, np.empty((0, 0), np.uint8), grid)
+
+
+def ask(ids, images=(), limit=5, sampling=None, seed=3):
+    return Request(0, np.asarray(ids, np.int32), images, sampling or SamplingOptions(), limit, seed)
+
+
+@pytest.mark.parametrize(
+    ("ids", "counts", "expected"),
+    [
+        ([1, 2, 3], [], [1, 2, 3]),
+        ([1, PAD, PAD, PAD, 2], [3], [1, PAD, 2]),
+        ([PAD, PAD, 5, PAD], [2, 1], [PAD, 5, PAD]),
+        ([PAD, PAD, PAD, PAD], [2, 2], [PAD, PAD]),  # pictures that nothing separates
+        ([], [], []),
+    ],
+)
+def test_one_pad_per_picture(ids, counts, expected):
+    assert collapse_pads(np.asarray(ids, np.int32), PAD, counts).tolist() == expected
+
+
+@pytest.mark.parametrize(("ids", "counts"), [([PAD, 1], []), ([1], [1]), ([PAD, PAD], [3])])
+def test_pads_that_belong_to_no_picture(ids, counts):
+    with pytest.raises(ValueError, match="picture pads among the tokens"):
+        collapse_pads(np.asarray(ids, np.int32), PAD, counts)
+
+
+def test_a_request_on_the_wire():
+    request = ask([1, PAD, PAD, 2], [image((1, 2, 4))], sampling=SamplingOptions(temperature=0.7, top_p=0.9, top_k=20))
+    body = write_request(request, TERMS, "r1", bias=TERMS.bias)
+    assert body["input_ids"] == [1, PAD, 2]
+    assert body["image_data"] == ["data:image/png;base64," + base64.b64encode(b"png").decode()]
+    assert (body["rid"], body["return_logprob"], body["logprob_start_len"]) == ("r1", True, -1)
+    sampling = body["sampling_params"]
+    assert {name: sampling[name] for name in ("temperature", "top_p", "top_k", "max_new_tokens")} == {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "max_new_tokens": 5,
+    }
+    assert sampling["stop_token_ids"] == [END] and sampling["no_stop_trim"] is True
+    assert set(sampling["logit_bias"]) == {"90", "99"} and max(sampling["logit_bias"].values()) <= -1e6
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (SamplingOptions(), {"temperature": 1.0, "top_p": 1.0, "top_k": -1}),
+        (SamplingOptions(greedy=True, temperature=0.5, top_k=3), {"temperature": 0.0}),
+    ],
+)
+def test_sampling_on_the_wire(options, expected):
+    sampling = write_request(ask([1], sampling=options), TERMS, "r", bias={})["sampling_params"]
+    assert {name: sampling[name] for name in expected} == expected
+    assert ("top_k" in sampling) == ("top_k" in expected)
+
+
+def test_a_large_seed_fits_the_server():
+    body = write_request(ask([1], seed=(1 << 62) + 5), TERMS, "r", bias={})
+    assert body["sampling_params"]["sampling_seed"] == 5
+    assert "image_data" not in body
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "room"), [(10, 5, 5), (10, None, 30), (36, 9, 4), (37, 9, 0), (60, None, 0)]
+)
+def test_room(length, limit, room):
+    assert room_of(ask([1] * length, limit=limit), TERMS) == room
+
+
+def reply(ids=(5, END), log_probs=(-0.5, -0.25), prompt=3, **changes):
+    meta = {
+        "prompt_tokens": prompt,
+        "finish_reason": {"type": "stop", "matched": END},
+        "output_token_logprobs": [[p, i, None] for p, i in zip(log_probs, ids, strict=False)],
+        "weight_version": "7-a",
+        "cached_tokens": 2,
+    }
+    return {"output_ids": list(ids), "meta_info": {**meta, **changes}}
+
+
+def test_a_good_reply():
+    read = read_reply(reply(), ask([1, 2, 3]), TERMS)
+    assert (read.token_ids.tolist(), read.log_probs.tolist()) == ([5, END], [-0.5, -0.25])
+    assert (read.finish_reason, read.spans, read.cached_tokens) == ("stop", (("7-a", 0, 2),), 2)
+
+
+def test_spans_of_several_versions():
+    spans = [{"version": "1", "start": 0, "end": 1}, {"version": "x", "start": 1, "end": 1}]
+    spans.append({"version": "2", "start": 1, "end": 2})
+    read = read_reply(reply(weight_versions=spans), ask([1, 2, 3]), TERMS)
+    assert read.spans == (("1", 0, 1), ("2", 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "malformed"),
+        ([], "malformed"),
+        ({"output_ids": [1]}, "malformed"),
+        (reply() | {"output_ids": ["x"]}, "malformed"),
+        (reply(finish_reason=None), "malformed"),
+        (reply(finish_reason={"type": "tired"}), "ended with 'tired'"),
+        (reply(ids=(5, 6), log_probs=(-0.5,)), "2 tokens, but log-probs of 1"),
+        (reply(output_token_logprobs=[[-0.5, 4, None], [-0.25, END, None]]), "or of others"),
+        (reply(ids=(5, 100)), "token 100 of a vocabulary of 100"),
+        (reply(ids=(-1, 4)), "vocabulary"),
+        (reply(ids=(5, PAD)), r"banned tokens \[90\]"),
+        (reply(log_probs=(-0.5, float("nan"))), "log-probs that are none"),
+        (reply(log_probs=(-0.5, 0.1)), "log-probs that are none"),
+        (reply(weight_versions=[{"version": "1", "start": 0, "end": 1}]), "malformed"),
+    ],
+)
+def test_bad_replies(body, message):
+    with pytest.raises(BadReply, match=message):
+        read_reply(body, ask([1, 2, 3]), TERMS)
+
+
+def test_a_server_that_does_not_see_the_pictures():
+    request = ask([1, PAD, PAD, 2], [image((1, 2, 4))])
+    with pytest.raises(WrongServer, match="counts 2 tokens in a prompt of 4 with 1 pictures"):
+        read_reply(reply(prompt=2), request, TERMS)
+
+
+def test_a_saturated_token_is_never_above_zero():
+    assert read_reply(reply(log_probs=(5e-7, 0.0)), ask([1, 2, 3]), TERMS).log_probs.tolist() == [0.0, 0.0]

@@ -1,0 +1,103 @@
+"""A real SGLang server for the tests, and what tests ask of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.sglang import keeper
+from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+
+ROOT = Path(__file__).parents[1]
+PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
+# The cache holds every conversation of the tests at once, so that what is cached is the client's doing.
+ON_CPU = {
+    "device": "cpu",
+    "python": str(PYTHON),
+    "attention_backend": "torch_native",
+    "memory_fraction": 0.5,
+    "max_total_tokens": 32_768,
+    "context_tokens": 4096,
+    "faults": {"start_timeout": 1200.0, "first_pause": 0.1, "health_interval": 600.0},
+}
+
+
+def need_environment() -> None:
+    """Skip without the servers' environment; fail in continuous integration, which has made it."""
+    if not PYTHON.exists():
+        message = f"no {PYTHON.relative_to(ROOT)}: run `make sglang-env`"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+def launch_options(**changes: Any) -> ServerOptions:
+    """Options of servers that a test launches itself; `faults` are merged into those of `ON_CPU`."""
+    faults = {**ON_CPU["faults"], **changes.pop("faults", {})}
+    return ServerOptions.model_validate({**ON_CPU, **changes, "faults": faults})
+
+
+def attach_options(*urls: str, **changes: Any) -> ServerOptions:
+    """Options of servers that are there."""
+    return launch_options(mode="attach", urls=urls, **changes)
+
+
+@contextmanager
+def attached(policy: Policy, *urls: str, **changes: Any) -> Iterator[SglangEngine]:
+    """An engine over servers that are there, for the `with` block."""
+    engine = SglangEngine(policy, attach_options(*urls, **changes))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def descendants() -> list[psutil.Process]:
+    """All processes below this one that have to do with servers."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "supervisor.py" in " ".join(process.cmdline()) or "sglang" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def strays() -> list[psutil.Process]:
+    """Processes of servers that nobody keeps for a next engine."""
+    servers = [server for kept in keeper._kept.values() for server in kept]
+    wanted = {process.pid for server in servers for process in tree(psutil.Process(server.pid).ppid())}
+    return [process for process in descendants() if process.pid not in wanted]
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it."""
+    top = psutil.Process(pid)
+    return [top, *top.children(recursive=True)]
+
+
+def all_gone(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
+    """Whether processes have ended within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def stop(pid: int) -> None:
+    """Halt all of a server's processes, as a server that hangs."""
+    for process in tree(pid):
+        os.kill(process.pid, signal.SIGSTOP)

@@ -1,0 +1,44 @@
+"""Settings of the environments: each loads, is valid, and differs from `base` in what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.config import OmegaConfigLoader
+
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
+
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def load(env: str) -> ProjectParameters:
+    loader = OmegaConfigLoader(str(CONF), env=env, **CONFIG_LOADER_ARGS)
+    return validate_parameters(dict(loader["parameters"]), ProjectParameters)
+
+
+@pytest.mark.parametrize("env", sorted(path.name for path in CONF.iterdir() if (path / "parameters").is_dir()))
+def test_every_environment_is_valid(env: str) -> None:
+    load(env)
+
+
+def test_the_server_on_a_cpu_takes_the_rest_from_base() -> None:
+    ours, base = load("sglang_cpu").train_sokoban, load("base").train_sokoban
+    assert (ours.rollout.engine, ours.rollout.server.device, ours.processes) == ("sglang", "cpu", 1)
+    assert (ours.grpo, ours.policy, ours.warm_start) == (base.grpo, base.policy, base.warm_start)
+    assert ours.rollout.max_turns == base.rollout.max_turns
+
+
+def test_qwen3vl_launches_servers_as_the_originals_do(monkeypatch: Any) -> None:
+    monkeypatch.setenv("SLIME_SCRIPT_NUM_GPUS", "4")
+    monkeypatch.setenv("SLIME_SCRIPT_MODEL_NAME", "Qwen3-VL-8B-Instruct")
+    monkeypatch.setenv("GEO_SOKOBAN_SGLANG_MM_ATTENTION", "sdpa")
+    options = load("qwen3vl").train_sokoban
+    server = options.rollout.server
+    assert (options.policy.path, server.count, server.tensor_parallel) == ("Qwen/Qwen3-VL-8B-Instruct", 4, 1)
+    assert (options.rollout.engine, server.dtype, server.bucket_bytes) == ("sglang", "bfloat16", 512 << 20)
+    assert (server.memory_fraction, server.attention_backend, server.mm_attention_backend) == (0.6, "fa3", "sdpa")
+    assert server.cuda_graph_batch_sizes == (1, 2, 4, 8, *range(16, 257, 8))
