@@ -12,7 +12,7 @@ from servers import ON_CPU
 
 pytestmark = pytest.mark.slow
 # Iterations of each task.
-TASKS = {"sokoban": 3}
+TASKS = {"sokoban": 3, "geo3k": 1, "geo3k_multi_turn": 1}
 
 
 def server_parameters(url, task="sokoban", **rollout):
@@ -33,7 +33,7 @@ def test_grpo_over_a_server(project, sglang_server, task, iterations):
     """Saving validates the contract; here it is what only a server can get wrong."""
     run = f"train_{task}"
     parameters = server_parameters(sglang_server, task)
-    parameters[run]["loop"] = {"iterations": iterations}
+    parameters[run] |= {"loop": {"iterations": iterations}, "policy": {"tiny": {"texts": "sokoban"}}}  # the server's
     project.run(run, params=parameters)
     metrics, rows = read(project, run)
     assert [row["policy_version"] for row in metrics] == list(range(iterations))
