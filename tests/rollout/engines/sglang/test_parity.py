@@ -127,7 +127,7 @@ def test_a_saved_policy_has_the_stock_processor(sglang_server, tiny_policy, tmp_
     content = [item for n in range(2) for item in ({"type": "image"}, {"type": "text", "text": f"Board {n}"})]
     text = tiny_policy.codec.render([{"role": "user", "content": content}])
     words = [str(PYTHON), "-c", PROCESS, str(tmp_path / "policy"), text, *map(str, paths)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     made = json.loads(done.stdout.splitlines()[-1])
     assert made["input_ids"][0] == request.token_ids.tolist()

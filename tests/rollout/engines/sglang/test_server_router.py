@@ -69,7 +69,7 @@ async def _knock(router, engine, proxies):
     """Through which doors each of eight conversations came, over three turns."""
     client = ServerClient(router.url, engine._options.faults, 8)
     try:
-        await wait_until_ready(client, "/readiness", 300, router.lost)
+        await wait_until_ready(client, "/readiness", 1200, router.lost)
         doors = [set() for _ in range(8)]
         for turn in range(3):
             for number in range(8):
