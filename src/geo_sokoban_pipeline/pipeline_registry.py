@@ -20,7 +20,7 @@ def register_pipelines() -> dict[str, Pipeline]:
     for task in TASKS:
         named |= {
             f"train_{task}": data[task] + train.create_pipeline(task),
-            f"rollout_{task}": stored.create_rollout_pipeline(task),
+            f"rollout_{task}": data[task] + stored.create_rollout_pipeline(task),
             f"update_{task}": stored.create_update_pipeline(task),
             f"evaluate_{task}": stored.create_evaluate_pipeline(task),
             f"check_{task}": check.create_pipeline(task),
