@@ -189,7 +189,7 @@ def test_a_study_needs_a_project_folder(tmp_path):
     """An installed package has no folder from which a study could start `kedro run`."""
     command = Command(tmp_path, "conf", None, tmp_path / "data", lambda root: root)
     with pytest.raises(FileNotFoundError, match=r"no project folder: it has no pyproject\.toml"):
-        plan_study(command, {}, {}, {}, {}, {}, {}, {})
+        plan_study(command, {}, ("default",))
 
 
 def copy_project(folder):
