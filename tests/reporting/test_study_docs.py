@@ -13,8 +13,7 @@ import pytest
 from geo_sokoban_pipeline.options.study import StudyOptions
 from geo_sokoban_pipeline.reporting.markers import MarkerError, read_section, replace_section
 from geo_sokoban_pipeline.reporting.study_docs import (
-    README_MARKER,
-    README_STUDY,
+    README_MARKERS,
     check_docs,
     study_marker,
     write_study,
@@ -133,6 +132,14 @@ def test_readme_table():
     assert table_rows(text, "random legal moves")[0].endswith("(20.0–20.0) |  |")
 
 
+def test_readme_table_of_geometry():
+    text = render_readme(make_answer_results())
+    (final,) = table_rows(text, "**after GRPO**")
+    assert final.startswith("| **after GRPO** | 87.5") and "| 65.6" in final and "first attempt, sampled" in text
+    assert table_rows(text, "after GRPO, shuffled pictures")
+    assert "first attempt" not in render_readme(make_answer_results(turns=1))
+
+
 def test_curves_of_a_seed_share_one_clock():
     seed = make_seed(1, 400)
     assert stage_curve(seed, "warm_start") == [(50.0, 0.2), (100.0, 0.4)]
@@ -200,5 +207,6 @@ def test_committed_docs_are_what_their_results_give(name):
     assert results["study"] == name
     assert section == render_study(results).strip()
     assert (docs / "img" / f"learning_{name}.svg").read_text(encoding="utf-8") == draw_study(results)
-    if name == README_STUDY:
-        assert read_section(readme.read_text(encoding="utf-8"), README_MARKER, readme) == render_readme(results).strip()
+    if name in README_MARKERS:
+        written = read_section(readme.read_text(encoding="utf-8"), README_MARKERS[name], readme)
+        assert written == render_readme(results).strip()

@@ -11,8 +11,8 @@ from geo_sokoban_pipeline.reporting.study_figure import draw_study
 from geo_sokoban_pipeline.reporting.study_tables import render_readme, render_study
 from geo_sokoban_pipeline.storage import write_atomic, write_json
 
-README_STUDY = "default"  # whose short table stands in the README
-README_MARKER = "readme:results"
+# Studies whose short table stands in the README, with the name of its markers there.
+README_MARKERS = {"default": "readme:results", "geo3k": "readme:geo3k", "geo3k_multi_turn": "readme:geo3k_multi_turn"}
 
 
 def study_marker(name: str) -> str:
@@ -46,12 +46,12 @@ def write_study(docs: Path, results: Mapping[str, Any]) -> list[Path]:
 
 def render_sections(results: Mapping[str, Any]) -> list[str]:
     """Text of each document's section, in the order of the documents."""
-    return [render_study(results), *([render_readme(results)] if results["study"] == README_STUDY else [])]
+    return [render_study(results), *([render_readme(results)] if results["study"] in README_MARKERS else [])]
 
 
 def _documents(docs: Path, name: str) -> list[tuple[Path, str]]:
     """(document, marker) of each section that a study fills."""
-    readme = [(docs.parent / "README.md", README_MARKER)] if name == README_STUDY else []
+    readme = [(docs.parent / "README.md", README_MARKERS[name])] if name in README_MARKERS else []
     return [(docs / "learning.md", study_marker(name)), *readme]
 
 

@@ -54,16 +54,18 @@ def render_study(results: Results) -> str:
 def render_readme(results: Results) -> str:
     """The short table of the README: means of the seeds, with the lowest and the highest."""
     seeds, world = results["seeds"], world_of(results)
+    several = results["levels"].get("turn_limit", 1) > 1
     lines = []
-    for player in ("final", "warm_start", *_CONTROLS, "final_blank", *reversed(world.baselines[:-1])):
-        cells = [_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in _MODES]
-        if player in world.baselines:
-            cells[1] = ""
-        if cells[0] != DASH:
+    for player in ("final", "warm_start", *_CONTROLS, *world.disguised, *reversed(world.baselines[:-1])):
+        sampled, greedy = (_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in _MODES)
+        if sampled != DASH:
+            first = [_spread([find_rate(seed["rows"], player, _MODES[0], "first_attempt") for seed in seeds])]
             name = policy_label(player, world.world)
+            cells = [sampled, "" if player in world.baselines else greedy, *(first if several else [])]
             lines.append([f"**{name}**" if player == "final" else name, *cells])
     where = describe_played(results["levels"], len(seeds), world, short=True)
-    return "\n\n".join([where, _table(["player", "sampled", "greedy"], lines)])
+    head = ["player", "sampled", "greedy", *(["first attempt, sampled"] if several else [])]
+    return "\n\n".join([where, _table(head, lines)])
 
 
 def describe_played(levels: Mapping[str, Any], seeds: int, world: StudyWorld, *, short: bool = False) -> str:

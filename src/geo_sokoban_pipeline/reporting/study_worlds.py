@@ -31,7 +31,8 @@ class StudyWorld:
     Attributes:
         world: its name.
         words: for people.
-        players: rows of policies in the order of the tables. baselines: players without a policy.
+        players: rows of policies in the order of the tables. disguised: those that do not see the true picture.
+        baselines: players without a policy.
         dashed: players whose rates are lines of the figure, with the class of their colour.
         breakdowns: tables by kind; the seeds get each of the first one.
         describe: what was played, of the results' `levels`.
@@ -40,6 +41,7 @@ class StudyWorld:
     world: World
     words: Words
     players: tuple[str, ...]
+    disguised: tuple[str, ...]
     baselines: tuple[str, ...]
     dashed: tuple[tuple[str, str], ...]
     breakdowns: tuple[Breakdown, ...]
@@ -77,6 +79,7 @@ _WORLDS = {
         world="sokoban",
         words=SOKOBAN.words,
         players=("warm_start", "final", "control_teacher", "control_optimal", "final_blank"),
+        disguised=("final_blank",),
         baselines=("random", "random_legal", "teacher", "teacher_patient", "solver"),
         dashed=(("random_legal", "legal"), ("teacher_patient", "training")),
         breakdowns=(Breakdown("optimal length", length_rates),),
@@ -86,6 +89,7 @@ _WORLDS = {
         world="geometry",
         words=GEO3K.words,
         players=("warm_start", "final", "control_teacher", "control_optimal", "final_blank", "final_shuffled"),
+        disguised=("final_blank", "final_shuffled"),
         baselines=("most_frequent", "teacher", "label"),
         dashed=(("most_frequent", "legal"), ("teacher", "training")),
         breakdowns=(
