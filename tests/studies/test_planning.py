@@ -175,7 +175,7 @@ def test_the_studies_of_the_project_can_be_planned(name):
 
 def test_finished_are_members_with_the_same_parameters_and_all_files(tmp_path):
     (member,) = plan({"seeds": [0]}, root=tmp_path)
-    (other,) = plan({"seeds": [0], "train": {"loop": {"iterations": 150}}}, root=tmp_path)
+    (other,) = plan({"seeds": [0], "train": {"loop": {"iterations": 77}}}, root=tmp_path)
     folder = StudyFolder.of(tmp_path, "default")
     folder.write_record(member, 12.5, 2, {"version": "1"})
     assert not folder.is_finished(member)

@@ -184,8 +184,11 @@ def test_a_run_that_goes_on_has_no_time_of_its_own(tmp_path):
     ],
 )
 def test_children_end_with_the_study(tmp_path, number):
+    # Whoever runs the tests in the background may have the signals ignored, which children inherit.
     script = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.path[:0] = {sys.path!r}
 import importlib.util
 spec = importlib.util.spec_from_file_location("cases", {__file__!r})

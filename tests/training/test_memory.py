@@ -14,7 +14,7 @@ from runs import finish, kedro_command
 
 pytestmark = pytest.mark.slow
 
-ITERATIONS, EARLY, LATE, ALLOWED = 120, range(20, 60), range(80, 120), 15_000_000
+ITERATIONS, EARLY, LATE, ALLOWED = 120, range(40, 80), range(80, 120), 15_000_000
 # Every part of an iteration takes part, validation and saving too.
 PARAMETERS = {
     "sokoban.cell_px": 32,

@@ -115,3 +115,15 @@ def test_tokens_of_older_weights(rule: str, trained: list[bool], reasons: list[s
     masks = [sampled_by(episode, 4) * episode.loss_mask for episode in episodes]
     totals = [int(episode.loss_mask.sum()) for episode in episodes]
     assert [int(mask.sum()) for mask in masks] == [totals[0], totals[1] - 1, 0]
+
+
+def test_an_episode_that_was_given_up_may_have_the_newest_tokens() -> None:
+    """What is not trained still says which weights are the newest: the update masks by them."""
+    episodes = play([[1.0], [0.0]], [True, False])
+    for episode, version in zip(episodes, (3, 4), strict=True):
+        episode.weight_spans = [(version, int(np.flatnonzero(episode.loss_mask)[0]), len(episode.token_ids))]
+    episodes[0].weight_spans.append((4, len(episodes[0].token_ids), len(episodes[0].token_ids)))  # added no token
+    episodes[1].status, episodes[1].reward, episodes[1].drop_reason = "aborted", None, "aborted"
+    options = GrpoOptions(credit="episode", filter="none", min_groups=0, mixed_versions="mask")
+    score_trajectories(episodes, options, SUM)
+    assert [(episode.trained, episode.drop_reason) for episode in episodes] == [(False, "stale"), (False, "aborted")]

@@ -14,15 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.envs.sokoban import Board
-from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
-from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 
-_LEVEL = {"extra_info": {"env_config": Board.from_text("#####\n#@$.#\n#####").to_env_config()}}
+_LEVEL = "#####\n#@$.#\n#####"
 _PROBLEM = {"id": "tried", "answer": "1"}
 _PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
 _ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
@@ -37,18 +34,19 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
     if not run.startswith(TRAINING):
         return
     options: TrainOptions = getattr(parameters, run)
+    environments = _own_environments()
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
     reward = _find(f"{run}.reward.function", options.reward.function, "reward")
     if options.warm_start.steps:  # without one, nobody is imitated
         _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
-    for own_factory, sample in _own_environments():
+    for own_factory, sample in environments:
         if factory is own_factory:
             _try(run, "env.args", partial(own_factory, sample, options.env.args))
     for own_reward, outcome in _own_rewards():
         if reward is own_reward:
             _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
-    if factory is build_env:
+    if factory is environments[0][0]:
         drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
         if played is not None and drawn != played:
             raise ParameterError(
@@ -58,16 +56,20 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
 
 
 def _own_environments() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
-    """The project's own factories, and what each is tried on; graders are not imported with every command."""
+    """The project's own factories, Sokoban's first, and what each is tried on; not imported with every command."""
     from geo_sokoban_pipeline.envs.geo3k import answer_env
     from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+    from geo_sokoban_pipeline.envs.sokoban import Board
+    from geo_sokoban_pipeline.envs.sokoban.env import build_env
 
-    return [(build_env, _LEVEL), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM)]
+    level = {"extra_info": {"env_config": Board.from_text(_LEVEL).to_env_config()}}
+    return [(build_env, level), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM)]
 
 
 def _own_rewards() -> list[tuple[Any, SimpleNamespace]]:
     """The project's own rewards, and what each is tried on."""
     from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
+    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 
     of_answers = (math_reward, tolerance_reward, format_reward)
     return [(compute_reward, _PLAYED), *((reward, _ANSWERED) for reward in of_answers)]

@@ -50,7 +50,7 @@ def score_trajectories(
     reasons = dict(zip(groups, keep_groups(signals, options.filter, least), strict=True))
     if most is not None:
         _limit_groups(reasons, {e.group_index for e in trajectories if e.status == "aborted"}, most)
-    unfit = _version_reasons(graded, options.mixed_versions)
+    unfit = _version_reasons(graded, options.mixed_versions, newest_version(trajectories))
     for episode in graded:
         reason = reasons[episode.group_index] or unfit.get(id(episode))
         episode.trained = reason is None and bool(episode.loss_mask.any())
@@ -85,12 +85,11 @@ def _limit_groups(reasons: dict[int, str | None], broken: set[int], most: int) -
         reasons[group] = "surplus"
 
 
-def _version_reasons(episodes: Sequence[Trajectory], rule: str) -> dict[int, str]:
+def _version_reasons(episodes: Sequence[Trajectory], rule: str, newest: int) -> dict[int, str]:
     """Why episodes with tokens of older weights are dropped, by `id`; those that the rule allows are not in it."""
-    newest = newest_version(episodes)
     reasons = {}
     for episode in episodes:
-        versions = {version for version, _, _ in episode.weight_spans}
+        versions = _versions(episode)
         if rule == "drop" and versions - {newest}:
             reasons[id(episode)] = "mixed_versions"
         elif rule == "mask" and newest not in versions:
@@ -100,7 +99,12 @@ def _version_reasons(episodes: Sequence[Trajectory], rule: str) -> dict[int, str
 
 def newest_version(episodes: Sequence[Trajectory]) -> int:
     """Version of the newest weights that have sampled any of the episodes; −1 where none has a token."""
-    return max((version for episode in episodes for version, _, _ in episode.weight_spans), default=-1)
+    return max((version for episode in episodes for version in _versions(episode)), default=-1)
+
+
+def _versions(episode: Trajectory) -> set[int]:
+    """Versions of the weights that have sampled at least one token."""
+    return {version for version, start, end in episode.weight_spans if end > start}
 
 
 def _set_episode_advantages(graded: Sequence[Trajectory], options: GrpoOptions) -> None:
