@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import signal
@@ -10,7 +11,9 @@ import time
 
 import pytest
 
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_reply, write_request
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import all_gone, launch_options, stop, tree
 
@@ -65,3 +68,43 @@ def test_the_next_engine_takes_the_server_over(sglang_server, tiny_policy):
     second = SglangEngine(tiny_policy, launch_options())
     assert [member.launched.pid for member in second._fleet.members] == pids
     second.close()
+
+
+def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglang_server, tiny_policy):
+    policy = copy.deepcopy(tiny_policy)
+    engine = SglangEngine(policy, launch_options(count=2, faults=FAULTS))
+    try:
+        jolt(policy, 1)
+        engine.update_weights(None, 1)
+        assert len(set(engine.urls)) == 2
+        for url in engine.urls:
+            request = request_with(policy, [1])
+            assert_sampled_by(policy, request, asyncio.run(_ask_directly(url, engine, request)))
+        requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
+        struck, spared = engine._fleet.members
+        lives = struck.life, spared.life
+        striker = strike(struck.launched.pid, "kill")
+        replies = ask(engine, *requests)
+        striker.join()
+        assert spared.life == lives[1]
+        for request in requests:
+            assert replies[request.id].weight_version == 1
+            assert_sampled_by(policy, request, replies[request.id])
+        jolt(policy, 2)
+        engine.update_weights(None, 2)  # on the one that was killed, too, which is brought back for it at the latest
+        assert struck.life > lives[0]
+        for url in engine.urls:
+            request = request_with(policy, [2])
+            assert_sampled_by(policy, request, asyncio.run(_ask_directly(url, engine, request)))
+    finally:
+        engine.close()
+
+
+async def _ask_directly(url, engine, request):
+    """The reply of one server, past whatever shares the requests out."""
+    client = ServerClient(url, engine._options.faults, 1)
+    try:
+        body = write_request(request, engine.terms, "directly", bias=engine.terms.bias)
+        return read_reply(await client.generate(body, "directly"), request, engine.terms)
+    finally:
+        await client.close()
