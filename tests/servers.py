@@ -91,10 +91,18 @@ def all_gone(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
     """Whether processes have ended within so many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+        if not any(runs(process) for process in processes):
             return True
         time.sleep(0.1)
     return False
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process runs, also when it ends while it is being asked."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def stop(pid: int) -> None:

@@ -17,6 +17,7 @@ def test_study_of_geometry(tmp_path, name, task):
     docs = tmp_path / "project" / "docs"
     docs.mkdir(parents=True)
     shutil.copyfile(ROOT / "docs" / "learning.md", docs / "learning.md")
+    shutil.copyfile(ROOT / "README.md", docs.parent / "README.md")
     data = tmp_path / "data"
     words = ("--pipelines=study_geo3k", f"--params=study.name={name},study.docs={docs}")
     finish(kedro_command(*words, data_root=data), timeout=900)
@@ -30,6 +31,8 @@ def test_study_of_geometry(tmp_path, name, task):
     page = (docs / "learning.md").read_text(encoding="utf-8").partition(f"<!-- study:{task}:begin -->")[2]
     assert "| **after GRPO, sampled** |" in page.partition(f"<!-- study:{task}:end -->")[0]
     assert (docs / "img" / f"learning_{task}.svg").is_file()
+    readme = (docs.parent / "README.md").read_text(encoding="utf-8").partition(f"<!-- readme:{task}:begin -->")[2]
+    assert "after GRPO" in readme.partition(f"<!-- readme:{task}:end -->")[0]
 
 
 def test_a_study_of_another_task_is_refused(project):
