@@ -66,6 +66,7 @@ def make_results(
         "bars": BARS,
         "machine": {
             "workers": 2,
+            "other_workers": 2,
             "cores": [2],
             "processor": ["A 7"],
             "machine": ["x86_64"],

@@ -117,9 +117,12 @@ def test_figure_of_a_geometry_study():
 
 
 def test_what_a_study_was_made_with():
-    text = render_study(make_results(make_seed(0, 420)))
+    results = make_results(make_seed(0, 420))
+    text = render_study(results)
     assert "Measured on 2 cores (A 7, x86_64), 2 runs side by side, one thread each; this package 0.1.0 (commit" in text
     assert "commit abc and unknown), Python 3.11.7, torch 2.13.0, transformers 5.23.0." in text
+    text = render_study({**results, "machine": {**results["machine"], "workers": 1, "other_workers": 2}})
+    assert "x86_64), one training run at a time on all of them, 2 others side by side; this" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| 0 |")]
     assert "| 202 (2\u202f000 steps, 1.01 of GRPO) |" in line
 

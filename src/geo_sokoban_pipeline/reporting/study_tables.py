@@ -208,8 +208,10 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     def name(what: str, unknown: str = "unknown") -> str:
         return " and ".join(unknown if value is None else str(value) for value in machine[what])
 
-    workers = machine["workers"]
+    workers, others = machine["workers"], machine["other_workers"]
     beside = f"{workers} runs side by side, one thread each" if workers > 1 else "one run at a time on all of them"
+    if workers == 1 < others:
+        beside = f"one training run at a time on all of them, {others} others side by side"
     return (
         f"Measured on {name('cores')} cores ({name('processor', 'processor not named by the system')}, "
         f"{name('machine')}), {beside}; this package {name('version')} (commit "

@@ -49,7 +49,7 @@ def collect_results(
         "max_minutes": study.max_minutes,
         "least_spent": study.least_spent,
         "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
-        "machine": _describe_machine(records),
+        "machine": _describe_machine(records, [member.run_id for member in trained]),
         "made_with": {run_id: record.get("maker") for run_id, record in records.items()},
         "levels": _describe_played(first, first.root),
         "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
@@ -218,11 +218,17 @@ def _shared(member: Member, trained: Path, column: str) -> int:
     return len(values(member.root, "eval_prompts") & values(trained, "prompts"))
 
 
-def _describe_machine(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence[str]) -> dict[str, Any]:
     """What made the members: one list of distinct values for each thing, in the order of the members.
 
-    Records of other versions stay valid, so a study may have been made with several.
+    Records of other versions stay valid, so a study may have been made with several. How many ran side by side is told
+    apart for training runs, whose minutes are reported, and for all others.
     """
+
+    def most(chosen: Iterable[Mapping[str, Any]]) -> int:
+        return max((record.get("workers") or 1 for record in chosen), default=1)
+
     makers = [record.get("maker") or {} for record in records.values()]
     found: dict[str, Any] = {name: list(dict.fromkeys(maker.get(name) for maker in makers)) for name in _MAKER}
-    return {"workers": max((record.get("workers") or 1 for record in records.values()), default=1), **found}
+    others = [record for run_id, record in records.items() if run_id not in trained]
+    return {"workers": most(records[run_id] for run_id in trained), "other_workers": most(others), **found}
