@@ -19,13 +19,13 @@ from geo_sokoban_pipeline.envs.splits import SPLITS
 from geo_sokoban_pipeline.options.sokoban import HubOptions, SokobanDataOptions
 from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
 from geo_sokoban_pipeline.preflight.sample import DataSample
+from geo_sokoban_pipeline.preflight.stored_prompts import TABLES, compare_stored
 from geo_sokoban_pipeline.preflight.subject import Subject
 
 Row = dict[str, Any]
 _GROUP = "data"
 # Without these, a stored row is nobody's prompt.
 _COLUMNS = ("id", "prompt", "images", "data_source", "level_xsb", "level_hash", "layout_hash", "split_rule")
-_TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
 
 
 def inspect_levels(subject: Subject, load_hub_rows: HubLoader | None, stored: Path) -> DataSample:
@@ -97,22 +97,11 @@ def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Chec
     Args:
         folder: of the prompts tables in 05_model_input.
     """
-    paths = {split: folder / f"{name}.parquet" for split, name in _TABLES.items()}
-    if not all(path.is_file() for path in paths.values()):
-        return [Check(_GROUP, "stored prompts", "skipped", "none yet; the data nodes of the run make them")]
-    if options.source != "generate":
-        text = "whose they are cannot be told from their rows; the data nodes of the run make them anew"
-        return [Check(_GROUP, "stored prompts", "skipped", text)]
-    found: list[Check] = []
-    for split, path in paths.items():
-        try:
-            differs = _differences(_read(path), split, options)
-        except OSError as error:
-            differs = [f"not readable ({' '.join(str(error).split())})"]
-        if differs:
-            text = f"{path}: {'; '.join(differs)}"
-            found.append(Check(_GROUP, "stored prompts", "warning", text, "the data nodes of the run make them anew"))
-    return found or [Check(_GROUP, "stored prompts", "ok", "made with these options, as far as their rows tell")]
+
+    def differences(path: Path, split: str) -> list[str]:
+        return _differences(_read(path), split, options)
+
+    return compare_stored(_GROUP, folder, differences, generated=options.source == "generate")
 
 
 def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) -> list[Row]:
@@ -121,7 +110,7 @@ def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) 
     Args:
         stored: folder of the prompts tables in 05_model_input.
     """
-    path = stored / f"{_TABLES['train']}.parquet"
+    path = stored / f"{TABLES['train']}.parquet"
     if options.source == "generate" and path.is_file():
         try:
             rows = _read(path)

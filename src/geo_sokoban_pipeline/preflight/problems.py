@@ -20,12 +20,12 @@ from geo_sokoban_pipeline.envs.splits import SPLITS
 from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
 from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
 from geo_sokoban_pipeline.preflight.sample import DataSample
+from geo_sokoban_pipeline.preflight.stored_prompts import compare_stored
 from geo_sokoban_pipeline.preflight.subject import Subject
 from geo_sokoban_pipeline.row_stream import stored_rows
 
 Row = dict[str, Any]
 _GROUP = "data"
-_TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
 
 
 def inspect_problems(subject: Subject, hub: HubReader | None, stored: Path) -> DataSample:
@@ -115,22 +115,11 @@ def check_stored_prompts(options: Geo3kDataOptions, section: str, folder: Path) 
     Args:
         folder: of the prompts tables in 05_model_input.
     """
-    paths = {split: folder / f"{name}.parquet" for split, name in _TABLES.items()}
-    if not all(path.is_file() for path in paths.values()):
-        return [Check(_GROUP, "stored prompts", "skipped", "none yet; the data nodes of the run make them")]
-    if options.source != "generate":
-        text = "whose they are cannot be told from their rows; the data nodes of the run make them anew"
-        return [Check(_GROUP, "stored prompts", "skipped", text)]
-    found: list[Check] = []
-    for split, path in paths.items():
-        try:
-            differs = _differences(path, split, options, section)
-        except (OSError, ValueError) as error:
-            differs = [f"not readable ({' '.join(str(error).split())})"]
-        if differs:
-            text = f"{path}: {'; '.join(differs)}"
-            found.append(Check(_GROUP, "stored prompts", "warning", text, "the data nodes of the run make them anew"))
-    return found or [Check(_GROUP, "stored prompts", "ok", "made with these options, as far as their rows tell")]
+
+    def differences(path: Path, split: str) -> list[str]:
+        return _differences(path, split, options, section)
+
+    return compare_stored(_GROUP, folder, differences, generated=options.source == "generate")
 
 
 def _first(options: Geo3kDataOptions, rows: int) -> Geo3kDataOptions:

@@ -51,19 +51,11 @@ class ServerClient:
 
     async def is_ready(self, path: str = "/ready") -> bool:
         """Whether the server takes requests; False too where nobody listens."""
-        try:
-            async with self._session.get(f"{self.url}{path}", timeout=_limit(_READY_SECONDS)) as answer:
-                return answer.status == 200
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return False
+        return await self._answers(path, _READY_SECONDS)
 
     async def is_computing(self, seconds: float) -> bool:
         """Whether the server's model computes a token, or is at work on others, within so many seconds."""
-        try:
-            async with self._session.get(f"{self.url}/health", timeout=_limit(seconds)) as answer:
-                return answer.status == 200
-        except (TimeoutError, aiohttp.ClientError, OSError):
-            return False
+        return await self._answers("/health", seconds)
 
     async def get(self, path: str) -> Any:
         """JSON answer to a question."""
@@ -85,6 +77,13 @@ class ServerClient:
         if self._opened is not None:
             await self._opened.close()
             self._opened = None
+
+    async def _answers(self, path: str, seconds: float) -> bool:
+        try:
+            async with self._session.get(f"{self.url}{path}", timeout=_limit(seconds)) as answer:
+                return answer.status == 200
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
 
     async def _post(self, path: str, body: Any, seconds: float, headers: dict[str, str] | None = None) -> Any:
         return await self._ask("POST", path, body, seconds, headers)
