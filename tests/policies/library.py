@@ -1,4 +1,4 @@
-"""The library's own forward pass, against which our shortcuts are compared."""
+"""The library's own forward pass, against which our shortcuts are compared, and pictures to compare on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from geo_sokoban_pipeline.grpo.log_probs import token_log_probs
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.trajectories import Trajectory
+
+SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
+
+
+def read_noise(policy: Policy, sizes: Sequence[tuple[int, int]] = SIZES) -> list[EncodedImage]:
+    """Pictures of noise of these widths and heights, as the policy's processor gives them."""
+    generator = np.random.default_rng(0)
+    return [
+        policy.reader.read(Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)))
+        for width, height in sizes
+    ]
 
 
 def library_inputs(policy: Policy, token_ids: np.ndarray, images: Sequence[EncodedImage]) -> dict[str, Tensor]:

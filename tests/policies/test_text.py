@@ -5,41 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies import text
 from geo_sokoban_pipeline.policies.positions import extend_positions
 from geo_sokoban_pipeline.policies.text import place_images, run_text
-from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.policies.vision import encode_images
-from policies.library import library_inputs
-
-SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
-
-
-@pytest.fixture(scope="module")
-def deep_policy():
-    """Two deepstack layers, three language layers, grouped key-value heads."""
-    options = TinyPolicyOptions(layers=3, heads=4, kv_heads=2, vision_layers=3, deepstack=(0, 2))
-    return build_tiny_policy(options, seed=4)
-
-
-@pytest.fixture(params=["tiny", "deep"])
-def policy(request, tiny_policy, deep_policy):
-    return tiny_policy if request.param == "tiny" else deep_policy
-
-
-def read(policy, sizes=SIZES):
-    generator = np.random.default_rng(0)
-    return [
-        policy.reader.read(Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)))
-        for width, height in sizes
-    ]
+from policies.library import SIZES, library_inputs, read_noise
 
 
 def conversation(policy, sizes):
-    images = read(policy, sizes)
+    images = read_noise(policy, sizes)
     pad, mark = policy.codec.image_pad_id, policy.tokenizer.convert_tokens_to_ids("<|vision_start|>")
     ids = [5, 6, 7]
     for image in images:

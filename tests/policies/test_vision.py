@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies import vision
-from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.policies.vision import encode_images
-
-SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
-
-
-@pytest.fixture(scope="module")
-def deep_policy():
-    """Two deepstack layers, three language layers, grouped key-value heads."""
-    options = TinyPolicyOptions(layers=3, heads=4, kv_heads=2, vision_layers=3, deepstack=(0, 2))
-    return build_tiny_policy(options, seed=4)
-
-
-@pytest.fixture(params=["tiny", "deep"])
-def policy(request, tiny_policy, deep_policy):
-    return tiny_policy if request.param == "tiny" else deep_policy
-
-
-def read(policy, sizes=SIZES):
-    generator = np.random.default_rng(0)
-    return [
-        policy.reader.read(Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)))
-        for width, height in sizes
-    ]
+from policies.library import read_noise
 
 
 @torch.no_grad()
@@ -44,7 +19,7 @@ def library_features(policy, image):
 @pytest.mark.parametrize("batch_patches", [16_384, 40, 1])
 def test_picture_features_equal_the_library(policy, monkeypatch, batch_patches):
     monkeypatch.setattr(vision, "VISION_BATCH_PATCHES", batch_patches)
-    images = read(policy)
+    images = read_noise(policy)
     with torch.no_grad():
         features = encode_images(policy.model.model.visual, images, policy.image_processor)
     assert len(features.embeddings) == sum(image.token_count(2) for image in images)
@@ -59,7 +34,7 @@ def test_picture_features_equal_the_library(policy, monkeypatch, batch_patches):
 
 
 def test_rows_of_several_pictures_follow_the_order_asked(tiny_policy):
-    images = read(tiny_policy, [(96, 96), (32, 32)])
+    images = read_noise(tiny_policy, [(96, 96), (32, 32)])
     with torch.no_grad():
         features = encode_images(tiny_policy.model.model.visual, images, tiny_policy.image_processor)
     assert features.rows([images[1].key, images[0].key, images[1].key]).tolist() == [9, *range(9), 9]
@@ -67,7 +42,7 @@ def test_rows_of_several_pictures_follow_the_order_asked(tiny_policy):
 
 
 def test_gradients_reach_the_vision_tower(deep_policy):
-    images = read(deep_policy, [(64, 64)])
+    images = read_noise(deep_policy, [(64, 64)])
     features = encode_images(deep_policy.model.model.visual, images, deep_policy.image_processor)
     (features.embeddings.sum() + sum(layer.sum() for layer in features.deepstack)).backward()
     missing = [n for n, p in deep_policy.model.model.visual.named_parameters() if p.grad is None]

@@ -1,0 +1,22 @@
+"""Policies of two shapes, for what must hold whatever the number of layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+
+
+@pytest.fixture(scope="package")
+def deep_policy() -> Policy:
+    """Two deepstack layers, three language layers, grouped key-value heads."""
+    options = TinyPolicyOptions(layers=3, heads=4, kv_heads=2, vision_layers=3, deepstack=(0, 2))
+    return build_tiny_policy(options, seed=4)
+
+
+@pytest.fixture(params=["tiny", "deep"])
+def policy(request: pytest.FixtureRequest, tiny_policy: Policy, deep_policy: Policy) -> Policy:
+    """Each of the two in turn."""
+    return tiny_policy if request.param == "tiny" else deep_policy
