@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 LOCK_FILE = "run.lock"
+_WAY_OUT = ", or take another run by --params run_id=…"
 
 
 class RunLockedError(RuntimeError):
@@ -29,13 +30,14 @@ class RunLock:
 
     Args:
         folder: the run's folder under 06_models; made if absent.
+        way_out: what to do beside waiting for the holder or stopping it.
 
     Raises:
         RunLockedError: another process, or another lock of this one, holds it.
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, way_out: str = _WAY_OUT) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / LOCK_FILE
         # "a+": opening must not empty the file, it may hold the name of a living holder
@@ -44,7 +46,7 @@ class RunLock:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._handle.seek(0)
-            message = _describe_holder(folder, self._handle.read())
+            message = _describe_holder(folder, self._handle.read(), way_out)
             self.close()
             raise RunLockedError(message) from error
         self._handle.truncate(0)
@@ -75,13 +77,13 @@ def find_holder(folder: Path) -> str | None:
     return None
 
 
-def _describe_holder(folder: Path, written: str) -> str:
+def _describe_holder(folder: Path, written: str, way_out: str = _WAY_OUT) -> str:
     try:
         holder = json.loads(written)
         who = "process {pid} on {host}, started {started}: {command}".format(**holder)
     except (ValueError, KeyError, TypeError):
         who = "a process that has not written its name yet"
-    return f"{folder} is in use by {who}. Wait for it or stop it, or take another run by --params run_id=…"
+    return f"{folder} is in use by {who}. Wait for it or stop it{way_out}"
 
 
 def _describe_process() -> dict[str, int | str]:

@@ -128,8 +128,8 @@ class RunStore:
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""
-        files = sorted((self._outputs(source) / "metrics").glob("iter=*.json"), key=lambda path: int(path.stem[5:]))
-        return [read_json(file) for file in files]
+        files = _by_iteration((self._outputs(source) / "metrics").glob("iter=*.json"))
+        return [read_json(file) for file in files.values()]
 
     def _outputs(self, source: SourceOptions) -> Path:
         return self.root / "07_model_output" / source.run / source.run_id
@@ -176,9 +176,9 @@ class RunStore:
         return f"source.checkpoint={source.checkpoint} of {source.run}/{source.run_id}"
 
 
-def _by_iteration(folders: Iterable[Path]) -> dict[int, Path]:
-    """Folders `iter=00012` by their number, in its order; others are not ours."""
-    numbers = ((path.name.removeprefix("iter="), path) for path in folders)
+def _by_iteration(paths: Iterable[Path]) -> dict[int, Path]:
+    """Folders `iter=00012` or files `iter=00012.json` by their number, in its order; others are not ours."""
+    numbers = ((path.name.removeprefix("iter=").removesuffix(".json"), path) for path in paths)
     return dict(sorted((int(number), path) for number, path in numbers if number.isdigit()))
 
 

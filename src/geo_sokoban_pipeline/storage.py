@@ -1,7 +1,8 @@
 """Files appear whole or not at all: written under a temporary name, flushed, renamed; folders show by their manifest.
 
-A manifest (`manifest.json`) is the last file of a folder and holds size and blake2b digest of every other one, so a
-folder without a manifest does not exist, and a truncated or foreign file in a folder is named before anything is read.
+A manifest (`manifest.json`) is the last file of a folder, the one that is flushed, and holds size and blake2b digest of
+every other one. So a folder without a manifest does not exist, and a truncated file, or a foreign one that a loader of
+weights would look at, is named before anything is read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+_LOADED = (".json", ".safetensors")  # files that libraries find by their names
 
 
 class CorruptFolderError(RuntimeError):
@@ -84,11 +86,25 @@ def write_folder(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[
         entries = write(temporary)
         manifest = {**entries, "files": describe_files(temporary)}
         write_json(temporary / MANIFEST, manifest)
-        remove_folder(folder)
-        temporary.replace(folder)
+        _put_in_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return manifest
+
+
+def _put_in_place(made: Path, folder: Path) -> None:
+    """Rename a folder; what was there before is put aside, and back again if that fails."""
+    if not folder.exists():
+        made.replace(folder)
+        return
+    old = made.with_name(made.name.removesuffix(".tmp") + ".old.tmp")
+    folder.replace(old)
+    try:
+        made.replace(folder)
+    except OSError:
+        old.replace(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -107,7 +123,8 @@ def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any] | None
         verify: compare size and digest of every listed file.
 
     Raises:
-        CorruptFolderError: a listed file is missing, truncated or altered; the message names it.
+        CorruptFolderError: a listed file is missing, truncated or altered, or weights or settings lie there that are
+            not listed; the message names the file.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -136,6 +153,9 @@ def verify_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
                 f"{path} differs from its manifest ({size} bytes, {expected['bytes']} recorded). "
                 f"It was truncated or changed after it was written; delete {folder} to have it made again."
             )
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _LOADED and path.name != MANIFEST and path.relative_to(folder).as_posix() not in files:
+            raise CorruptFolderError(f"{path} is not listed in {folder / MANIFEST}. Take it away: it could be loaded.")
 
 
 def remove_folder(folder: Path) -> None:

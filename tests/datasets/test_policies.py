@@ -115,6 +115,37 @@ def test_full_disk_keeps_the_old_policy(policy: PolicyDataset, tmp_path: Path, m
     assert policy.load().manifest["source"] == "tiny"
 
 
+def test_a_failed_replacement_keeps_the_old_policy(policy: PolicyDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.replace
+
+    def fail(path: Path, target: Path) -> Path:
+        if target == policy._path and not path.name.endswith(".old.tmp"):
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            write_policy(policy._path, lambda folder: (folder / "config.json").write_text("[]") and {})
+    assert policy.load().manifest["source"] == "tiny"
+    assert [path.name for path in policy._path.parent.iterdir()] == ["policy"]
+    write_policy(policy._path, lambda folder: (folder / "config.json").write_text("[]") and {})
+    assert (policy.load().path / "config.json").read_text() == "[]"
+    assert [path.name for path in policy._path.parent.iterdir()] == ["policy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "named"), [("model-00002.safetensors", True), ("processor/chat.json", True), ("notes.txt", False)]
+)
+def test_foreign_files_that_could_be_loaded_are_named(policy: PolicyDataset, name: str, named: bool) -> None:
+    (policy._path / name).write_text("{}")
+    if named:
+        with pytest.raises(DatasetError, match=rf"{name} is not listed in .*manifest\.json. Take it away"):
+            policy.load()
+    else:
+        policy.load()
+
+
 def test_works_without_kedro(tmp_path: Path) -> None:
     stored = write_policy(tmp_path / "policy", write)
     assert open_policy(tmp_path / "policy") == stored == PolicyFolder(tmp_path / "policy", stored.manifest)

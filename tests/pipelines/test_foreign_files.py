@@ -55,6 +55,12 @@ def test_a_run_goes_on_beside_foreign_files(finished_run, clone, tmp_path):
     clone.run("check_sokoban", params={**LONGER, "check_sokoban": {"timed": False}})
 
 
+def test_a_control_reads_its_run_beside_foreign_files(clone):
+    litter(clone.folder("07_model_output"), clone.folder("06_models"))
+    clone.run("control_sokoban", params={"control_sokoban": {"share": 0.1}})
+    assert clone.load("control_sokoban.eval_summary")["policies"] == ["control_teacher"]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

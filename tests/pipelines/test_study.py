@@ -145,7 +145,7 @@ def test_control_of_a_finished_run(clone, count_calls, imitate):
         clone.run("control_sokoban", params=parameters)
     row.write_text(stored)
     parameters["control_sokoban"]["share"] = 3.0
-    with pytest.raises(FingerprintError, match=r"control\.share: stored 1\.0, now 3\.0"):
+    with pytest.raises(FingerprintError, match=r"control\.share: stored 1\.1, now 3\.0"):
         clone.run("control_sokoban", params=parameters)
 
 

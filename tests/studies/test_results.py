@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from geo_sokoban_pipeline.studies.results import _describe_machine, _imitation_curve, _loop_curve, _rows
+import pytest
+
+from geo_sokoban_pipeline.storage import write_json
+from geo_sokoban_pipeline.studies.results import (
+    ResultsError,
+    _check_prompts,
+    _describe_machine,
+    _imitation_curve,
+    _loop_curve,
+    _rows,
+)
 
 
 def summary(policies: list[str], *rows: tuple[str, str]) -> dict[str, Any]:
@@ -51,6 +62,27 @@ def test_curve_of_imitation_has_only_played_rows():
         {"step": 2, "cpu_seconds": 2.04, "sampled_solve_rate": 0.125, "greedy_solve_rate": 0.25},
     ]
     assert _imitation_curve(history) == [[2.0, 0.125, 0.25]]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "good"),
+    [(["a", "a", "a", "b", "b"], True), (["a", None, "a", "b", None], True), (["a", "c", "a", "b", "b"], False)],
+)
+def test_rows_of_one_table_are_of_the_same_prompts(tmp_path, hashes, good):
+    names = ["x", "x-teacher", "x-optimal", "x-wide", "y-wide"]
+    kinds = ["train", "control", "control", "evaluate", "evaluate"]
+    members = [
+        SimpleNamespace(run_id=name, kind=kind, part=part, summary=tmp_path / f"{name}.json")
+        for name, kind, part in zip(names, kinds, ["", "teacher", "optimal", "wide", "wide"], strict=True)
+    ]
+    for member, found in zip(members, hashes, strict=True):
+        write_json(member.summary, {} if found is None else {"prompts_hash": found})
+    if good:
+        _check_prompts(members)
+    else:
+        message = "x, x-optimal and x-teacher have played different evaluation prompts: .* Give fresh=true"
+        with pytest.raises(ResultsError, match=message):
+            _check_prompts(members)
 
 
 def test_everything_that_made_a_study_is_named():

@@ -13,6 +13,7 @@ from geo_sokoban_pipeline.evaluation.baselines import play_baselines
 from geo_sokoban_pipeline.evaluation.endings import Disguise, read_ending
 from geo_sokoban_pipeline.evaluation.playing import play_prompts
 from geo_sokoban_pipeline.evaluation.scorers import scorer_of
+from geo_sokoban_pipeline.fingerprint import hash_rows
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
@@ -62,6 +63,7 @@ def evaluate_policies(
         "task": options.task,
         "run": run,
         "prompts": len(rows_to_play),
+        "prompts_hash": hash_rows(rows_to_play),
         **scorer.describe(rows_to_play, options),
         "policies": list(policies),
         "rows": summary_rows,

@@ -31,6 +31,7 @@ _HEALTH = (
         "mean gap of log-probs; later optimizer steps widen it",
     ),
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, pictures included"),
+    ("perf/memory_gb", "Memory", "GB, of the run and its helping processes"),
 )
 _SHARES = (
     "train/pg_clipfrac",

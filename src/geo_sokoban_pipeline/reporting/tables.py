@@ -17,8 +17,9 @@ _PHASES = (
     ("perf/env_time", "of it: environment (moves, pictures)", True),
     ("perf/update_time", "Update", False),
     ("perf/eval_time", "Validation", False),
+    ("perf/save_time", "Saving (episodes, metrics, checkpoint)", False),
 )
-_STEP = "perf/step_time"
+_STEP, _SAVED = "perf/step_time", "perf/save_time"
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ class DataTable:
 def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
     """Phases of a mean iteration, what is left over, and the whole iteration last; [] where nothing was timed.
 
-    A phase that only some iterations have (validation) counts as 0 seconds in the others, so that shares add up.
+    A phase that only some iterations have (validation) counts as 0 seconds in the others, so that shares add up. Each
+    row has the time that saving the iteration before took; that of the last one is known to nobody.
     """
     timed = [row for row in rows if is_number(row.get(_STEP))]
-    whole = sum(row[_STEP] for row in timed)
+    whole = sum(row[_STEP] + (row.get(_SAVED) or 0.0) for row in timed)
     if not timed or whole <= 0:
         return []
     found = []

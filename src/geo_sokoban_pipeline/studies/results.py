@@ -25,6 +25,10 @@ _VALIDATION = "eval/validation/"
 _MAKER = ("cores", "processor", "machine", "python", "torch", "transformers", "version", "commit")
 
 
+class ResultsError(ValueError):
+    """Runs that cannot stand in one table; the message names them and the way out."""
+
+
 def collect_results(
     name: str, study: StudyDefinition, members: Sequence[Member], folder: StudyFolder
 ) -> dict[str, Any]:
@@ -35,6 +39,7 @@ def collect_results(
         (versions and machine by run id), `levels` (what was played), `seeds` (per seed: rows of the evaluation,
         CPU-seconds, minutes, curves), `sets` (per further set: title, levels, rows per seed).
     """
+    _check_prompts(members)
     trained = [member for member in members if member.kind == "train"]
     records = {member.run_id: folder.read_record(member) for member in members}
     seeds = []
@@ -56,6 +61,27 @@ def collect_results(
         "seeds": seeds,
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
     }
+
+
+def _check_prompts(members: Sequence[Member]) -> None:
+    """See that all runs whose rows stand in one table have played the same prompts, as far as their summaries tell.
+
+    Raises:
+        ResultsError: they have not.
+    """
+    for part in dict.fromkeys(member.part if member.kind == "evaluate" else "" for member in members):
+        played: dict[str | None, list[str]] = {}
+        for member in members:
+            if (member.part if member.kind == "evaluate" else "") == part:
+                found = read_json(member.summary).get("prompts_hash")
+                played.setdefault(found, []).append(member.run_id)
+        played.pop(None, None)  # summaries of earlier versions
+        if len(played) > 1:
+            others = " and ".join(", ".join(run_ids) for run_ids in played.values())
+            raise ResultsError(
+                f"{others} have played different evaluation prompts: they were made anew in between. "
+                "Give fresh=true, and leave the data alone while a study runs."
+            )
 
 
 def _describe_seed(member: Member, controls: Sequence[Member], record: Mapping[str, Any]) -> dict[str, Any]:

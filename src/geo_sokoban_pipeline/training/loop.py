@@ -29,7 +29,7 @@ from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBacke
 from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, compare_workers, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.crew import Crew
-from geo_sokoban_pipeline.training.process import freeze_survivors, set_threads
+from geo_sokoban_pipeline.training.process import freeze_survivors, resident_bytes, set_threads
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
@@ -164,6 +164,7 @@ class _Loop:
         row["perf/step_time"] = time.perf_counter() - began
         # What Kedro took to write the iteration before: this one's row is written before it is known.
         row |= {"perf/save_time": self.saving.seconds, "perf/save_cpu_time": self.saving.cpu_seconds}
+        row["perf/memory_gb"] = resident_bytes() / 1e9
         name = partition(iteration)
         checkpoint: dict[str, Any] = {}
         if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):

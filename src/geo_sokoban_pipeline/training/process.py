@@ -1,12 +1,13 @@
-"""What this process is set to before it trains: torch's threads, and what the garbage collector looks at.
+"""What this process is set to before it trains (torch's threads, what the garbage collector looks at), and its memory.
 
-Neither changes a result but by the number of threads, which every manifest therefore holds.
+None of it changes a result but the number of threads, which every manifest therefore holds.
 """
 
 from __future__ import annotations
 
 import gc
 
+import psutil
 import torch
 
 
@@ -27,3 +28,15 @@ def freeze_survivors() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process and all it has started; what several of them share counts in each."""
+    own = psutil.Process()
+    found = 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            found += process.memory_info().rss
+        except psutil.NoSuchProcess:  # it has ended meanwhile
+            continue
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,20 +89,27 @@ def _check_project(project: Path) -> None:
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     """The plan, once all its members are finished."""
+    from geo_sokoban_pipeline.run_lock import RunLock, RunLockedError
+    from geo_sokoban_pipeline.storage import CorruptFolderError
     from geo_sokoban_pipeline.studies.processes import MemberError, run_members
 
     try:
-        run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
-    except MemberError as error:
+        # Records and logs go by the study's name: the same study under another run id would share them.
+        with closing(RunLock(plan.folder.path, way_out=".")):
+            run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
+    except (MemberError, RunLockedError, CorruptFolderError) as error:
         refuse(error)
     return plan
 
 
 def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:
     """Results by the name of the study."""
-    from geo_sokoban_pipeline.studies.results import collect_results
+    from geo_sokoban_pipeline.studies.results import ResultsError, collect_results
 
-    return {plan.name: collect_results(plan.name, plan.definition, plan.members, plan.folder)}
+    try:
+        return {plan.name: collect_results(plan.name, plan.definition, plan.members, plan.folder)}
+    except ResultsError as error:
+        refuse(error)
 
 
 def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]) -> None:
