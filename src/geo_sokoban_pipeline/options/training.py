@@ -105,7 +105,7 @@ class OptimizerOptions(StrictModel):
     clip: PositiveFloat = Field(0.3, description="Largest gradient norm.")
     warmup_iterations: int = Field(10, ge=0, description="Iterations of linear warm-up.")
     schedule_iterations: PositiveInt = Field(
-        180,
+        150,
         description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended.",
     )
     decay_fraction: float = Field(0.5, ge=0, le=1, description="Last share of the schedule over which the rate falls.")
@@ -130,7 +130,7 @@ class PromptOptions(StrictModel):
 class LoopOptions(StrictModel):
     """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
 
-    iterations: PositiveInt = Field(180, description="Iterations in all; raising it extends a finished run.")
+    iterations: PositiveInt = Field(150, description="Iterations in all; raising it extends a finished run.")
     save_interval: PositiveInt = Field(1, description="Iterations between checkpoints; the last one is always saved.")
     eval_interval: int = Field(30, ge=0, description="Iterations between validations; 0: none.")
     eval_prompts: PositiveInt | None = Field(160, description="Validation prompts played. None: all.")

@@ -1,8 +1,8 @@
 """Warm start: supervised imitation of a teacher, until GRPO has something to work with.
 
 Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
-and the policy it starts from; of several processes each makes the numbers it trains on. Validations only watch: neither
-weights nor any draw depend on them, and their time is not counted.
+and the policy it starts from; of several processes each makes the numbers it trains on. Validations only watch, but
+for `stop_below`, which ends the stage: neither weights nor any draw depend on them, and their time is not counted.
 """
 
 from __future__ import annotations
