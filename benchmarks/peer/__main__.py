@@ -33,7 +33,7 @@ def main() -> int:
     comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy"
-        _prepare_policy(policy, options.threads)
+        prepare_policy(policy, options.threads)
         for turns in options.turns:
             setting = Setting(
                 policy, turns, options.groups, options.group_size, options.threads, steps=options.rounds + 1
@@ -65,7 +65,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _prepare_policy(folder: Path, threads: int) -> None:
+def prepare_policy(folder: Path, threads: int) -> None:
     """Save the default tiny policy after a short imitation of random legal moves: replies are well formed."""
     import torch
     from benchmarks.peer.world import CELL_PX, make_rows

@@ -1,7 +1,7 @@
 """This project's side: one step is what an iteration of the loop is, from drawing prompts to the changed weights.
 
 The update trains all episodes in one optimizer step, with one advantage per episode, as TRL does. The trajectories are
-written as parquet inside the clock.
+checked against the contract and written as parquet inside the clock, as Kedro does it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peer.setting import (
@@ -22,14 +21,16 @@ from benchmarks.peer.setting import (
 )
 from benchmarks.peer.world import REWARD_ARGS
 
+from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.schemas import TrajectoryContract
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
-from geo_sokoban_pipeline.trajectory_files import name_parts, write_trajectories
+from geo_sokoban_pipeline.trajectory_files import name_parts
 
 Rows = list[dict[str, Any]]
 
@@ -78,7 +79,9 @@ def run_ours(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Calla
     sampler = build_sampler(rows, options, 0, None)
     collector = Collector("bench_peer", 0, options, rows, policy, engine)
     vision = policy.model.model.visual
+    contract = TrajectoryContract()
     with tempfile.TemporaryDirectory() as folder:
+        stored = TrajectoriesDataset(folder)
         for iteration in range(setting.steps):
             if not wait():
                 break
@@ -89,19 +92,18 @@ def run_ours(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Calla
             collected = time.perf_counter()
             metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, iteration, 0)
             updated = time.perf_counter()
-            for name, table in name_parts(iteration, trajectories, policy.table_context).items():
-                write_trajectories(Path(folder) / f"{name.replace('/', '-')}.parquet", table)
+            stored.save(contract.validate(name_parts(iteration, trajectories, policy.table_context)))
             ended, cpu_ended = time.perf_counter(), time.process_time()
             times = {
                 "wall": ended - began,
                 "cpu": cpu_ended - cpu,
                 "generation": collected - began,
-                "processing": 0.0,
+                "processing": None,
                 "update": updated - collected,
                 "writing": ended - updated,
             }
             moved = largest_change(before, vision)
-            running = describe_running(policy.model, backend._optimizer)
+            running = describe_running(policy.model, *backend.optimizers.in_force)
             tell(StepReport(**times, vision_moved=moved, running=running, **_describe(trajectories, metrics, policy)))
 
 

@@ -40,7 +40,7 @@ class Comparison:
     @property
     def ratio_without_processing(self) -> float:
         """Ratio of seconds if preparing pictures cost TRL nothing at all."""
-        rest = [report.wall - report.processing for report in self.theirs]
+        rest = [report.wall - (report.processing or 0.0) for report in self.theirs]
         return statistics.median(rest) / median(self.ours, "wall")
 
 
@@ -88,9 +88,11 @@ def write_json(path: Path, comparisons: list[Comparison], arguments: dict[str, A
 
 def _row(setting: Setting, name: str, reports: list[StepReport]) -> str:
     tokens = median(reports, "tokens")
-    seconds = [median(reports, field) for field in ("wall", "cpu", "generation", "processing", "update", "writing")]
-    cells = [setting.turns, name, *(f"{value:.2f}" for value in seconds), f"{tokens / setting.episodes:.0f}"]
-    return "| " + " | ".join(map(str, [*cells, f"{1e6 * seconds[0] / tokens:.0f}"])) + " |"
+    timed = ("wall", "cpu", "generation", "processing", "update", "writing")
+    apart = [field for field in timed if getattr(reports[0], field) is not None]
+    seconds = [f"{median(reports, field):.2f}" if field in apart else "–" for field in timed]
+    cells = [setting.turns, name, *seconds, f"{tokens / setting.episodes:.0f}"]
+    return "| " + " | ".join(map(str, [*cells, f"{1e6 * median(reports, 'wall') / tokens:.0f}"])) + " |"
 
 
 def _plain(report: StepReport) -> dict[str, Any]:

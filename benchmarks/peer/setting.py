@@ -50,9 +50,9 @@ class StepReport:
 
     Attributes:
         wall: seconds of the whole step. cpu: CPU-seconds of the process, all threads.
-        generation: seconds until rewards and advantages are there. processing: of them, in the image processor (not
-        measured on our side, where a picture is processed once). update: seconds after that until the weights are
-        changed. writing: seconds of writing the trajectories.
+        generation: seconds until rewards and advantages are there. processing: of them, in the image processor (None:
+        not timed apart, on our side, where a picture is processed once). update: seconds after that until the weights
+        are changed. writing: seconds of checking and writing the trajectories.
         turns: replies of each episode. images, image_tokens: pictures in the trained conversations, and the tokens
         that stand for them.
         trained_episodes, optimizer_steps: what the update used and did.
@@ -65,7 +65,7 @@ class StepReport:
     wall: float
     cpu: float
     generation: float
-    processing: float
+    processing: float | None
     update: float
     writing: float
     turns: list[int]
@@ -103,7 +103,7 @@ def describe_episodes(token_ids: list[np.ndarray], masks: list[np.ndarray], imag
     }
 
 
-def describe_running(model: Any, optimizer: Any) -> str:
+def describe_running(model: Any, *optimizers: Any) -> str:
     """Type of the weights, attention, threads and optimizer in force."""
     import torch
 
@@ -111,9 +111,9 @@ def describe_running(model: Any, optimizer: Any) -> str:
     attention = {core.language_model.config._attn_implementation, core.visual.config._attn_implementation}
     kinds = {str(value.dtype) for value in model.parameters()}
     # accelerate wraps the optimizer.
-    optimizer = getattr(optimizer, "optimizer", optimizer)
-    name = f"{type(optimizer).__name__}(fused={optimizer.defaults['fused']})"
-    return f"{'/'.join(sorted(kinds))}, {'/'.join(sorted(attention))}, {torch.get_num_threads()} threads, {name}"
+    bare = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
+    names = " and ".join(f"{type(one).__name__}(fused={one.defaults.get('fused')})" for one in bare)
+    return f"{'/'.join(sorted(kinds))}, {'/'.join(sorted(attention))}, {torch.get_num_threads()} threads, {names}"
 
 
 def largest_change(before: dict[str, Any], module: Any) -> float:

@@ -98,7 +98,7 @@ def test_a_loaded_state_goes_on_bit_for_bit(tiny_policy, tmp_path, matrices):
     step(other, 2)
     for (name, ours), (_, theirs) in zip(backend.iter_weights(), other.iter_weights(), strict=True):
         assert torch.equal(ours, theirs), name
-    ours, theirs = backend._optimizers.state(), other._optimizers.state()
+    ours, theirs = backend.optimizers.state(), other.optimizers.state()
     assert ours[1] == theirs[1] == 3
     assert ours[0].keys() == theirs[0].keys()
     assert all(torch.equal(value, theirs[0][name]) for name, value in ours[0].items())

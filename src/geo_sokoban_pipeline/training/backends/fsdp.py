@@ -54,7 +54,7 @@ class FsdpBackend:
         self.setting = PassSetting(temperature, options.max_tokens, options.logit_chunk)
         self.gradient_pass = GradientPass(policy, self.setting)
         self._parameters = dict(policy.model.named_parameters())
-        self._optimizers = Optimizers(self._parameters, options)
+        self.optimizers = Optimizers(self._parameters, options)
         self._skipped = 0
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -83,11 +83,11 @@ class FsdpBackend:
         """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
         if math.isfinite(norm):
-            self._optimizers.step(learning_rate)
+            self.optimizers.step(learning_rate)
             self._skipped = 0
         else:
             self._skipped += 1
-        self._optimizers.clear_gradients()
+        self.optimizers.clear_gradients()
         if self._skipped >= self.options.max_skipped:
             raise DivergedError(
                 f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm}), "
@@ -106,7 +106,7 @@ class FsdpBackend:
 
     def save_state(self, folder: Path) -> None:
         """See `TrainBackend`."""
-        tensors, steps = self._optimizers.state()
+        tensors, steps = self.optimizers.state()
         save_file(tensors, folder / OPTIMIZER_FILE)
         write_json(folder / STATE_FILE, {"optimizer_steps": steps, "skipped_in_a_row": self._skipped})
 
@@ -115,11 +115,11 @@ class FsdpBackend:
         self._load_weights(folder)
         numbers = read_json(folder / STATE_FILE)
         self._skipped = int(numbers["skipped_in_a_row"])
-        self._optimizers.load_state(load_file(folder / OPTIMIZER_FILE), int(numbers["optimizer_steps"]))
+        self.optimizers.load_state(load_file(folder / OPTIMIZER_FILE), int(numbers["optimizer_steps"]))
 
     def close(self) -> None:
         """See `TrainBackend`."""
-        self._optimizers.clear_state()
+        self.optimizers.clear_state()
 
     def _load_weights(self, folder: Path) -> None:
         stored: dict[str, torch.Tensor] = {}

@@ -90,6 +90,11 @@ class Optimizers:
         if inner:
             self._parts.append((Muon(inner, rate, options.momentum, decay), options.matrix_rate))
 
+    @property
+    def in_force(self) -> list[torch.optim.Optimizer]:
+        """Those of them that move something."""
+        return [optimizer for optimizer, _ in self._parts]
+
     def step(self, learning_rate: float) -> None:
         """Move all parameters along their gradients."""
         for optimizer, factor in self._parts:
