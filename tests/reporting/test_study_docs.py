@@ -94,7 +94,8 @@ def test_every_player_is_in_the_table_by_length():
 
 def test_tables_of_a_geometry_study():
     text = render_study(make_answer_results())
-    assert "640 evaluation problems (generated, difficulty tiny, 5 families, 93 distinct answers, none of which" in text
+    played = "640 evaluation problems, none of which occurs in training (generated, difficulty tiny, 5 families, 93 "
+    assert f"Played: {played}distinct answers)" in text
     assert "3 replies at most" in text and "![Accuracy on validation problems" in text
     last, first = text.split("**First attempt**")
     assert table_rows(last, "**after GRPO, sampled**")[0].startswith("| **after GRPO, sampled** | 87.5")

@@ -70,8 +70,8 @@ def _describe_problems(levels: Mapping[str, Any]) -> str:
     kind = f"generated, difficulty {levels['difficulty']}, " if levels["difficulty"] else ""
     families = f"{levels['families']} families, " if levels["families"] else ""
     replies = "one reply" if turns == 1 else f"{turns} replies at most"
-    answers = f"{levels['answers']} distinct answers, {common}"
-    return f"{count(levels['count'])} evaluation problems ({kind}{families}{answers}), {replies}"
+    answers = f"{levels['answers']} distinct answers"
+    return f"{count(levels['count'])} evaluation problems, {common} ({kind}{families}{answers}), {replies}"
 
 
 _WORLDS = {
