@@ -104,7 +104,7 @@ def _frame(title: str, chart: Markup, legend: Sequence[tuple[str, str]]) -> str:
     """Background, title and legend around a chart."""
     keys, x, line = [], 14.0, 0
     for name, colour in legend:
-        width = 36 + 6.1 * len(name)
+        width = 40 + 6.6 * len(name)
         if x + width > _WIDTH - 10:
             x, line = 14.0, line + 1
         y = 46 + _LEGEND_LINE * line
