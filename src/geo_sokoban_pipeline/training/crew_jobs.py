@@ -16,6 +16,7 @@ from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassS
 from geo_sokoban_pipeline.training.crew_member import Member
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.objectives import ImitationObjective, Objective
+from geo_sokoban_pipeline.training.process import collect_garbage
 from geo_sokoban_pipeline.training.samples import TrainSample
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -44,6 +45,7 @@ class Renew:
     def __call__(self, member: Member) -> None:
         """Do it."""
         member.engine.update_weights(None, self.version)
+        collect_garbage(self.version)
 
 
 @dataclass(frozen=True)

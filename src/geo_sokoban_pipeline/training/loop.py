@@ -29,7 +29,12 @@ from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBacke
 from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, compare_workers, retained
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.crew import Crew
-from geo_sokoban_pipeline.training.process import freeze_survivors, resident_bytes, set_threads
+from geo_sokoban_pipeline.training.process import (
+    collect_garbage,
+    freeze_survivors,
+    resident_bytes,
+    set_threads,
+)
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
@@ -141,6 +146,7 @@ class _Loop:
     def iterate(self, iteration: int) -> Chunk:
         """One iteration; nothing is written here."""
         began = time.perf_counter()
+        collect_garbage(iteration)
         loop = self.options.loop
         eval_trajectories: dict[str, Any] = {}
         row: dict[str, Any] = {"iteration": iteration, "policy_version": iteration}

@@ -10,6 +10,8 @@ import gc
 import psutil
 import torch
 
+_COLLECT_EVERY = 10
+
 
 def set_threads(threads: int | None) -> int:
     """Set torch's threads where a number is given; returns the number in force."""
@@ -28,6 +30,16 @@ def freeze_survivors() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def collect_garbage(iteration: int) -> None:
+    """Free what lies in cycles of references, every tenth iteration.
+
+    Python itself waits until a quarter of all objects is new. That takes fifty iterations, after which up to 100 MB lie
+    about in either process.
+    """
+    if iteration % _COLLECT_EVERY == 0:
+        gc.collect()
 
 
 def resident_bytes() -> int:
