@@ -1,10 +1,10 @@
 """What an episode costs as an iteration grows, and what writing costs beside it.
 
-Run with `pytest benchmarks/test_scaling.py -s`. With the default policy after its warm start and one thread, iterations of 64, 256 and
-1,024 episodes are played, scored, updated and written, all groups trained; the table says milliseconds of CPU time per
-episode. Bars: an episode of the largest iteration costs at most 1.3 times one of the smallest; writing (tables, the
-contract's check, files) takes under 3 % of an iteration of the default recipe, whose filter trains only a part of the
-episodes. Times are CPU-seconds, least of three.
+Run with `pytest benchmarks/test_scaling.py -s`. With the default policy after its warm start and one thread,
+iterations of 64, 256 and 1,024 episodes are played, scored, updated and written, all groups trained; the table says
+milliseconds of CPU time per episode. Bars: an episode of the largest iteration costs at most 1.3 times one of the
+smallest; writing (tables, the contract's check, files) takes under 3 % of an iteration of the default recipe, whose
+filter trains only a part of the episodes. Times are CPU-seconds, least of three.
 """
 
 from __future__ import annotations
