@@ -136,6 +136,20 @@ def test_readme_table():
     assert table_rows(text, "random legal moves")[0].endswith("(20.0–20.0) |  |")
 
 
+def test_readme_says_how_long_a_run_takes_that_is_alone():
+    results = make_results(make_seed(0, 420), make_seed(1, 380))
+    alone = {**results, "machine": {**results["machine"], "workers": 1}}
+    for minutes, sentence in (
+        ([7.04, 7.46], " A whole run takes 7.0 to 7.5 minutes on 2 cores."),
+        ([7.0, 7.0], " A whole run takes 7.0 minutes on 2 cores."),
+        ([7.0, None], ""),
+    ):
+        for seed, took in zip(results["seeds"], minutes, strict=True):
+            seed["minutes"] = took
+        assert f"10 moves at most.{sentence}\n" in render_readme(alone)
+        assert "10 moves at most.\n" in render_readme(results)  # side by side
+
+
 def test_readme_table_of_geometry():
     text = render_readme(make_answer_results())
     (final,) = table_rows(text, "**after GRPO**")
@@ -206,6 +220,7 @@ def test_committed_docs_are_what_their_results_give(name):
     section = read_section(page.read_text(encoding="utf-8"), study_marker(name), page)
     if not stored.is_file():
         assert section == "", f"docs/learning.md has a section of {name}, but docs/results no {stored.name}"
+        assert name not in README_MARKERS, f"README.md has a table of {name}, but docs/results no {stored.name}"
         return
     results = json.loads(stored.read_text(encoding="utf-8"))
     assert results["study"] == name

@@ -56,16 +56,26 @@ def render_readme(results: Results) -> str:
     seeds, world = results["seeds"], world_of(results)
     several = results["levels"].get("turn_limit", 1) > 1
     lines = []
-    for player in ("final", "warm_start", *_CONTROLS, *world.disguised, *reversed(world.baselines[:-1])):
+    for player in ("final", "warm_start", *_CONTROLS, *world.disguised, *reversed(world.baselines)):
         sampled, greedy = (_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in _MODES)
         if sampled != DASH:
             first = [_spread([find_rate(seed["rows"], player, _MODES[0], "first_attempt") for seed in seeds])]
             name = policy_label(player, world.world)
             cells = [sampled, "" if player in world.baselines else greedy, *(first if several else [])]
             lines.append([f"**{name}**" if player == "final" else name, *cells])
-    where = describe_played(results["levels"], len(seeds), world, short=True)
+    where = f"{describe_played(results['levels'], len(seeds), world, short=True)} {_describe_minutes(results)}".strip()
     head = ["player", "sampled", "greedy", *(["first attempt, sampled"] if several else [])]
     return "\n\n".join([where, _table(head, lines)])
+
+
+def _describe_minutes(results: Results) -> str:
+    """How long whole runs took, where each of them had the machine for itself; else nothing."""
+    minutes = [seed["minutes"] for seed in results["seeds"]]
+    if results["machine"]["workers"] > 1 or None in minutes:
+        return ""
+    cores = " and ".join(map(str, results["machine"]["cores"]))
+    low, high = number(min(minutes), 1), number(max(minutes), 1)
+    return f"A whole run takes {low if low == high else f'{low} to {high}'} minutes on {cores} cores."
 
 
 def describe_played(levels: Mapping[str, Any], seeds: int, world: StudyWorld, *, short: bool = False) -> str:
