@@ -18,9 +18,10 @@ import os, sys, time
 from pathlib import Path
 from geo_sokoban_pipeline.run_lock import RunLock
 lock = RunLock(Path(sys.argv[1]))
-child = os.fork() if sys.argv[2] == "fork" else 0
-if child or sys.argv[2] != "fork":
-    print(child, flush=True)
+forks = sys.argv[2] == "fork"
+# The child speaks, not its parent: it has then let go of what it inherited.
+if not forks or os.fork() == 0:
+    print(os.getpid() if forks else 0, flush=True)
 time.sleep(60)
 """
 
