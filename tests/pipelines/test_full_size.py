@@ -36,7 +36,8 @@ FEW = {
 }
 SMALL: dict[str, dict[str, Any]] = {
     "sokoban": {"grpo.group_size": 2, "rollout.max_turns": 3, "rollout.max_tokens_per_turn": 8},
-    "geo3k": {"grpo.group_size": 2, "rollout.max_response_tokens": 12},
+    # Random replies are all wrong: this reward tells them apart, so that there is something to learn.
+    "geo3k": {"grpo.group_size": 2, "rollout.max_response_tokens": 12, "reward.function": "{place}/reward.py"},
     "geo3k_multi_turn": {
         "grpo.group_size": 2,
         "rollout.max_response_tokens": 12,
@@ -51,6 +52,12 @@ RUNS = {
     "geo3k_multi_turn": ("instruct", "geo3k_multi_turn"),
     "thinking": ("thinking", "geo3k"),
 }
+REWARD = """
+import zlib
+
+def reward(outcome, args):
+    return {"reward": zlib.crc32(outcome.replies[0].encode()) / 2**32}
+"""
 # A random policy of this vocabulary would say neither a move nor that it is done.
 SAID = {
     "instruct": (END, "Up", " Up", " Down", " Left", " Right"),
@@ -82,6 +89,7 @@ def place(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_geometry(root / "geo3k_imgurl", rows)
     write_geometry(root / "geo3k_imgurl_processed", rows, tool=True)
     write_sokoban(root / "sokoban_processed", shared_data / "sokoban_raw_sample.parquet")
+    (root / "reward.py").write_text(REWARD, encoding="utf-8")
     return root
 
 
@@ -113,7 +121,7 @@ def parameters(place: Path, name: str, **changes: Any) -> dict[str, Any]:
         *parents, last = path.split(".")
         for parent in parents:
             section = section.setdefault(parent, {})
-        section[last] = value
+        section[last] = value.format(place=place) if isinstance(value, str) else value
     return merged
 
 
@@ -145,7 +153,7 @@ def test_two_iterations(trained, place):
     assert all((row["train/steps"], row["train/skipped"]) == (1, 0) for row in rows)
     # Matrix products are in bfloat16, in the engine and in the trainer.
     assert all(row["train/train_rollout_logprob_abs_diff"] < 0.1 for row in rows)
-    if task == "sokoban":  # replies are moves, so rewards differ and there is something to learn
+    if name in ("sokoban", "geo3k"):  # rewards differ, so there is something to learn
         assert max(row["train/grad_norm"] for row in rows) > 0
     assert policy.model.config.text_config.vocab_size == VOCABULARY
     weights = dict(policy.model.named_parameters())

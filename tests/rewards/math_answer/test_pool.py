@@ -18,6 +18,7 @@ import pytest
 
 from geo_sokoban_pipeline.rewards import grade_answer
 from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, GradingPool, WorkerError, prepare_grade
+from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equivalence
 from geo_sokoban_pipeline.rewards.math_answer.worker_process import WorkerProcess
 
@@ -83,9 +84,24 @@ def test_worker_that_cannot_start_says_why(worker, monkeypatch):
 
 
 @pytest.mark.slow
-def test_batch_of_bombs_ends_by_its_deadline():
-    pairs = [(f"\\boxed{{(x+y+{n})**99*(x-y)**99*(x+3y)**99}}", "x y") for n in range(512)]
-    with Grader("slime_exact", time_limit=1.0) as grader:
+@pytest.mark.parametrize(
+    ("method", "power", "label"), [("default", "^{99}", "xy"), ("slime_exact", "**99", "x y"), ("geo3k", "**99", "x y")]
+)
+def test_no_answer_is_worked_on_for_longer_than_three_seconds(method, power, label):
+    assert TIME_LIMIT < 3
+    with Grader(method) as grader:
+        grader.grade(*ALGEBRA)  # a worker is up
+        start = time.monotonic()
+        grade = grader.grade(f"\\boxed{{(x+y+3){power}(x-y){power}*(x+3y){power}}}", label)
+        assert (grade.correct, grade.rule) == (False, "timeout")
+        assert TIME_LIMIT <= time.monotonic() - start < TIME_LIMIT + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "power", "label"), [("default", "^{99}", "xy"), ("slime_exact", "**99", "x y")])
+def test_batch_of_bombs_ends_by_its_deadline(method, power, label):
+    pairs = [(f"\\boxed{{(x+y+{n}){power}(x-y){power}*(x+3y){power}}}", label) for n in range(512)]
+    with Grader(method, time_limit=1.0) as grader:
         start = time.monotonic()
         grades = grader.grade_all(pairs, patience=6.0)
         assert time.monotonic() - start < 6.5
