@@ -1,4 +1,4 @@
-"""Weights on their way to servers: by disk or as tensors, always between begin and end, verified by name afterwards.
+"""Weights on their way to servers: by disk or as tensors between begin and end, verified by name afterwards.
 
 A set of weights has a tag, unique in this process. The server repeats it with every reply, so nothing is ever taken for
 a product of weights that it is not.
