@@ -69,13 +69,13 @@ def _check_prompts(members: Sequence[Member]) -> None:
     Raises:
         ResultsError: they have not.
     """
-    for part in dict.fromkeys(member.part if member.kind == "evaluate" else "" for member in members):
-        played: dict[str | None, list[str]] = {}
-        for member in members:
-            if (member.part if member.kind == "evaluate" else "") == part:
-                found = read_json(member.summary).get("prompts_hash")
-                played.setdefault(found, []).append(member.run_id)
-        played.pop(None, None)  # summaries of earlier versions
+    tables: dict[str, dict[str, list[str]]] = {}
+    for member in members:
+        found = read_json(member.summary).get("prompts_hash")
+        if found is not None:  # summaries of earlier versions have none
+            table = tables.setdefault(member.part if member.kind == "evaluate" else "", {})
+            table.setdefault(found, []).append(member.run_id)
+    for played in tables.values():
         if len(played) > 1:
             others = " and ".join(", ".join(run_ids) for run_ids in played.values())
             raise ResultsError(

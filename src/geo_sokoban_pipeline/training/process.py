@@ -35,8 +35,8 @@ def freeze_survivors() -> None:
 def collect_garbage(iteration: int) -> None:
     """Free what lies in cycles of references, every tenth iteration.
 
-    Python itself waits until a quarter of all objects is new. That takes fifty iterations, after which up to 100 MB lie
-    about in either process.
+    Python itself waits until a quarter of all objects is new. That takes fifty iterations of the default run, after which
+    100 MB lie about in its two processes.
     """
     if iteration % _COLLECT_EVERY == 0:
         gc.collect()

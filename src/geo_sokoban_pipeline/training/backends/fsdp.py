@@ -43,6 +43,9 @@ class FsdpBackend:
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
         crew: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
+
+    Attributes:
+        optimizers: what moves the weights.
     """
 
     def __init__(
