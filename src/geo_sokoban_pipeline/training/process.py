@@ -35,7 +35,7 @@ def freeze_survivors() -> None:
 def collect_garbage(iteration: int) -> None:
     """Free what lies in cycles of references, every tenth iteration.
 
-    Python itself waits until a quarter of all objects is new. That takes fifty iterations of the default run, and by then
+    Python itself waits until a quarter of all objects is new: fifty iterations of the default run, and by then
     100 MB lie about in its two processes.
     """
     if iteration % _COLLECT_EVERY == 0:
