@@ -59,11 +59,19 @@ def test_the_study_goes_on_and_stores_its_results(study):
     assert read_json(configs / "long-seed0.json")["run"]["params"]["train_sokoban"]["threads"] == 1
 
 
+def section(page: str, name: str) -> str:
+    """What stands between the markers of one study."""
+    _, begin, rest = page.partition(f"<!-- study:{name}:begin -->")
+    text, end, _ = rest.partition(f"<!-- study:{name}:end -->")
+    assert begin and end, name
+    return text
+
+
 def test_docs_are_written_between_their_markers(study):
     _, docs, _, _ = study
     page = (docs / "learning.md").read_text()
-    assert "| **after GRPO, sampled** |" in page.partition("<!-- study:long:begin -->")[2]
-    assert "<!-- study:default:begin -->\n\n<!-- study:default:end -->" in page
+    assert "| **after GRPO, sampled** |" in section(page, "long")
+    assert section(page, "default") == section((ROOT / "docs" / "learning.md").read_text(), "default")
     assert (docs / "results" / "long.json").is_file() and (docs / "img" / "learning_long.svg").is_file()
 
 

@@ -33,7 +33,13 @@ class ProblemOptions(StrictModel):
         "aligned with tokens of 32 px where it is a whole number.",
     )
     angle_step: PositiveInt = Field(
-        2, le=20, description="Angles given in tiny pictures are multiples of this, degrees."
+        1, le=20, description="Angles given in tiny pictures are multiples of this, degrees."
+    )
+    held_out_angles: dict[Literal["eval", "validation"], float] = Field(
+        {"eval": 0.25, "validation": 0.15},
+        description="Share of a tiny family's angles that belong to one split alone, at least one angle; dealt by the "
+        "data's seed. Splits that are not named share the rest. Empty: all splits share all angles, beside different "
+        "lengths.",
     )
     lengths: tuple[PositiveInt, PositiveInt] = Field(
         (10, 99),
@@ -45,6 +51,13 @@ class ProblemOptions(StrictModel):
     def _check_lengths(cls, value: tuple[int, int]) -> tuple[int, int]:
         if value[0] > value[1] or value[1] > 99:
             raise ValueError(f"{list(value)} must rise and stay below 100: tiny pictures hold two digits.")
+        return value
+
+    @field_validator("held_out_angles")
+    @classmethod
+    def _check_shares(cls, value: dict[str, float]) -> dict[str, float]:
+        if any(share <= 0 for share in value.values()) or sum(value.values()) >= 1:
+            raise ValueError(f"{value}: shares are above 0 and leave some for training; their sum must stay below 1.")
         return value
 
     @model_validator(mode="after")

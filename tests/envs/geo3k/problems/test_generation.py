@@ -35,7 +35,7 @@ def test_default_problems_have_many_answers_and_none_is_frequent(tiny):
     for split, problems in tiny.items():
         assert len(problems) == COUNTS[split]
         labels = Counter(problem.label for problem in problems)
-        assert len(labels) >= 40
+        assert len(labels) >= (25 if split == "validation" else 40)
         assert max(labels.values()) <= 0.1 * len(problems)
         families = Counter(problem.family for problem in problems)
         assert len(families) == 5 and max(families.values()) - min(families.values()) <= 1
@@ -54,6 +54,16 @@ def test_splits_share_no_family_with_its_numbers(tiny):
     assert len(keys) == len(set(keys))
     twice = {"train": tiny["train"], "eval": [*tiny["eval"], tiny["train"][5]]}
     assert shared_keys(twice) == {tiny["train"][5].key}
+
+
+def test_splits_share_no_figure_with_its_given_angle(tiny):
+    """The length beside it decides nothing, so it must not be what keeps splits apart."""
+    decisive = {
+        split: {(problem.family, dict(problem.numbers)["a"]) for problem in problems}
+        for split, problems in tiny.items()
+    }
+    assert {split: len(pairs) for split, pairs in decisive.items()} == {"eval": 52, "validation": 32, "train": 127}
+    assert sum(map(len, decisive.values())) == len(set().union(*decisive.values()))
 
 
 def test_more_training_problems_do_not_change_the_held_out_ones(tiny):
@@ -147,6 +157,9 @@ def test_negative_counts_are_refused():
     [
         ({"difficulty": "tyny"}, "Did you mean tiny"),
         ({"lengths": [50, 10]}, "must rise"),
+        ({"held_out_angles": {"eval": 0.5, "validation": 0.5}}, "leave some for training"),
+        ({"held_out_angles": {"eval": 0.0}}, "leave some for training"),
+        ({"held_out_angles": {"test": 0.2}}, "held_out_angles.test"),
         ({"lengths": [10, 120]}, "two digits"),
         ({"families": {}}, "families is empty"),
         ({"picture_scale": 0}, "picture_scale"),

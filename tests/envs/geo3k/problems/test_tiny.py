@@ -7,11 +7,13 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.geo3k.problems import generate_problems
 from geo_sokoban_pipeline.envs.geo3k.problems.glyphs import text_mask
 from geo_sokoban_pipeline.envs.geo3k.problems.render import render_layout
-from geo_sokoban_pipeline.envs.geo3k.problems.tiny import TINY_FAMILIES, tiny_sketch
+from geo_sokoban_pipeline.envs.geo3k.problems.tiny import TINY_FAMILIES, deal_angles, family_angles, tiny_sketch
 from geo_sokoban_pipeline.options.problems import ProblemOptions
 
 PATCH = 16
@@ -23,7 +25,7 @@ def problems():
 
 
 @pytest.mark.parametrize(
-    ("family", "given", "label"),
+    ("family", "angle", "label"),
     [
         ("vertical_angles", 52, "52"),
         ("linear_pair", 64, "116"),
@@ -32,21 +34,52 @@ def problems():
         ("intercepted_arc", 44, "88"),
     ],
 )
-def test_answers(family, given, label):
-    sketch = find(family, given, ProblemOptions())
+def test_answers(family, angle, label):
+    sketch = find(family, angle, ProblemOptions())
     assert sketch.label == label
 
 
-def find(family, given, options):
-    generator = random.Random(1)
-    while True:
-        sketch = tiny_sketch(family, generator, options)
-        if dict(sketch.numbers)["a"] == given:
-            return sketch
+def find(family, angle, options):
+    assert angle in family_angles(family, options.angle_step)
+    return tiny_sketch(family, random.Random(1), options, [angle])
 
 
 def test_halves_are_decimals():
     assert find("inscribed_angle", 75, ProblemOptions(angle_step=5)).label == "37.5"
+
+
+@pytest.mark.parametrize(
+    ("family", "step", "angles"),
+    [
+        ("inscribed_angle", 12, (60, 72, 84)),
+        ("complementary_angles", 8, (32, 40, 48, 56)),
+        ("intercepted_arc", 20, (40, 60)),
+    ],
+)
+def test_angles_of_a_family(family, step, angles):
+    assert family_angles(family, step) == angles
+
+
+@given(
+    st.sampled_from(sorted(TINY_FAMILIES)),
+    st.integers(0, 2**40),
+    st.integers(1, 8),
+    st.tuples(st.floats(0.01, 0.45), st.floats(0.01, 0.45)),
+)
+def test_each_angle_of_a_family_belongs_to_one_split(family, seed, step, shares):
+    options = ProblemOptions(angle_step=step, held_out_angles=dict(zip(("eval", "validation"), shares, strict=True)))
+    dealt = deal_angles(family, ("eval", "validation", "train"), seed, options)
+    angles = family_angles(family, step)
+    assert sorted(angle for own in dealt.values() for angle in own) == list(angles)
+    for split, share in options.held_out_angles.items():
+        assert len(dealt[split]) in {1, round(share * len(angles))}
+    assert deal_angles(family, ("eval",), seed, options) == {"eval": dealt["eval"]}
+
+
+def test_splits_without_angles_of_their_own_share_them():
+    options = ProblemOptions(held_out_angles={"eval": 0.5})
+    dealt = deal_angles("linear_pair", ("eval", "validation", "train"), 3, options)
+    assert dealt["validation"] == dealt["train"] and not set(dealt["eval"]) & set(dealt["train"])
 
 
 def test_candidates_are_every_rule_applied_to_the_angle(problems):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from geo_sokoban_pipeline.envs.geo3k.problems import (
     areas,
@@ -70,10 +70,16 @@ def family_shares(options: ProblemOptions) -> dict[str, float]:
     return dict(options.families)
 
 
-def draw_sketch(family: str, difficulty: Difficulty, generator: random.Random, options: ProblemOptions) -> Sketch:
-    """A problem of a family, without a picture."""
+def draw_sketch(
+    family: str,
+    difficulty: Difficulty,
+    generator: random.Random,
+    options: ProblemOptions,
+    angles: Sequence[int],
+) -> Sketch:
+    """A problem of a family, without a picture; `angles` are those that a tiny one may give, degrees."""
     if difficulty == "tiny":
-        return tiny_sketch(family, generator, options)
+        return tiny_sketch(family, generator, options, angles)
     return FAMILIES[family](generator, difficulty)
 
 

@@ -1,5 +1,6 @@
 """Geometry problems from a seed, no two alike, dealt to splits that share no (family, numbers).
 
+A tiny picture also holds a number that no rule uses; splits share no (family, angle) either, whatever that number is.
 Problem i is drawn from a seed of its own, derived from the root seed and i: a shorter call's problems are the first of
 a longer call's, in every process.
 """
@@ -7,10 +8,11 @@ a longer call's, in every process.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from geo_sokoban_pipeline.envs.geo3k.problems.families import DIFFICULTIES, draw_sketch, family_shares, lay_out
 from geo_sokoban_pipeline.envs.geo3k.problems.problem import Problem, problem_key
+from geo_sokoban_pipeline.envs.geo3k.problems.tiny import deal_angles, family_angles
 from geo_sokoban_pipeline.options.problems import Difficulty, ProblemOptions
 from geo_sokoban_pipeline.seeding import derive_seed
 
@@ -45,31 +47,18 @@ def generate_problems(count: int, seed: int, options: ProblemOptions | None = No
         ProblemsExhaustedError: all families are used up.
         ValueError: a value is out of range or a family unknown; the message names it.
     """
-    if count < 0:
-        raise ValueError(f"count={count}: must be at least 0")
     options = options or ProblemOptions()
-    shares = family_shares(options)
-    given: set[str] = set()
-    turns = dict.fromkeys(shares, 0)
-    problems: list[Problem] = []
-    while len(problems) < count:
-        if not turns:
-            raise ProblemsExhaustedError(_explain(count, len(problems), options), problems)
-        # The family that is furthest behind its share; ties go to the first.
-        family = min(turns, key=lambda name: (turns[name] + 1) / shares[name])
-        turns[family] += 1
-        problem = _draw(family, turns[family] - 1, len(problems), seed, options, given)
-        if problem is None:
-            del turns[family]
-        else:
-            problems.append(problem)
-    return problems
+    tiny = family_shares(options) if options.difficulty == "tiny" else {}
+    angles = {family: family_angles(family, options.angle_step) for family in tiny}
+    return _generate(count, seed, options, angles, [])
 
 
 def generate_splits(
     counts: Mapping[str, int], seed: int, options: ProblemOptions | None = None
 ) -> dict[str, list[Problem]]:
     """Problems of several splits, none of which shares a (family, numbers) with another.
+
+    Tiny problems of the splits that `held_out_angles` names share no (family, angle) with any other split.
 
     The last split grows without a change to the others: list evaluation first and training last.
 
@@ -80,12 +69,16 @@ def generate_splits(
     Raises:
         ProblemsExhaustedError, ValueError: as `generate_problems`.
     """
-    problems = generate_problems(sum(counts.values()), seed, options)
-    dealt, start = {}, 0
+    options = options or ProblemOptions()
+    tiny = family_shares(options) if options.difficulty == "tiny" else {}
+    dealt = {family: deal_angles(family, counts, seed, options) for family in tiny}
+    drawn: list[Problem] = []
+    splits = {}
     for split, number in counts.items():
-        dealt[split] = problems[start : start + number]
-        start += number
-    return dealt
+        angles = {family: by_split[split] for family, by_split in dealt.items()}
+        splits[split] = _generate(number, seed, options, angles, drawn)
+        drawn += splits[split]
+    return splits
 
 
 def shared_keys(splits: Mapping[str, Iterable[Problem]]) -> set[str]:
@@ -99,15 +92,41 @@ def shared_keys(splits: Mapping[str, Iterable[Problem]]) -> set[str]:
     return shared
 
 
-def _draw(family: str, turn: int, index: int, seed: int, options: ProblemOptions, given: set[str]) -> Problem | None:
+def _generate(
+    count: int, seed: int, options: ProblemOptions, angles: Mapping[str, Sequence[int]], drawn: Sequence[Problem]
+) -> list[Problem]:
+    """`count` problems unlike each other and those drawn before; `angles` by tiny family, none: it takes no turns."""
+    if count < 0:
+        raise ValueError(f"count={count}: must be at least 0")
+    shares = family_shares(options)
+    given = {problem.key for problem in drawn}
+    turns = {family: 0 for family in shares if angles.get(family, True)}
+    problems: list[Problem] = []
+    while len(problems) < count:
+        if not turns:
+            raise ProblemsExhaustedError(_explain(count, len(problems), options), problems)
+        # The family that is furthest behind its share; ties go to the first.
+        family = min(turns, key=lambda name: (turns[name] + 1) / shares[name])
+        turns[family] += 1
+        own_seed = derive_seed(seed, "geo3k", "problems", len(drawn) + len(problems), family)
+        problem = _draw(family, turns[family] - 1, own_seed, options, angles.get(family, ()), given)
+        if problem is None:
+            del turns[family]
+        else:
+            problems.append(problem)
+    return problems
+
+
+def _draw(
+    family: str, turn: int, own_seed: int, options: ProblemOptions, angles: Sequence[int], given: set[str]
+) -> Problem | None:
     """A new problem, its key noted in `given`; None if the family gave none in many attempts."""
-    own_seed = derive_seed(seed, "geo3k", "problems", index, family)
     generator = random.Random(own_seed)
     difficulty: Difficulty = (
         DIFFICULTIES[turn % len(DIFFICULTIES)] if options.difficulty == "mixed" else options.difficulty
     )
     for _ in range(_MAX_ATTEMPTS):
-        sketch = draw_sketch(family, difficulty, generator, options)
+        sketch = draw_sketch(family, difficulty, generator, options, angles)
         key = problem_key(family, sketch.numbers)
         if key in given:
             continue

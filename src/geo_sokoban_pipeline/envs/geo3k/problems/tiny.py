@@ -3,14 +3,14 @@
 The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of an upright line of
 that grid, each in a column of its own, and its place depends on the family alone; the lines are to scale and move with
 the angle. What is asked is always `x`, so only the figure tells which rule holds. Each picture also has a length, which
-no rule uses.
+no rule uses: it makes pictures plentiful, and splits are kept apart by family and angle, whatever the length.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.envs.geo3k.problems.exact import exact
 from geo_sokoban_pipeline.envs.geo3k.problems.figure import Arc, Figure, Label, Mark, Stroke, circle_of, polar
 from geo_sokoban_pipeline.envs.geo3k.problems.problem import Candidate, Sketch
 from geo_sokoban_pipeline.options.problems import ProblemOptions
+from geo_sokoban_pipeline.seeding import derive_seed
 
 QUESTION = "Find $x$."
 FONT_SIZE, LINE_WIDTH = 19, 2.0
@@ -50,16 +51,39 @@ class TinyFamily:
     draw: Callable[[int, float, int], Figure]
 
 
-def tiny_sketch(family: str, generator: random.Random, options: ProblemOptions) -> Sketch:
-    """Draw a tiny problem of a family of `TINY_FAMILIES`.
+def family_angles(family: str, step: int) -> tuple[int, ...]:
+    """Multiples of `step` degrees for which the labels of a family of `TINY_FAMILIES` have room, rising."""
+    low, high = TINY_FAMILIES[family].angles
+    return tuple(range(step * math.ceil(low / step), high + 1, step))
 
-    Raises:
-        ValueError: no multiple of `angle_step` lies within the family's angles.
+
+def deal_angles(family: str, splits: Iterable[str], seed: int, options: ProblemOptions) -> dict[str, tuple[int, ...]]:
+    """Angles of a family by split: those of `held_out_angles` have their own, the others share the rest.
+
+    Args:
+        family: of `TINY_FAMILIES`.
+        splits: names of the splits wanted; the deal does not depend on them.
+        seed: root seed.
+        options: step and shares.
+
+    Returns:
+        For each split its angles in degrees, rising; empty where the family has fewer angles than there are splits.
     """
+    rest = list(family_angles(family, options.angle_step))
+    number = len(rest)
+    random.Random(derive_seed(seed, "geo3k", "angles", family)).shuffle(rest)
+    own: dict[str, tuple[int, ...]] = {}
+    for split, share in sorted(options.held_out_angles.items()):
+        size = max(1, round(share * number))
+        own[split] = tuple(sorted(rest[:size]))
+        del rest[:size]
+    return {split: own[split] if split in own else tuple(sorted(rest)) for split in splits}
+
+
+def tiny_sketch(family: str, generator: random.Random, options: ProblemOptions, angles: Sequence[int]) -> Sketch:
+    """Draw a tiny problem of a family of `TINY_FAMILIES`, its given angle one of `angles`, degrees."""
     kind = TINY_FAMILIES[family]
-    low, high = kind.angles
-    step = options.angle_step
-    given = step * generator.randint(math.ceil(low / step), high // step)
+    given = generator.choice(angles)
     length = generator.randint(*options.lengths)
     factor, constant = _RULES[kind.rule]
     unknown = exact(factor * given + constant)
