@@ -125,6 +125,7 @@ bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle m
 
 $(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt
 	@echo 'Installing into $(SGLANG_VENV), which takes a minute or two'
+	$(if $(filter-out $@,$(wildcard $(SGLANG_VENV)/.installed-*)),rm -rf $(SGLANG_VENV))
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
 ifeq ($(SGLANG),cpu)
 	$(subst $(PIP),$(SGLANG_PIP) -c constraints.txt,$(INSTALL_TORCH))

@@ -33,7 +33,9 @@ class Proxy:
         self.url = self._run(self._open())
 
     def order(self, path: str, *faults: Fault) -> None:
-        """Faults of the next requests to a path: a function of the answer, `drop`, `500`, or `wait 3` (seconds)."""
+        """Faults of the next requests to a path: a function of the answer, `drop`, `500`, or so many seconds
+        before it is passed on (`wait 3`) or its answer passed back (`late 3`).
+        """
         self._faults.setdefault(path, []).extend(faults)
 
     def close(self) -> None:
@@ -77,6 +79,8 @@ class Proxy:
         ) as answer:
             body = await answer.read()
             status = answer.status
+        if isinstance(fault, str) and fault.startswith("late"):
+            await asyncio.sleep(float(fault.split()[1]))
         if callable(fault):
             body = fault(body)
         return web.Response(status=status, body=body, content_type="application/json")

@@ -8,7 +8,8 @@ import pytest
 
 from geo_sokoban_pipeline.storage import read_json
 from geo_sokoban_pipeline.trajectory_files import read_trajectories
-from servers import ON_CPU
+from runs import finish, kedro_command
+from servers import ON_CPU, descendants
 
 pytestmark = pytest.mark.slow
 # Iterations of each task.
@@ -45,6 +46,20 @@ def test_grpo_over_a_server(project, sglang_server, task, iterations):
         sampling = [json.loads(episode["sampling"]) for episode in episodes]
         assert {(how["engine"], how["seeded"]) for how in sampling} == {("sglang", False)}
         assert any(episode["trained"] for episode in episodes)
+
+
+def test_the_demonstration(sglang_server, tmp_path):
+    """As the README has it: one command, which launches a server of its own and leaves none."""
+    counts = "sokoban.counts.train=64,sokoban.counts.validation=16,sokoban.counts.eval=32,sokoban.max_solution=4"
+    words = ("--pipelines=rollout_sokoban", f"--params={counts}")
+    before = {process.pid for process in descendants()}
+    output = finish(kedro_command(*words, data_root=tmp_path, conf_env="sglang_cpu"), timeout=600)
+    assert {process.pid for process in descendants()} == before
+    (path,) = (tmp_path / "07_model_output").rglob("iter=*/part-*.parquet")
+    episodes = read_trajectories(path).to_pylist()
+    assert {json.loads(episode["sampling"])["engine"] for episode in episodes} == {"sglang"}, output[-2000:]
+    assert {episode["status"] for episode in episodes} <= {"completed", "truncated"}
+    assert "server_0.log" in {path.name for path in (tmp_path / "servers").iterdir()}
 
 
 def test_over_sampling_aborts_what_is_not_needed(project, sglang_server):

@@ -119,4 +119,5 @@ class ServerOptions(StrictModel):
     def shaping(self) -> dict[str, object]:
         """What of the options changes the distribution that replies are drawn from, as JSON values."""
         names = {"dtype", "tensor_parallel", "attention_backend", "mm_attention_backend", "deterministic"}
-        return self.model_dump(mode="json", include=names | {"random_seed", "context_tokens"})
+        names |= {"random_seed", "context_tokens", "extra_arguments", "environment"}
+        return self.model_dump(mode="json", include=names)

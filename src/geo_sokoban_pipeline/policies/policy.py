@@ -62,6 +62,14 @@ class Policy:
         return PatchReader(self.image_processor)
 
     @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a reply: the chat's end of a turn first, then the other ends of text that the model knows."""
+        settings = self.model.generation_config
+        known = None if settings is None else settings.eos_token_id
+        others = [] if known is None else [known] if isinstance(known, int) else list(known)
+        return tuple(dict.fromkeys((self.codec.end_id, *others)))
+
+    @cached_property
     def banned_ids(self) -> np.ndarray:
         """(K,) int64 sorted ids that are never sampled: picture and vision marks, and rows that pad the vocabulary.
 

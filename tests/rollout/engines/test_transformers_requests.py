@@ -238,6 +238,20 @@ def test_the_models_own_limit_ends_a_reply(talker):
     assert (result.finish_reason, len(result.token_ids)) == ("length", 6)
 
 
+def test_every_end_of_text_of_the_model_ends_a_reply(talker):
+    """A real Qwen3-VL knows two; servers stop at both."""
+    policy = copy.deepcopy(talker)
+    other = policy.codec.encode_text("up")[0].item()
+    policy.model.generation_config.eos_token_id = [other, policy.codec.end_id]
+    policy.model.lm_head.bias.data[other] = 100.0
+    assert policy.end_ids == (policy.codec.end_id, other)
+    talk = Talk(0, Plan(0, 0, (1,)), policy)
+    engine = TransformersEngine(policy)
+    engine.submit([talk.request()])
+    (result,) = engine.poll()
+    assert (result.finish_reason, result.token_ids.tolist()) == ("stop", [other])
+
+
 @pytest.mark.parametrize("room", [0, -3])
 def test_a_full_context_is_answered_with_nothing(talker, room):
     talk = Talk(0, Plan(2, 0, (6, 6)), talker)

@@ -6,7 +6,7 @@ one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,11 +42,11 @@ class HeldConversation:
         """Begin the next reply, of so many tokens at most."""
         self.request, self.limit, self.reply, self.log_probs, self.finish = request, limit, [], [], None
 
-    def take(self, token: int, log_prob: float, end_id: int) -> None:
+    def take(self, token: int, log_prob: float, end_ids: Collection[int]) -> None:
         """Add a sampled token to the reply, and note whether it ends it."""
         self.reply.append(token)
         self.log_probs.append(log_prob)
-        if token == end_id:
+        if token in end_ids:
             self.finish = "stop"
         elif len(self.reply) >= self.limit:
             self.finish = "length"

@@ -217,7 +217,7 @@ class TransformersEngine:
         ]
 
     def _reply(self, talks: list[HeldConversation], score: Score, drafts: Drafts) -> None:
-        extend_replies(talks, score, drafts, self._banned, self.policy.codec.end_id)
+        extend_replies(talks, score, drafts, self._banned, self.policy.end_ids)
         self._seating.cache.lengths[[talk.row for talk in talks]] = [talk.cached for talk in talks]
 
     def _limit(self, request: Request) -> int:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -105,6 +106,19 @@ def test_a_program_that_ends_by_itself_leaves_its_words(tmp_path):
         time.sleep(0.05)
     assert (process.exit_code, process.tail()) == (3, "too little memory")
     process.end()
+
+
+def test_a_program_that_never_had_a_pid_ends_nobody_else(tmp_path, monkeypatch):
+    process = ServerProcess([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, tmp_path / "log", 1.0)
+    program = psutil.Process(process.pid)
+    process.pid, hit = 0, []
+    end_group = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, number: (hit.append(group), group and end_group(group, number)))
+    process._kill()
+    assert hit and 0 not in hit
+    monkeypatch.undo()
+    with suppress(psutil.NoSuchProcess):  # a supervisor that was killed itself has ended nobody
+        program.kill()
 
 
 def test_a_program_that_does_not_exist(tmp_path):

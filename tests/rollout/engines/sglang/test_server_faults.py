@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import socket
+import threading
 import time
 
 import pytest
 
 from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.rollout.engines.sglang import launcher
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.faults import EngineStopped, ServerLost, WrongServer
 from proxies import changed, proxied
-from rollout.engines.sglang.material import ask, assert_sampled_by, request_with
+from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import attach_options, attached, descendants, launch_options, need_environment
 
 pytestmark = pytest.mark.slow
@@ -24,6 +27,29 @@ def change_meta(**entries):
     return changed(lambda body: {**body, "meta_info": {**body["meta_info"], **entries}})
 
 
+def cut(**entries):
+    """The first token alone, as of a reply that was cut off on its way."""
+
+    def change(body):
+        meta = {**body["meta_info"], "output_token_logprobs": body["meta_info"]["output_token_logprobs"][:1], **entries}
+        if meta.get("weight_versions"):
+            meta["weight_versions"] = [{**meta["weight_versions"][0], "start": 0, "end": 1}]
+        return {**body, "output_ids": body["output_ids"][:1], "meta_info": meta}
+
+    return changed(change)
+
+
+def swap_first(token):
+    """Another first token, under its own name among the log-probs too."""
+
+    def change(body):
+        (log_prob, _, *rest), *others = body["meta_info"]["output_token_logprobs"]
+        meta = {**body["meta_info"], "output_token_logprobs": [[log_prob, token, *rest], *others]}
+        return {**body, "output_ids": [token, *body["output_ids"][1:]], "meta_info": meta}
+
+    return changed(change)
+
+
 ONCE = {
     "500": "500",
     "dropped": "drop",
@@ -31,9 +57,16 @@ ONCE = {
     "half of it": lambda body: body[: len(body) // 2],
     "nothing": lambda body: b"",
     "another form": changed(lambda body: {"result": body}),
+    "no text": lambda body: b"\xff\xfe",
     "no log-probs": change_meta(output_token_logprobs=[]),
+    "no count of cached tokens": change_meta(cached_tokens="many"),
+    "cut off": cut(),
+    "cut off and called whole": cut(finish_reason={"type": "stop", "matched": 386}),
+    "spans of another reply": change_meta(weight_versions=[{"version": "1", "start": 0, "end": 99}]),
+    "numbers that are none": change_meta(finish_reason={"type": "stop", "matched": "NaN happened"}),
     "an abort that nobody wanted": change_meta(finish_reason={"type": "abort", "message": "out of memory"}),
-    "a banned token": changed(lambda body: {**body, "output_ids": [447, *body["output_ids"][1:]]}),
+    "a banned token": swap_first(447),
+    "another token than its log-prob's": changed(lambda body: {**body, "output_ids": [3, *body["output_ids"][1:]]}),
 }
 
 
@@ -86,6 +119,55 @@ def test_a_server_that_forgot_its_weights_gets_them_again(sglang_server, tiny_po
         assert proxy.seen.count("/update_weights_from_tensor") == sent + 1
 
 
+def test_weights_that_are_no_more_cannot_be_given_again(sglang_server, tiny_policy):
+    policy = copy.deepcopy(tiny_policy)
+    with proxied(sglang_server) as proxy, attached(policy, proxy.url, faults=PATIENT) as engine:
+        engine.update_weights(None, 3)
+        jolt(policy, 1)
+        proxy.order("/generate", "drop")
+        proxy.order("/model_info", lambda body: body, changed(lambda body: {**body, "weight_version": "default"}))
+        with pytest.raises(EngineStopped, match="weights of version 3 again, but the policy's model has changed"):
+            ask(engine, request_with(policy, [1]))
+
+
+def test_an_update_waits_while_a_server_is_brought_back(sglang_server, tiny_policy):
+    """And the other way round: two who give a server weights at once would leave it with some of each."""
+    policy = copy.deepcopy(tiny_policy)
+    with proxied(sglang_server) as proxy, attached(policy, proxy.url, faults=PATIENT) as engine:
+        engine.update_weights(None, 1)
+        (member,) = engine._fleet.members
+        sent = proxy.seen.count("/begin_weight_update")
+        engine._loop.run(member.lock.acquire())
+        jolt(policy, 2)
+        update = threading.Thread(target=engine.update_weights, args=(None, 2))
+        update.start()
+        time.sleep(1.0)
+        assert proxy.seen.count("/begin_weight_update") == sent
+        engine._loop.run(let_go(member.lock))
+        update.join()
+        assert proxy.seen.count("/begin_weight_update") == sent + 1
+        request = request_with(policy, [1])
+        assert_sampled_by(policy, request, ask(engine, request)[0])
+
+
+async def let_go(lock):
+    lock.release()
+
+
+def test_a_reply_that_was_whole_when_it_should_have_been_stopped(sglang_server, tiny_policy):
+    """It stays what it is: gone on with later, it would have tokens after its end."""
+    request = request_with(tiny_policy, [1], max_new_tokens=3)
+    with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
+        whole = ask(engine, request)[0]
+        proxy.order("/generate", "late 2")
+        engine.submit([request_with(tiny_policy, [1], SamplingOptions(greedy=True), max_new_tokens=3)])
+        time.sleep(1.0)
+        engine.abort([0])
+        (result,) = engine.poll()
+    assert result.finish_reason == ("stop" if result.token_ids[-1] in tiny_policy.end_ids else "length")
+    assert len(whole.token_ids) == 3 and whole.finish_reason != "abort"
+
+
 def test_weights_that_do_not_arrive(sglang_server, tiny_policy):
     policy = copy.deepcopy(tiny_policy)
     request = request_with(policy, [2])
@@ -107,8 +189,9 @@ def sampled_by_others(body):
 def test_somebody_else_updates_the_same_server(sglang_server, tiny_policy):
     with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
         proxy.order("/generate", *[changed(sampled_by_others)] * 40)
-        with pytest.raises((WrongServer, EngineStopped), match="7-theirs|has not sent"):
+        with pytest.raises(WrongServer, match="named '7-theirs', which this run has not sent"):
             ask(engine, request_with(tiny_policy, [0], max_new_tokens=12))
+        assert proxy.seen.count("/generate") == 1
 
 
 def test_a_server_that_does_not_see_the_pictures_stops_the_run_at_once(sglang_server, tiny_policy):
@@ -155,6 +238,26 @@ def test_a_port_that_is_taken(tiny_policy):
         port = taken.getsockname()[1]
         with pytest.raises(ServerLost, match=rf"port {port} of 127.0.0.1 is taken"):
             SglangEngine(tiny_policy, launch_options(ports=(port,)))
+
+
+def test_a_port_that_is_taken_in_the_meantime(tiny_policy, monkeypatch):
+    """Free when it was looked for, taken when the server wants it: the server ends, and gets another one."""
+    need_environment()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = launcher.find_ports
+        ports = iter([[port]])
+        monkeypatch.setattr(launcher, "find_ports", lambda host, count: next(ports, None) or found(host, count))
+        monkeypatch.setattr(launcher, "is_free", lambda host, port: True)
+        engine = SglangEngine(tiny_policy, launch_options(random_seed=78))
+        try:
+            assert not engine.urls[0].endswith(f":{port}")
+            request = request_with(tiny_policy, [1])
+            assert_sampled_by(tiny_policy, request, ask(engine, request)[0])
+        finally:
+            engine.close()
 
 
 def test_no_environment(tiny_policy, tmp_path):

@@ -34,16 +34,18 @@ def strike(pid, how):
     return thread
 
 
-@pytest.mark.parametrize(("how", "router"), [("kill", "none"), ("hang", "sticky")])
-def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router):
-    """One server through all its lives, because each start takes its time; the router, too, finds it again."""
+@pytest.mark.parametrize(("how", "router", "count"), [("kill", "none", 1), ("hang", "sticky", 2)])
+def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count):
+    """The same server through all its lives, because each start takes its time; the router, too, finds it again, and
+    whoever asks through it need not know which of the servers behind it hangs.
+    """
     policy = copy.deepcopy(tiny_policy)
-    engine = SglangEngine(policy, launch_options(router=router, faults=FAULTS))
+    engine = SglangEngine(policy, launch_options(router=router, count=count, faults=FAULTS))
     try:
         jolt(policy, 1)
         engine.update_weights(None, 1)
         requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
-        (member,) = engine._fleet.members
+        urls, member = engine.urls, engine._fleet.members[0]
         life = member.life
         processes = tree(member.launched.pid)
         assert len(processes) > 1  # the scheduler is a child of the server
@@ -56,7 +58,7 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router):
         for request in requests:
             assert replies[request.id].weight_version == 1
             assert_sampled_by(policy, request, replies[request.id])
-        assert engine.urls == [member.url]
+        assert engine.urls == urls and len(urls) == count
     finally:
         engine.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.wire import Terms, collapse_pad
 
 PAD, END = 90, 91
 TERMS = Terms(
-    size=100, banned=frozenset({PAD, 99}), end_id=END, pad_id=PAD, merge_size=2, context=40, longest_prompt=36
+    size=100, banned=frozenset({PAD, 99}), end_ids=(END, 92), pad_id=PAD, merge_size=2, context=40, longest_prompt=36
 )
 
 
@@ -60,7 +61,7 @@ def test_a_request_on_the_wire():
         "top_k": 20,
         "max_new_tokens": 5,
     }
-    assert sampling["stop_token_ids"] == [END] and sampling["no_stop_trim"] is True
+    assert sampling["stop_token_ids"] == [END, 92] and sampling["no_stop_trim"] is True
     assert set(sampling["logit_bias"]) == {"90", "99"} and max(sampling["logit_bias"].values()) <= -1e6
 
 
@@ -107,6 +108,34 @@ def test_a_good_reply():
     assert (read.finish_reason, read.spans, read.cached_tokens) == ("stop", (("7-a", 0, 2),), 2)
 
 
+def ending(kind, **more):
+    return {"finish_reason": {"type": kind, **more}}
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes", "expected"),
+    [
+        ((5, END), ending("stop", matched=END), "stop"),
+        ((5, 92), ending("stop", matched=92), "stop"),
+        ((5, 6, 7, 8, 9), ending("length", length=5), "length"),
+        # The limit, or the word to stop, came with the token that ends the reply: it is whole.
+        ((5, 6, 7, 8, END), ending("length", length=5), "stop"),
+        ((5, END), ending("abort"), "stop"),
+        ((5, 6), ending("abort"), "abort"),
+        ((), ending("abort"), "abort"),
+    ],
+)
+def test_how_a_reply_ended(ids, changes, expected):
+    body = reply(ids=ids, log_probs=[-0.5] * len(ids), **changes)
+    assert read_reply(body, ask([1, 2, 3]), TERMS).finish_reason == expected
+
+
+def test_the_end_of_the_context_is_a_length():
+    body = reply(ids=(5, 6, 7), log_probs=[-0.5] * 3, prompt=37, **ending("length"))
+    terms = replace(TERMS, longest_prompt=40)
+    assert read_reply(body, ask([1] * 37, limit=9), terms).finish_reason == "length"
+
+
 def test_spans_of_several_versions():
     spans = [{"version": "1", "start": 0, "end": 1}, {"version": "x", "start": 1, "end": 1}]
     spans.append({"version": "2", "start": 1, "end": 2})
@@ -122,7 +151,15 @@ def test_spans_of_several_versions():
         ({"output_ids": [1]}, "malformed"),
         (reply() | {"output_ids": ["x"]}, "malformed"),
         (reply(finish_reason=None), "malformed"),
+        (reply(ids=(5, 6), finish_reason={"type": "tired"}), "ended with 'tired' after 2 of 5 tokens"),
         (reply(finish_reason={"type": "tired"}), "ended with 'tired'"),
+        (reply(finish_reason={"type": "stop", "matched": "NaN happened"}), "was stopped: NaN happened"),
+        (reply(ids=(5, 6)), "ended with 'stop' after 2 of 5 tokens, the last no end"),
+        (reply(ids=(), log_probs=()), "ended with 'stop' after 0 of 5 tokens"),
+        (reply(ids=(5, 6), finish_reason={"type": "length"}), "ended with 'length' after 2 of 5 tokens"),
+        (reply(ids=(1, 2, 3, 4, 5, 6), log_probs=[-0.5] * 6, finish_reason={"type": "length"}), "has 6 of 5 tokens"),
+        (reply(ids=(END, 5)), "goes on after it has ended"),
+        (reply(cached_tokens="many"), "malformed"),
         (reply(ids=(5, 6), log_probs=(-0.5,)), "2 tokens, but log-probs of 1"),
         (reply(output_token_logprobs=[[-0.5, 4, None], [-0.25, END, None]]), "or of others"),
         (reply(ids=(5, 100)), "token 100 of a vocabulary of 100"),
@@ -142,6 +179,10 @@ def test_a_server_that_does_not_see_the_pictures():
     request = ask([1, PAD, PAD, 2], [image((1, 2, 4))])
     with pytest.raises(WrongServer, match="counts 2 tokens in a prompt of 4 with 1 pictures"):
         read_reply(reply(prompt=2), request, TERMS)
+    with pytest.raises(WrongServer, match="counts 2 tokens"):  # what was sampled before an abort, too
+        read_reply(reply(ids=(5, 6), prompt=2, finish_reason={"type": "abort"}), request, TERMS)
+    never_read = reply(ids=(), log_probs=(), prompt=0, finish_reason={"type": "abort"})
+    assert len(read_reply(never_read, request, TERMS).token_ids) == 0
 
 
 def test_a_saturated_token_is_never_above_zero():

@@ -96,7 +96,7 @@ class ServerClient:
             async with self._session.request(
                 method, where, json=body, headers=headers, timeout=_limit(seconds)
             ) as answer:
-                text = await answer.text()
+                text = await answer.text(errors="replace")
         except TimeoutError as error:
             raise ServerLost(f"{where} did not answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:

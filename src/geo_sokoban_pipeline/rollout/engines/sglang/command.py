@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.rollout.engines.sglang.identity import SPARE_TOKENS
 
 _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
 # What belongs to this process's own environment of libraries; and a server that may not keep what it has compiled takes
@@ -34,7 +35,7 @@ def server_command(
         "--random-seed": options.random_seed + number,
         "--mem-fraction-static": options.memory_fraction,
         "--max-total-tokens": options.max_total_tokens,
-        "--context-length": options.context_tokens,
+        "--context-length": None if options.context_tokens is None else options.context_tokens + SPARE_TOKENS,
         "--attention-backend": options.attention_backend,
         "--mm-attention-backend": options.mm_attention_backend,
         "--preferred-sampling-params": json.dumps({"logit_bias": dict(bias)}),

@@ -83,7 +83,7 @@ class Dispatcher:
                 if aborted.is_set():
                     return self._nothing(request)
                 try:
-                    return self._result(request, await self._ask(member, request, aborted), aborted)
+                    return self._result(request, await self._ask(member, request, aborted))
                 except (ServerLost, BadReply) as seen:
                     fault = seen
                     await self.fleet.recover(member, life, seen)
@@ -96,11 +96,14 @@ class Dispatcher:
         """One try."""
         rid = f"{self._name}-{next(self._numbers)}"
         body = write_request(request, self.terms, rid, bias=self._bias)
-        member.in_flight += 1
+        asked = self.fleet.asked_with(member)
+        for one in asked:
+            one.in_flight += 1
         try:
             answer = await self._exchange(member, body, f"{self._name}-{request.id}", rid, aborted)
         finally:
-            member.in_flight -= 1
+            for one in asked:
+                one.in_flight -= 1
         reply = read_reply(answer, request, self.terms)
         if reply.finish_reason == "abort" and not aborted.is_set():
             raise BadReply(f"{member.url} aborted a request that nobody here has aborted")
@@ -109,33 +112,35 @@ class Dispatcher:
     async def _exchange(self, member: Member, body: dict[str, Any], key: str, rid: str, aborted: asyncio.Event) -> Any:
         """Send a body and wait for the answer, for a sign that the server hangs, or for the wish to abort."""
         reply = asyncio.ensure_future(self.fleet.entrance_of(member).generate(body, key))
-        signs = [asyncio.ensure_future(member.hung.wait()), asyncio.ensure_future(aborted.wait())]
-        hung, stopped = signs
+        stopped = asyncio.ensure_future(aborted.wait())
+        hangs = {asyncio.ensure_future(one.hung.wait()): one for one in self.fleet.asked_with(member)}
+        tasks = {reply, stopped, *hangs}
         try:
-            await asyncio.wait({reply, *signs}, return_when=asyncio.FIRST_COMPLETED)
-            while stopped.done() and not reply.done() and not hung.done():
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            while stopped.done() and not any(task.done() for task in (reply, *hangs)):
                 # The request may not have arrived when the first word to stop it did.
                 await self.fleet.abort(rid, member)
-                await asyncio.wait({reply, hung}, timeout=_REPEAT_ABORT_SECONDS)
+                await asyncio.wait({reply, *hangs}, timeout=_REPEAT_ABORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not reply.done():
-                raise ServerLost(f"{member.url} hangs: it computes nothing")
+                urls = ", ".join(one.url for hung, one in hangs.items() if hung.done())
+                raise ServerLost(f"{urls} hangs: it computes nothing")
             return reply.result()
         finally:
-            for task in (reply, *signs):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reply, *signs, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _nothing(self, request: Request) -> Result:
         return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), "abort", self.version)
 
-    def _result(self, request: Request, reply: Reply, aborted: asyncio.Event) -> Result:
+    def _result(self, request: Request, reply: Reply) -> Result:
         spans = tuple((self._version(tag), start, end) for tag, start, end in reply.spans)
         self.cached_tokens[request.id] = reply.cached_tokens
         return Result(
             id=request.id,
             token_ids=reply.token_ids,
             log_probs=reply.log_probs,
-            finish_reason="abort" if aborted.is_set() else reply.finish_reason,
+            finish_reason=reply.finish_reason,
             weight_version=spans[0][0] if spans else self.version,
             weight_spans=spans,
         )

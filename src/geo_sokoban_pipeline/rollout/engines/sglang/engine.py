@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import queue
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.sglang.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.sglang.dispatcher import Dispatcher
+from geo_sokoban_pipeline.rollout.engines.sglang.faults import EngineStopped
 from geo_sokoban_pipeline.rollout.engines.sglang.fleet import Fleet, check_alike
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, clear_folder, make_tag
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import Terms, room_of
@@ -62,7 +64,7 @@ class SglangEngine:
         self.terms = Terms(
             size=int(policy.model.config.text_config.vocab_size),
             banned=frozenset(policy.banned_ids.tolist()),
-            end_id=policy.codec.end_id,
+            end_ids=policy.end_ids,
             pad_id=policy.codec.image_pad_id,
             merge_size=policy.codec.merge_size,
             context=facts.context,
@@ -179,7 +181,16 @@ class SglangEngine:
             return WeightSet(version, tag, tuple, folder)
         if named is not None:
             return WeightSet(version, tag, lambda: named)
-        return WeightSet(version, tag, self.policy.model.named_parameters)
+        return WeightSet(version, tag, partial(self._read_model, version, self._model_state()))
+
+    def _read_model(self, version: int, state: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+        """Weights of the policy's model, as long as they are those of this version."""
+        if self._model_state() != state:
+            raise EngineStopped(
+                f"a server needs the weights of version {version} again, but the policy's model has changed since. "
+                "Set rollout.server.update=disk, which keeps them, or change the model only while nothing is sampled."
+            )
+        return iter(self.policy.model.named_parameters())
 
     def _model_state(self) -> tuple[int, ...]:
         """Changes with every change in place of a parameter."""

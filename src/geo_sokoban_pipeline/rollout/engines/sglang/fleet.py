@@ -109,9 +109,13 @@ class Fleet:
                 except (ServerLost, BadReply, RequestRefused) as again:
                     fault = again
 
+    def asked_with(self, member: Member) -> list[Member]:
+        """Servers that may have a request for this one: behind a router all, because nobody knows which one has it."""
+        return [member] if self._router is None else list(self.members)
+
     async def abort(self, rid: str, member: Member) -> None:
-        """Have a server stop a request; behind a router all, because nobody knows which one has it."""
-        for other in [member] if self._router is None else self.members:
+        """Have a server stop a request."""
+        for other in self.asked_with(member):
             with suppress(ServerFault):  # what is wrong with it, its reply will show
                 await other.client.abort(rid)
 
@@ -179,15 +183,16 @@ class Fleet:
         await wait_until_ready(self._entrance, "/readiness", self.options.faults.start_timeout, self._router.lost)
 
     async def _renew(self, member: Member, *, pause: bool) -> None:
-        life = member.life
-        member.ready = False  # whoever fails here leaves a server that nobody may take over
         try:
-            if pause:
-                await member.client.command("/pause_generation", {"mode": "retract"})
-            await self._send(member)
-            if pause:
-                await member.client.command("/continue_generation", {})
-            member.ready = True
+            async with member.lock:  # not while it is brought back, nor may anybody bring it back meanwhile
+                life = member.life
+                member.ready = False  # whoever fails here leaves a server that nobody may take over
+                if pause:
+                    await member.client.command("/pause_generation", {"mode": "retract"})
+                await self._send(member)
+                if pause:
+                    await member.client.command("/continue_generation", {})
+                member.ready = True
         except (ServerLost, BadReply) as fault:
             await self.bring_back(member, life, fault)
 

@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.storage import read_json
 
 logger = logging.getLogger(__name__)
 TESTED_VERSION = "0.5.21"
+SPARE_TOKENS = 2  # of a server's context that no conversation gets
 _SIZES = {
     "text_config": ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     "vision_config": ("depth", "hidden_size", "patch_size", "spatial_merge_size", "out_hidden_size"),
@@ -57,8 +58,7 @@ async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
     if version != TESTED_VERSION:
         logger.warning("%s runs SGLang %s; this project is tested with %s", client.url, version, TESTED_VERSION)
     longest = int(policy.model.config.text_config.max_position_embeddings)
-    limits = (server.get("context_length"), server.get("max_total_num_tokens"))
-    context = min([longest, *(int(limit) for limit in limits if limit)])
+    context = min([longest, *_limits(server)])
     shorter_than = int(server.get("max_req_input_len") or context + 1)
     return ServerFacts(
         version=version,
@@ -67,6 +67,16 @@ async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
         longest_prompt=min(context, shorter_than - 1),
         ranks=int(server.get("tp_size") or 1),
     )
+
+
+def _limits(server: Mapping[str, Any]) -> list[int]:
+    """Tokens of a conversation at most, by what a server keeps free of its context and of its cache."""
+    found = []
+    if server.get("context_length"):
+        found.append(int(server["context_length"]) - SPARE_TOKENS)
+    if server.get("max_total_num_tokens"):
+        found.append(int(server["max_total_num_tokens"]) - 2 * int(server.get("page_size") or 1))
+    return found
 
 
 def _check_model(url: str, model: Mapping[str, Any], policy: Policy) -> None:

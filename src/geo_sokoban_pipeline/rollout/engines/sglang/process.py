@@ -81,6 +81,8 @@ class ServerProcess:
 
     def _kill(self) -> None:
         for group in (self.pid, self._supervisor.pid):
+            if group == 0:  # never had one; to the system, 0 is this process's own group
+                continue
             try:
                 os.killpg(group, signal.SIGKILL)
             except ProcessLookupError:

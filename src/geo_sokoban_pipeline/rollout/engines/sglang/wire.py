@@ -31,7 +31,7 @@ class Terms:
     Attributes:
         size: rows of the embedding.
         banned: ids that are never sampled.
-        end_id: token that ends a reply.
+        end_ids: tokens that end a reply.
         pad_id: token that stands for a picture.
         merge_size: patches per side that one pad stands for.
         context: tokens of the longest conversation.
@@ -40,7 +40,7 @@ class Terms:
 
     size: int
     banned: frozenset[int]
-    end_id: int
+    end_ids: tuple[int, ...]
     pad_id: int
     merge_size: int
     context: int
@@ -97,7 +97,7 @@ def write_request(request: Request, terms: Terms, rid: str, *, bias: Mapping[str
         "sampling_params": {
             **_write_sampling(request.sampling),
             "max_new_tokens": room_of(request, terms),
-            "stop_token_ids": [terms.end_id],
+            "stop_token_ids": list(terms.end_ids),
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
@@ -144,11 +144,13 @@ def read_reply(body: Any, request: Request, terms: Terms) -> Reply:
         entries = meta.get("output_token_logprobs") or []
         log_probs = np.asarray([entry[0] for entry in entries], np.float32)
         named = np.asarray([entry[1] for entry in entries], np.int32)
-        reason, prompt = meta["finish_reason"]["type"], int(meta["prompt_tokens"])
-        spans = _read_spans(meta, len(ids))
+        ending, prompt = meta["finish_reason"], int(meta["prompt_tokens"])
+        reason, matched = ending["type"], ending.get("matched")
+        spans, cached = _read_spans(meta, len(ids)), int(meta.get("cached_tokens") or 0)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise BadReply(f"the reply is malformed ({type(error).__name__}: {error})") from error
-    if prompt != len(request.token_ids) and reason != "abort":
+    # A request that was aborted while it waited was never read.
+    if prompt != len(request.token_ids) and (reason != "abort" or len(ids)):
         raise WrongServer(
             f"the server counts {prompt} tokens in a prompt of {len(request.token_ids)} with {len(request.images)} "
             "pictures: it does not see them as this policy does. Check that it serves this policy's folder, image "
@@ -157,7 +159,8 @@ def read_reply(body: Any, request: Request, terms: Terms) -> Reply:
     if not np.array_equal(ids, named):
         raise BadReply(f"the reply has {len(ids)} tokens, but log-probs of {len(named)}, or of others")
     _check_tokens(ids, log_probs, terms)
-    return Reply(ids, np.minimum(log_probs, 0.0), _read_reason(reason), spans, int(meta.get("cached_tokens") or 0))
+    reason = _read_reason(reason, matched, ids, room_of(request, terms), terms)
+    return Reply(ids, np.minimum(log_probs, 0.0), reason, spans, cached)
 
 
 def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, terms: Terms) -> None:
@@ -170,14 +173,20 @@ def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, terms: Terms) -> None:
         raise BadReply("the reply has log-probs that are none")
 
 
-def _read_reason(kind: str) -> FinishReason:
-    if kind == "stop":
+def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, terms: Terms) -> FinishReason:
+    """How a reply ended, by its tokens: a word to stop it, or the limit, may have met its end."""
+    ends = np.flatnonzero(np.isin(ids, terms.end_ids))
+    if len(ids) > room or (len(ends) and ends[0] != len(ids) - 1):
+        raise BadReply(f"the reply has {len(ids)} of {room} tokens, and goes on after it has ended: {ids.tolist()}")
+    if isinstance(matched, str):  # nobody asks for strings that stop; a server tells so of logits that are no numbers
+        raise BadReply(f"the reply was stopped: {matched}")
+    if len(ends) and kind in ("stop", "length", "abort"):
         return "stop"
-    if kind == "length":
+    if kind == "length" and len(ids) == room:
         return "length"
     if kind == "abort":
         return "abort"
-    raise BadReply(f"the reply ended with {kind!r}")
+    raise BadReply(f"the reply ended with {kind!r} after {len(ids)} of {room} tokens, the last no end of a reply")
 
 
 def _read_spans(meta: Mapping[str, Any], count: int) -> tuple[tuple[str, int, int], ...]:
