@@ -53,7 +53,7 @@ PEER_STAMP := $(PEER_VENV)/.installed$(TAG)
 
 # SGLang servers live in an environment of their own: their versions are not those of this project. On a CPU it is the
 # pinned list and nothing else, and two stand-ins of scripts/sglang_cpu, which a .pth file brings in.
-SGLANG_VENV := .venv-sglang
+SGLANG_VENV := .venv-sglang$(patsubst %,-%,$(filter gpu,$(SGLANG)))
 SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -125,7 +125,6 @@ bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle m
 
 $(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt
 	@echo 'Installing into $(SGLANG_VENV), which takes a minute or two'
-	$(if $(filter-out $@,$(wildcard $(SGLANG_VENV)/.installed-*)),rm -rf $(SGLANG_VENV))
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
 ifeq ($(SGLANG),cpu)
 	$(subst $(PIP),$(SGLANG_PIP) -c constraints.txt,$(INSTALL_TORCH))
@@ -136,7 +135,7 @@ else
 endif
 	touch $@
 
-sglang-env: $(SGLANG_STAMP) ## Make .venv-sglang, in which SGLang servers run; SGLANG=gpu for NVIDIA GPUs.
+sglang-env: $(SGLANG_STAMP) ## Make .venv-sglang, in which SGLang servers run; SGLANG=gpu: .venv-sglang-gpu.
 
 clean-data: ## Delete everything that runs have written below data/.
 	find data -type f ! -name .gitkeep ! -path data/README.md -delete

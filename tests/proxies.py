@@ -21,11 +21,13 @@ class Proxy:
     Attributes:
         url: of the proxy.
         seen: paths of all requests, in order.
+        answered: answers of the server to `/generate` so far.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
         self.seen: list[str] = []
+        self.answered = 0
         self._faults: dict[str, list[Fault]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -79,6 +81,7 @@ class Proxy:
         ) as answer:
             body = await answer.read()
             status = answer.status
+        self.answered += request.path == "/generate"
         if isinstance(fault, str) and fault.startswith("late"):
             await asyncio.sleep(float(fault.split()[1]))
         if callable(fault):

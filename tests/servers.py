@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,17 @@ def descendants() -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+def processes_with(setting: str) -> list[psutil.Process]:
+    """All processes of this machine, whoever their parent is now, with `NAME=value` in their environment."""
+    name, _, value = setting.partition("=")
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(name) == value and runs(process):
+                found.append(process)
     return found
 
 

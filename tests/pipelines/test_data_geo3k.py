@@ -139,8 +139,8 @@ def test_evaluation_alone(tmp_path):
 
 
 def test_too_many_problems_are_refused(tmp_path):
-    with pytest.raises(ProblemsExhaustedError, match=r"geo3k\.counts=.*'train': 100000"):
-        run(tmp_path, {"counts": {**FEW, "train": 100_000}, "problems": {"angle_step": 20, "lengths": [10, 10]}})
+    with pytest.raises(ProblemsExhaustedError, match=r"geo3k\.counts=.*train=100000: .* for this split"):
+        run(tmp_path, {"counts": {**FEW, "train": 100_000}, "problems": {"angle_step": 2, "lengths": [10, 10]}})
     assert not list(tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ import pytest
 from geo_sokoban_pipeline.storage import read_json
 from geo_sokoban_pipeline.trajectory_files import read_trajectories
 from runs import finish, kedro_command
-from servers import ON_CPU, descendants
+from servers import ON_CPU, processes_with
 
 pytestmark = pytest.mark.slow
 # Iterations of each task.
@@ -52,9 +52,8 @@ def test_the_demonstration(sglang_server, tmp_path):
     """As the README has it: one command, which launches a server of its own and leaves none."""
     counts = "sokoban.counts.train=64,sokoban.counts.validation=16,sokoban.counts.eval=32,sokoban.max_solution=4"
     words = ("--pipelines=rollout_sokoban", f"--params={counts}")
-    before = {process.pid for process in descendants()}
     output = finish(kedro_command(*words, data_root=tmp_path, conf_env="sglang_cpu"), timeout=600)
-    assert {process.pid for process in descendants()} == before
+    assert processes_with(f"GEO_SOKOBAN_DATA_ROOT={tmp_path}") == []
     (path,) = (tmp_path / "07_model_output").rglob("iter=*/part-*.parquet")
     episodes = read_trajectories(path).to_pylist()
     assert {json.loads(episode["sampling"])["engine"] for episode in episodes} == {"sglang"}, output[-2000:]

@@ -61,13 +61,14 @@ class Policy:
         """Picture encoding of this policy, with its cache."""
         return PatchReader(self.image_processor)
 
-    @cached_property
+    @property
     def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a reply: the chat's end of a turn first, then the other ends of text that the model knows."""
-        settings = self.model.generation_config
-        known = None if settings is None else settings.eos_token_id
-        others = [] if known is None else [known] if isinstance(known, int) else list(known)
-        return tuple(dict.fromkeys((self.codec.end_id, *others)))
+        """Ids that end a reply: the chat's end of a turn first, then the other ends of text of model and tokenizer."""
+        found = [self.codec.end_id]
+        for source in (self.tokenizer, self.model.generation_config, self.model.config, self.model.config.text_config):
+            known = getattr(source, "eos_token_id", None)
+            found += [] if known is None else [known] if isinstance(known, int) else list(known)
+        return tuple(dict.fromkeys(found))
 
     @cached_property
     def banned_ids(self) -> np.ndarray:

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.envs.geo3k.problems.layout import Layout
 from geo_sokoban_pipeline.envs.geo3k.problems.obstacles import line_pieces, overlapping, touched
 from geo_sokoban_pipeline.envs.geo3k.problems.problem import Sketch
 from geo_sokoban_pipeline.envs.geo3k.problems.render import render_layout
-from geo_sokoban_pipeline.envs.geo3k.problems.tiny import TINY_FAMILIES
+from geo_sokoban_pipeline.envs.geo3k.problems.tiny import TINY_FAMILIES, family_angles
 from geo_sokoban_pipeline.options.problems import ProblemOptions
 
 KINDS = [("tiny", name) for name in TINY_FAMILIES] + [(level, name) for level in DIFFICULTIES for name in FAMILIES]
@@ -28,8 +28,9 @@ def drawn(kind: tuple[str, str], seed: int, scale: float = 1.0) -> tuple[Sketch,
     """The first problem of a kind from a seed whose labels find room."""
     difficulty, family = kind
     generator, options = random.Random(seed), ProblemOptions(difficulty=difficulty, picture_scale=scale)
+    angles = family_angles(family, options.angle_step) if difficulty == "tiny" else ()
     for _ in range(40):
-        sketch = draw_sketch(family, difficulty, generator, options)
+        sketch = draw_sketch(family, difficulty, generator, options, angles)
         layout = lay_out(sketch, difficulty, generator, options)
         if layout is not None:
             return sketch, layout

@@ -61,24 +61,41 @@ def test_angles_of_a_family(family, step, angles):
 
 
 @given(
-    st.sampled_from(sorted(TINY_FAMILIES)),
+    st.lists(st.sampled_from(sorted(TINY_FAMILIES)), min_size=1, unique=True),
     st.integers(0, 2**40),
     st.integers(1, 8),
     st.tuples(st.floats(0.01, 0.45), st.floats(0.01, 0.45)),
 )
-def test_each_angle_of_a_family_belongs_to_one_split(family, seed, step, shares):
+def test_each_angle_of_a_family_belongs_to_one_split(families, seed, step, shares):
     options = ProblemOptions(angle_step=step, held_out_angles=dict(zip(("eval", "validation"), shares, strict=True)))
-    dealt = deal_angles(family, ("eval", "validation", "train"), seed, options)
-    angles = family_angles(family, step)
-    assert sorted(angle for own in dealt.values() for angle in own) == list(angles)
-    for split, share in options.held_out_angles.items():
-        assert len(dealt[split]) in {1, round(share * len(angles))}
-    assert deal_angles(family, ("eval",), seed, options) == {"eval": dealt["eval"]}
+    dealt = deal_angles(families, ("eval", "validation", "train"), seed, options)
+    for family, own in dealt.items():
+        angles = family_angles(family, step)
+        assert sorted(angle for part in own.values() for angle in part) == list(angles)
+        assert all(own.values())
+        for split, share in options.held_out_angles.items():
+            assert len(own[split]) <= max(1, round(share * len(angles)))
+    alone = deal_angles(families, ("eval",), seed, options)
+    assert alone == {family: {"eval": own["eval"]} for family, own in dealt.items()}
+
+
+@given(st.integers(0, 2**40))
+def test_held_out_angles_are_trained_with_other_figures(seed):
+    dealt = deal_angles(tuple(TINY_FAMILIES), ("eval", "validation", "train"), seed, ProblemOptions())
+    trained = {angle for own in dealt.values() for angle in own["train"]}
+    assert all(set(own["eval"]) | set(own["validation"]) <= trained for own in dealt.values())
+
+
+def test_too_few_angles_are_refused():
+    options = ProblemOptions(angle_step=20)
+    with pytest.raises(ValueError, match=r"angle_step=20: intercepted_arc has 2 angles \[40, 60\]") as error:
+        deal_angles(("intercepted_arc",), ("eval", "train"), 0, options)
+    assert "needs 3. Lower angle_step" in str(error.value)
 
 
 def test_splits_without_angles_of_their_own_share_them():
     options = ProblemOptions(held_out_angles={"eval": 0.5})
-    dealt = deal_angles("linear_pair", ("eval", "validation", "train"), 3, options)
+    dealt = deal_angles(("linear_pair",), ("eval", "validation", "train"), 3, options)["linear_pair"]
     assert dealt["validation"] == dealt["train"] and not set(dealt["eval"]) & set(dealt["train"])
 
 

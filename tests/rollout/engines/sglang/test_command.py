@@ -20,7 +20,9 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import kind_of
 
 
 def words(**options):
-    return server_command(ServerOptions(**options), Path("/policy"), "bfloat16", 4000, number=1, bias={"7": -1e9})
+    return server_command(
+        ServerOptions(**options), Path("/policy"), "bfloat16", longest=9000, port=4000, number=1, bias={"7": -1e9}
+    )
 
 
 def value(words, flag):
@@ -35,7 +37,7 @@ def test_the_least_that_is_said():
         "4000",
         "bfloat16",
     )
-    assert {"--mem-fraction-static", "--attention-backend", "--max-total-tokens"}.isdisjoint(said)
+    assert {"--mem-fraction-static", "--context-length", "--attention-backend", "--max-total-tokens"}.isdisjoint(said)
     assert {"--sleep-on-idle", "--skip-server-warmup"} <= set(said)
     assert json.loads(value(said, "--preferred-sampling-params")) == {"logit_bias": {"7": -1e9}}
 
@@ -49,6 +51,8 @@ def test_the_least_that_is_said():
         ({"tensor_parallel": 2}, "--base-gpu-id", "2"),
         ({"random_seed": 5}, "--random-seed", "6"),
         ({"dtype": "float32"}, "--dtype", "float32"),
+        ({"context_tokens": 4096}, "--context-length", "4098"),  # two that no conversation gets
+        ({"context_tokens": 9000}, "--context-length", "9000"),
         ({"cuda_graph_batch_sizes": (1, 2)}, "--cuda-graph-bs-decode", "1"),
     ],
 )

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.schemas import validate_trajectories
 from geo_sokoban_pipeline.trajectories import trajectories_to_table
 from policies.library import library_log_probs, library_logits
-from rollout.engines.sglang.material import TOLERANCE, expected_log_probs, request_with
+from rollout.engines.sglang.material import TOLERANCE, ask, expected_log_probs, request_with
 from servers import PYTHON, attached
 
 pytestmark = pytest.mark.slow
@@ -42,6 +42,10 @@ def test_log_probs_equal_those_of_this_process(sglang_server, tiny_policy, pictu
     assert 0 < len(result.token_ids) <= 12
     assert not set(result.token_ids.tolist()) & set(tiny_policy.banned_ids.tolist())
     np.testing.assert_allclose(result.log_probs, expected_log_probs(tiny_policy, request, result), atol=TOLERANCE)
+    if sampling.greedy:
+        ours = ask(TransformersEngine(tiny_policy), request)[0]
+        assert ours.token_ids.tolist() == result.token_ids.tolist()
+        np.testing.assert_allclose(result.log_probs, ours.log_probs, atol=TOLERANCE)
 
 
 def test_greedy_episodes_are_those_of_this_process(sglang_server, player, make_tasks, play):
@@ -53,7 +57,9 @@ def test_greedy_episodes_are_those_of_this_process(sglang_server, player, make_t
     same = [a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(theirs, ours, strict=True)]
     assert np.mean(same) >= 0.95
     for one, other, equal in zip(theirs, ours, same, strict=True):
-        if not equal:
+        if equal:
+            np.testing.assert_allclose(one.rollout_log_probs, other.rollout_log_probs, atol=TOLERANCE)
+        else:
             assert gap_of_the_best_two(player, one, first_difference(one, other)) < TOLERANCE
     validate_trajectories(trajectories_to_table(theirs, player.table_context))
 

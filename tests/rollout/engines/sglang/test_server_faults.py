@@ -12,7 +12,7 @@ import pytest
 from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.sglang import launcher
+from geo_sokoban_pipeline.rollout.engines.sglang import keeper, launcher
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.faults import EngineStopped, ServerLost, WrongServer
 from proxies import changed, proxied
@@ -72,8 +72,11 @@ ONCE = {
 
 @pytest.mark.parametrize("fault", ONCE.values(), ids=ONCE.keys())
 def test_a_reply_is_asked_for_again(sglang_server, tiny_policy, fault):
-    request = request_with(tiny_policy, [0])
+    request = request_with(tiny_policy, [0], SamplingOptions(greedy=True))
     with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
+        reply = ask(engine, request)[0].token_ids
+        assert len(reply) == 12 and reply[0] not in (3, *tiny_policy.end_ids)  # else some faults are none
+        proxy.seen.clear()
         proxy.order("/generate", fault, fault)
         result = ask(engine, request)[0]
         assert proxy.seen.count("/generate") == 3
@@ -156,16 +159,18 @@ async def let_go(lock):
 
 def test_a_reply_that_was_whole_when_it_should_have_been_stopped(sglang_server, tiny_policy):
     """It stays what it is: gone on with later, it would have tokens after its end."""
-    request = request_with(tiny_policy, [1], max_new_tokens=3)
+    request = request_with(tiny_policy, [1], SamplingOptions(greedy=True), max_new_tokens=3)
     with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
         whole = ask(engine, request)[0]
         proxy.order("/generate", "late 2")
-        engine.submit([request_with(tiny_policy, [1], SamplingOptions(greedy=True), max_new_tokens=3)])
-        time.sleep(1.0)
+        answered = proxy.answered
+        engine.submit([request])
+        while proxy.answered == answered:
+            time.sleep(0.01)
         engine.abort([0])
         (result,) = engine.poll()
-    assert result.finish_reason == ("stop" if result.token_ids[-1] in tiny_policy.end_ids else "length")
-    assert len(whole.token_ids) == 3 and whole.finish_reason != "abort"
+    assert result.finish_reason == whole.finish_reason == "length"
+    assert result.token_ids.tolist() == whole.token_ids.tolist()
 
 
 def test_weights_that_do_not_arrive(sglang_server, tiny_policy):
@@ -257,7 +262,10 @@ def test_a_port_that_is_taken_in_the_meantime(tiny_policy, monkeypatch):
             request = request_with(tiny_policy, [1])
             assert_sampled_by(tiny_policy, request, ask(engine, request)[0])
         finally:
+            kind = engine._fleet._kind
             engine.close()
+            for server in keeper.take_servers(kind, [0]).values():
+                server.end()
 
 
 def test_no_environment(tiny_policy, tmp_path):

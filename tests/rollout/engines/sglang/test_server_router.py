@@ -39,7 +39,8 @@ def test_sampling_through_a_router(sglang_server, player, make_tasks, play, poli
                 assert {span[0] for span in episode.weight_spans} == {version}
                 assert not set(mine.banned_ids.tolist()) & set(episode.token_ids[episode.loss_mask == 1].tolist())
         long = request_with(mine, [1], max_new_tokens=3000)
-        engine.submit([long])
+        engine.submit([long, request_with(mine, [1], identity=1, max_new_tokens=1)])
+        assert [result.id for result in engine.poll()] == [1]  # by now the long one has arrived, too
         engine.abort([0])
         (aborted,) = engine.poll()
         assert aborted.finish_reason == "abort" and len(aborted.token_ids) < 3000

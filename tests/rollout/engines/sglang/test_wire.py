@@ -181,8 +181,18 @@ def test_a_server_that_does_not_see_the_pictures():
         read_reply(reply(prompt=2), request, TERMS)
     with pytest.raises(WrongServer, match="counts 2 tokens"):  # what was sampled before an abort, too
         read_reply(reply(ids=(5, 6), prompt=2, finish_reason={"type": "abort"}), request, TERMS)
-    never_read = reply(ids=(), log_probs=(), prompt=0, finish_reason={"type": "abort"})
-    assert len(read_reply(never_read, request, TERMS).token_ids) == 0
+
+
+@pytest.mark.parametrize("ids", [(), (5, 6)])
+def test_what_waited_when_it_was_aborted(ids):
+    """The server stops it before it is read, or read again, and counts no prompt."""
+    body = reply(ids=ids, log_probs=[-0.5] * len(ids), finish_reason={"type": "abort"})
+    del body["meta_info"]["prompt_tokens"]
+    read = read_reply(body, ask([1, 2, 3]), TERMS)
+    assert (read.finish_reason, read.token_ids.tolist()) == ("abort", list(ids))
+    body["meta_info"]["finish_reason"] = {"type": "length"}
+    with pytest.raises(BadReply, match="counts no prompt_tokens"):
+        read_reply(body, ask([1, 2, 3]), TERMS)
 
 
 def test_a_saturated_token_is_never_above_zero():

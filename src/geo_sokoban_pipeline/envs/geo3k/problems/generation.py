@@ -24,7 +24,7 @@ class ProblemsExhaustedError(ValueError):
     """The families hold fewer problems than wanted.
 
     Attributes:
-        problems: those found before.
+        problems: those found before, of the split that ran out.
     """
 
     def __init__(self, message: str, problems: list[Problem]) -> None:
@@ -50,7 +50,7 @@ def generate_problems(count: int, seed: int, options: ProblemOptions | None = No
     options = options or ProblemOptions()
     tiny = family_shares(options) if options.difficulty == "tiny" else {}
     angles = {family: family_angles(family, options.angle_step) for family in tiny}
-    return _generate(count, seed, options, angles, [])
+    return _generate(count, seed, options, angles, [], "")
 
 
 def generate_splits(
@@ -71,12 +71,12 @@ def generate_splits(
     """
     options = options or ProblemOptions()
     tiny = family_shares(options) if options.difficulty == "tiny" else {}
-    dealt = {family: deal_angles(family, counts, seed, options) for family in tiny}
+    dealt = deal_angles(tuple(tiny), counts, seed, options)
     drawn: list[Problem] = []
     splits = {}
     for split, number in counts.items():
         angles = {family: by_split[split] for family, by_split in dealt.items()}
-        splits[split] = _generate(number, seed, options, angles, drawn)
+        splits[split] = _generate(number, seed, options, angles, drawn, split)
         drawn += splits[split]
     return splits
 
@@ -93,18 +93,23 @@ def shared_keys(splits: Mapping[str, Iterable[Problem]]) -> set[str]:
 
 
 def _generate(
-    count: int, seed: int, options: ProblemOptions, angles: Mapping[str, Sequence[int]], drawn: Sequence[Problem]
+    count: int,
+    seed: int,
+    options: ProblemOptions,
+    angles: Mapping[str, Sequence[int]],
+    drawn: Sequence[Problem],
+    split: str,
 ) -> list[Problem]:
-    """`count` problems unlike each other and those drawn before; `angles` by tiny family, none: it takes no turns."""
+    """`count` problems unlike each other and those drawn before; `angles` by tiny family."""
     if count < 0:
         raise ValueError(f"count={count}: must be at least 0")
     shares = family_shares(options)
     given = {problem.key for problem in drawn}
-    turns = {family: 0 for family in shares if angles.get(family, True)}
+    turns = dict.fromkeys(shares, 0)
     problems: list[Problem] = []
     while len(problems) < count:
         if not turns:
-            raise ProblemsExhaustedError(_explain(count, len(problems), options), problems)
+            raise ProblemsExhaustedError(_explain(count, len(problems), options, split), problems)
         # The family that is furthest behind its share; ties go to the first.
         family = min(turns, key=lambda name: (turns[name] + 1) / shares[name])
         turns[family] += 1
@@ -148,13 +153,14 @@ def _draw(
     return None
 
 
-def _explain(count: int, found: int, options: ProblemOptions) -> str:
+def _explain(count: int, found: int, options: ProblemOptions, split: str) -> str:
     way_out = (
-        "Lower the counts, lower angle_step, widen lengths or name more families."
+        "Lower the counts or angle_step, widen lengths, name more families or change held_out_angles."
         if options.difficulty == "tiny"
         else "Lower the counts, name more families or take difficulty=mixed."
     )
     return (
-        f"count={count}: the families hold only about {found} distinct problems of difficulty {options.difficulty} "
+        f"{split or 'count'}={count}: the families hold only about {found} distinct problems of difficulty "
+        f"{options.difficulty}{' for this split' if split else ''} "
         f"({_MAX_ATTEMPTS} draws in a row brought nothing new). {way_out}"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -57,27 +58,56 @@ def family_angles(family: str, step: int) -> tuple[int, ...]:
     return tuple(range(step * math.ceil(low / step), high + 1, step))
 
 
-def deal_angles(family: str, splits: Iterable[str], seed: int, options: ProblemOptions) -> dict[str, tuple[int, ...]]:
-    """Angles of a family by split: those of `held_out_angles` have their own, the others share the rest.
+def deal_angles(
+    families: Sequence[str], splits: Iterable[str], seed: int, options: ProblemOptions
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Angles of families by split: those of `held_out_angles` have their own, the others share the rest.
+
+    What is held out of one family stays, as far as that is possible, with another family in the rest: then a policy can
+    know the number, and only its meeting with the figure is new.
 
     Args:
-        family: of `TINY_FAMILIES`.
+        families: of `TINY_FAMILIES`.
         splits: names of the splits wanted; the deal does not depend on them.
         seed: root seed.
         options: step and shares.
 
     Returns:
-        For each split its angles in degrees, rising; empty where the family has fewer angles than there are splits.
+        By family and split angles in degrees, rising, at least one.
+
+    Raises:
+        ValueError: a family has fewer angles than splits that want their own.
     """
-    rest = list(family_angles(family, options.angle_step))
-    number = len(rest)
-    random.Random(derive_seed(seed, "geo3k", "angles", family)).shuffle(rest)
-    own: dict[str, tuple[int, ...]] = {}
+    angles = {family: family_angles(family, options.angle_step) for family in families}
+    homes = Counter(angle for own in angles.values() for angle in own)
+    dealt = {}
+    for family in families:
+        generator = random.Random(derive_seed(seed, "geo3k", "angles", family))
+        own = _deal(family, angles[family], homes, generator, options)
+        dealt[family] = {split: own.get(split, own[""]) for split in splits}
+    return dealt
+
+
+def _deal(
+    family: str, angles: Sequence[int], homes: Counter[int], generator: random.Random, options: ProblemOptions
+) -> dict[str, tuple[int, ...]]:
+    """Angles of one family by held-out split, the rest under ""; `homes` counts the families that keep an angle."""
+    rest, wanting = list(angles), len(options.held_out_angles)
+    if len(rest) <= wanting:
+        raise ValueError(
+            f"angle_step={options.angle_step}: {family} has {len(rest)} angles {rest}, but held_out_angles="
+            f"{options.held_out_angles} needs {wanting + 1}. Lower angle_step, or hold angles out of fewer splits."
+        )
+    generator.shuffle(rest)
+    dealt: dict[str, tuple[int, ...]] = {}
     for split, share in sorted(options.held_out_angles.items()):
-        size = max(1, round(share * number))
-        own[split] = tuple(sorted(rest[:size]))
-        del rest[:size]
-    return {split: own[split] if split in own else tuple(sorted(rest)) for split in splits}
+        size = min(max(1, round(share * len(angles))), len(rest) - wanting)
+        wanting -= 1
+        rest.sort(key=lambda angle: homes[angle] < 2)
+        own, rest = rest[:size], rest[size:]
+        homes.subtract(own)
+        dealt[split] = tuple(sorted(own))
+    return {**dealt, "": tuple(sorted(rest))}
 
 
 def tiny_sketch(family: str, generator: random.Random, options: ProblemOptions, angles: Sequence[int]) -> Sketch:

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.faults import BadReply, Request
 
 ROUTING_KEY = "X-SMG-Routing-Key"
 _SHOWN_CHARACTERS = 500
-_READY_SECONDS = 10.0
+_READY_SECONDS = 10.0  # for answers that need no computing
 _PLAIN = ("/abort_request", "/flush_cache")  # answered with plain text, or nothing
 
 
@@ -47,7 +47,7 @@ class ServerClient:
 
     async def abort(self, rid: str) -> None:
         """Stop a request; it is then answered with what there is of it."""
-        await self._post("/abort_request", {"rid": rid}, self._faults.control_timeout)
+        await self._post("/abort_request", {"rid": rid}, _READY_SECONDS)
 
     async def is_ready(self, path: str = "/ready") -> bool:
         """Whether the server takes requests; False too where nobody listens."""

@@ -16,13 +16,14 @@ _OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTW
 
 
 def server_command(
-    options: ServerOptions, folder: Path, dtype: str, port: int, number: int, bias: Mapping[str, float]
+    options: ServerOptions, folder: Path, dtype: str, longest: int, port: int, number: int, bias: Mapping[str, float]
 ) -> list[str]:
     """Words that start server `number`.
 
     Args:
         folder: of the policy.
         dtype: of the policy; used where the options give none.
+        longest: conversation of the policy's model, tokens.
         bias: of the logits, for requests that name none; the router takes it out of requests.
     """
     flags: dict[str, object | None] = {
@@ -35,7 +36,7 @@ def server_command(
         "--random-seed": options.random_seed + number,
         "--mem-fraction-static": options.memory_fraction,
         "--max-total-tokens": options.max_total_tokens,
-        "--context-length": None if options.context_tokens is None else options.context_tokens + SPARE_TOKENS,
+        "--context-length": options.context_tokens and min(options.context_tokens + SPARE_TOKENS, longest),
         "--attention-backend": options.attention_backend,
         "--mm-attention-backend": options.mm_attention_backend,
         "--preferred-sampling-params": json.dumps({"logit_bias": dict(bias)}),

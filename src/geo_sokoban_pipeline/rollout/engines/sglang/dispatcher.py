@@ -79,7 +79,7 @@ class Dispatcher:
             await asyncio.sleep(pause_before(attempt, faults))
             member = self.fleet.member_of(str(request.id))
             async with member.places:
-                life = await member.settle()
+                life = await self.fleet.settle(member)
                 if aborted.is_set():
                     return self._nothing(request)
                 try:
@@ -94,7 +94,7 @@ class Dispatcher:
 
     async def _ask(self, member: Member, request: Request, aborted: asyncio.Event) -> Reply:
         """One try."""
-        rid = f"{self._name}-{next(self._numbers)}"
+        rid = f"{self._name}-{next(self._numbers)}."  # servers stop whatever begins with it
         body = write_request(request, self.terms, rid, bias=self._bias)
         asked = self.fleet.asked_with(member)
         for one in asked:
@@ -118,7 +118,7 @@ class Dispatcher:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             while stopped.done() and not any(task.done() for task in (reply, *hangs)):
-                # The request may not have arrived when the first word to stop it did.
+                # It may have come before the request did. What the server has prepared but not queued runs to its end.
                 await self.fleet.abort(rid, member)
                 await asyncio.wait({reply, *hangs}, timeout=_REPEAT_ABORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not reply.done():

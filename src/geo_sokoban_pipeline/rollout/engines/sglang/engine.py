@@ -184,13 +184,20 @@ class SglangEngine:
         return WeightSet(version, tag, partial(self._read_model, version, self._model_state()))
 
     def _read_model(self, version: int, state: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-        """Weights of the policy's model, as long as they are those of this version."""
+        """Weights of the policy's model, as long as they are those of this version: looked at before and after."""
+        self._check_model(version, state)
+        return self._read_parameters(version, state)
+
+    def _read_parameters(self, version: int, state: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+        yield from self.policy.model.named_parameters()
+        self._check_model(version, state)
+
+    def _check_model(self, version: int, state: tuple[int, ...]) -> None:
         if self._model_state() != state:
             raise EngineStopped(
                 f"a server needs the weights of version {version} again, but the policy's model has changed since. "
                 "Set rollout.server.update=disk, which keeps them, or change the model only while nothing is sampled."
             )
-        return iter(self.policy.model.named_parameters())
 
     def _model_state(self) -> tuple[int, ...]:
         """Changes with every change in place of a parameter."""

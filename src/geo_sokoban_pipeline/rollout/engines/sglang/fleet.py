@@ -113,11 +113,20 @@ class Fleet:
         """Servers that may have a request for this one: behind a router all, because nobody knows which one has it."""
         return [member] if self._router is None else list(self.members)
 
+    async def settle(self, member: Member) -> int:
+        """Wait while any server that may get a request for this one is brought back; returns the life of this one.
+
+        A server that listens again may not have its weights yet, and a router does not know that.
+        """
+        lives = [(one, await one.settle()) for one in self.asked_with(member)]
+        return next(life for one, life in lives if one is member)
+
     async def abort(self, rid: str, member: Member) -> None:
         """Have a server stop a request."""
-        for other in self.asked_with(member):
-            with suppress(ServerFault):  # what is wrong with it, its reply will show
-                await other.client.abort(rid)
+        asked = [other.client.abort(rid) for other in self.asked_with(member)]
+        for failed in await asyncio.gather(*asked, return_exceptions=True):
+            if failed is not None and not isinstance(failed, ServerFault):  # what is wrong with it, its reply will show
+                raise failed
 
     async def close(self) -> None:
         """Close connections; launched servers that run are kept for the next engine of this process."""
@@ -201,6 +210,8 @@ class Fleet:
         await inspect_server(member.client, self._policy)
         if member.launched is None:  # it may have been paused for an update that was broken off
             await member.client.command("/continue_generation", {})
+            with suppress(RequestRefused):  # none has begun
+                await member.client.command("/end_weight_update", {})
         if self._weights is not None and await weights_of(member.client) != self._weights.tag:
             await self._send(member)
 

@@ -58,7 +58,7 @@ async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
     if version != TESTED_VERSION:
         logger.warning("%s runs SGLang %s; this project is tested with %s", client.url, version, TESTED_VERSION)
     longest = int(policy.model.config.text_config.max_position_embeddings)
-    context = min([longest, *_limits(server)])
+    context = min([longest - SPARE_TOKENS, *_limits(server)])
     shorter_than = int(server.get("max_req_input_len") or context + 1)
     return ServerFacts(
         version=version,

@@ -36,6 +36,7 @@ class LaunchedServer:
         self.options = options
         self.number = number
         self._dtype = str(policy.model.dtype).removeprefix("torch.")
+        self._longest = int(policy.model.config.text_config.max_position_embeddings)
         self._bias = ban(policy.banned_ids.tolist())
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
         self._folder = Path(self._scratch.name) / "policy"
@@ -85,7 +86,9 @@ class LaunchedServer:
         if not same_port and self.options.ports is None:
             self.port = find_ports(self.options.host, 1)[0]
         _check_start(self.options, self.port)
-        command = server_command(self.options, self._folder, self._dtype, self.port, self.number, self._bias)
+        command = server_command(
+            self.options, self._folder, self._dtype, self._longest, self.port, self.number, self._bias
+        )
         environment = server_environment(self.options, os.environ)
         self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
 
@@ -160,7 +163,8 @@ def _check_start(options: ServerOptions, port: int) -> None:
     if not python.is_file():
         raise ServerLost(
             f"rollout.server.python={options.python}: no such interpreter. `make sglang-env` makes the servers' "
-            "environment; or name the interpreter of another one, or attach to running servers."
+            "environment, `make sglang-env SGLANG=gpu` that for NVIDIA GPUs; or name the interpreter of another, or "
+            "attach to running servers."
         )
     if not is_free(options.host, port):
         raise ServerLost(

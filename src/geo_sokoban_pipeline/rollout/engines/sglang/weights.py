@@ -60,8 +60,9 @@ async def send_weights(client: ServerClient, weights: WeightSet, ranks: int, opt
             {"model_path": str(weights.folder), "weight_version": weights.tag, "flush_cache": True},
         )
     else:
+        tensors = weights.tensors()
         await _begin(client)
-        for bucket, is_last in _with_last(cut_buckets(weights.tensors(), options.bucket_bytes)):
+        for bucket, is_last in _with_last(cut_buckets(tensors, options.bucket_bytes)):
             await client.command(
                 "/update_weights_from_tensor",
                 {

@@ -144,13 +144,15 @@ def read_reply(body: Any, request: Request, terms: Terms) -> Reply:
         entries = meta.get("output_token_logprobs") or []
         log_probs = np.asarray([entry[0] for entry in entries], np.float32)
         named = np.asarray([entry[1] for entry in entries], np.int32)
-        ending, prompt = meta["finish_reason"], int(meta["prompt_tokens"])
+        ending, prompt = meta["finish_reason"], int(meta.get("prompt_tokens", -1))
         reason, matched = ending["type"], ending.get("matched")
         spans, cached = _read_spans(meta, len(ids)), int(meta.get("cached_tokens") or 0)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise BadReply(f"the reply is malformed ({type(error).__name__}: {error})") from error
-    # A request that was aborted while it waited was never read.
-    if prompt != len(request.token_ids) and (reason != "abort" or len(ids)):
+    # A request that was aborted while it waited was never read, or its prompt is not counted any more.
+    if prompt < 0 and reason != "abort":
+        raise BadReply("the reply is malformed (it counts no prompt_tokens)")
+    if prompt != len(request.token_ids) and (reason != "abort" or (len(ids) and prompt >= 0)):
         raise WrongServer(
             f"the server counts {prompt} tokens in a prompt of {len(request.token_ids)} with {len(request.images)} "
             "pictures: it does not see them as this policy does. Check that it serves this policy's folder, image "
