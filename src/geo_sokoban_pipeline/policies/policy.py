@@ -64,8 +64,11 @@ class Policy:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a reply: the chat's end of a turn first, then the other ends of text of model and tokenizer."""
-        found = [self.codec.end_id]
-        for source in (self.tokenizer, self.model.generation_config, self.model.config, self.model.config.text_config):
+        found, sources = [self.codec.end_id], [self.tokenizer]
+        if self.model is not None:  # a pre-flight looks at policies without one
+            config = self.model.config
+            sources += [self.model.generation_config, config, config.text_config]
+        for source in sources:
             known = getattr(source, "eos_token_id", None)
             found += [] if known is None else [known] if isinstance(known, int) else list(known)
         return tuple(dict.fromkeys(found))
