@@ -16,6 +16,7 @@ PREFIX = "SLIME_SCRIPT_"
 MODEL_NAME = "SLIME_SCRIPT_MODEL_NAME"
 SOKOBAN_ROOT = "SLIME_SCRIPT_SOKOBAN_DATA_ROOT"
 SOKOBAN_FILE = "SLIME_SCRIPT_SOKOBAN_TRAIN_PATH"
+RAY_SUBMIT = "SLIME_SCRIPT_ENABLE_RAY_SUBMIT"
 NUM_GPUS = "SLIME_SCRIPT_NUM_GPUS"
 
 SIZES = ("2B", "4B", "8B", "30B-A3B", "235B-A22B")
@@ -48,7 +49,7 @@ VARIABLES = (
     Variable("SLIME_SCRIPT_SOKOBAN_IMAGES_DIR", (), "pictures lie in the rows, no folder is written"),
     Variable("SLIME_SCRIPT_SOKOBAN_DOWNLOAD_WORKERS", (), "huggingface_hub fetches side by side by itself"),
     Variable("SLIME_SCRIPT_EXTERNAL_RAY", (), "no Ray is started or stopped"),
-    Variable("SLIME_SCRIPT_ENABLE_RAY_SUBMIT", (), "to prepare only, run --pipeline=data_<task> or check_<task>"),
+    Variable(RAY_SUBMIT, (), "0 refuses to train; to prepare only, run --pipeline=data_<task> or check_<task>"),
 )
 
 
@@ -72,10 +73,23 @@ def launch_value(name: str) -> str | None:
 def sokoban_file(environment: Mapping[str, str]) -> str | None:
     """Local file of Sokoban's training rows: the one that is named, or that of the named folder where it is there."""
     if path := environment.get(SOKOBAN_FILE):
-        return path
+        return str(Path(path).expanduser())
     root = environment.get(SOKOBAN_ROOT)
     file = Path(root).expanduser() / "train.parquet" if root else None
     return str(file) if file is not None and file.is_file() else None
+
+
+def check_submit(environment: Mapping[str, str]) -> None:
+    """See that a training run is wanted.
+
+    Raises:
+        ValueError: the launchers were told to prepare only.
+    """
+    if environment.get(RAY_SUBMIT, "1").strip().lower() in ("0", "false", "no", "off"):
+        raise ValueError(
+            f"{RAY_SUBMIT}={environment[RAY_SUBMIT]} asks to prepare only: run --pipeline=data_<task> or check_<task>, "
+            "or unset it."
+        )
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:

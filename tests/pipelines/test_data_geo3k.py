@@ -165,11 +165,14 @@ def test_real_rows(tmp_path, shared_data):
     assert source == {}
 
 
-def test_our_own_tables_are_a_source(tmp_path):
-    first = prompts(run(tmp_path / "first", {"counts": FEW, "instruction": "boxed"}))
-    folder = tmp_path / "first" / "05_model_input" / "geo3k"
-    paths = [folder / f"{name}.parquet" for name in TABLES]
-    assert prompts(run(tmp_path / "second", from_files(*paths, instruction="boxed"))) == first
+@pytest.mark.parametrize(
+    ("task", "instruction"), [("geo3k", "boxed"), ("geo3k_multi_turn", "tool"), ("geo3k_multi_turn", "tool_brief")]
+)
+def test_our_own_tables_are_a_source(tmp_path, task, instruction):
+    first = prompts(run(tmp_path / "first", {"counts": FEW, "instruction": instruction}, task), task)
+    paths = [tmp_path / "first" / "05_model_input" / task / f"{name}.parquet" for name in TABLES]
+    second = run(tmp_path / "second", from_files(*paths, instruction=instruction), task)
+    assert prompts(second, task) == first
 
 
 def test_repaired_rows_are_counted(tmp_path):

@@ -1,7 +1,9 @@
 """Full size on the CPU: `--env=qwen3vl` on policies with Qwen3-VL's real tokenizer, template, vocabulary and image
 processor, on folders laid out as the published data sets, with 384 by 384 boards and real Geometry3K rows.
 
-Only batch, length of replies and number of turns are smaller than in the configuration.
+Batch, length of replies and number of turns are smaller than in the configuration. Where the replies of a random policy
+would all be worth nothing, a reward tells them apart, so that there is something to learn; and as it never calls the
+tool, a call stands for its first reply there. The run with a Thinking template has the task's own reward.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ FEW = {
 }
 SMALL: dict[str, dict[str, Any]] = {
     "sokoban": {"grpo.group_size": 2, "rollout.max_turns": 3, "rollout.max_tokens_per_turn": 8},
-    # Random replies are all wrong: this reward tells them apart, so that there is something to learn.
     "geo3k": {"grpo.group_size": 2, "rollout.max_response_tokens": 12, "reward.function": "{place}/reward.py"},
+    "thinking": {"grpo.group_size": 2, "rollout.max_response_tokens": 12},
     "geo3k_multi_turn": {
         "grpo.group_size": 2,
-        "rollout.max_response_tokens": 12,
+        "rollout.max_tokens_per_turn": 8,
+        "rollout.max_response_tokens": 600,
         "rollout.max_turns": 2,
         "env.args.max_turns": 2,
+        "env.factory": "{place}/env.py",
+        "reward.function": "{place}/reward.py",
     },
 }
 # Each run with the policy it starts from, and its task; hub: the one that the configuration names, from the cache.
@@ -57,6 +62,23 @@ import zlib
 
 def reward(outcome, args):
     return {"reward": zlib.crc32(outcome.replies[0].encode()) / 2**32}
+"""
+ENV = """
+from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnv
+from geo_sokoban_pipeline.envs.geo3k.env import build_env as build
+
+CALL = '<tool_call>{"name": "calc_score", "arguments": {"answer": "1"}}</tool_call> \\\\boxed{1}'
+
+
+class CallingEnv(Geo3kEnv):
+    def step(self, text):
+        return super().step(text if self.turn else CALL)
+
+
+def build_env(sample, args):
+    env = build(sample, args)
+    env.__class__ = CallingEnv
+    return env
 """
 # A random policy of this vocabulary would say neither a move nor that it is done.
 SAID = {
@@ -90,6 +112,7 @@ def place(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_geometry(root / "geo3k_imgurl_processed", rows, tool=True)
     write_sokoban(root / "sokoban_processed", shared_data / "sokoban_raw_sample.parquet")
     (root / "reward.py").write_text(REWARD, encoding="utf-8")
+    (root / "env.py").write_text(ENV, encoding="utf-8")
     return root
 
 
@@ -113,7 +136,7 @@ def parameters(place: Path, name: str, **changes: Any) -> dict[str, Any]:
     """What `--params` gives, nested."""
     policy, task = RUNS[name]
     source = {} if policy == "hub" else {"policy.source": "folder", "policy.path": str(place / policy)}
-    given = {**source, **FEW, **SMALL[task], **changes}
+    given = {**source, **FEW, **SMALL[name], **changes}
     merged: dict[str, Any] = {"run_id": name, "tracking": {"enabled": False}}
     merged["geo3k_multi_turn"] = {"hub": {"dataset": str(place / "geo3k_imgurl_processed")}}
     for path, value in given.items():
@@ -153,7 +176,7 @@ def test_two_iterations(trained, place):
     assert all((row["train/steps"], row["train/skipped"]) == (1, 0) for row in rows)
     # Matrix products are in bfloat16, in the engine and in the trainer.
     assert all(row["train/train_rollout_logprob_abs_diff"] < 0.1 for row in rows)
-    if name in ("sokoban", "geo3k"):  # rewards differ, so there is something to learn
+    if name != "thinking":  # rewards differ, so there is something to learn
         assert max(row["train/grad_norm"] for row in rows) > 0
     assert policy.model.config.text_config.vocab_size == VOCABULARY
     weights = dict(policy.model.named_parameters())
@@ -162,6 +185,14 @@ def test_two_iterations(trained, place):
     assert any(not weight.equal(start.get_parameter(n)) for n, weight in weights.items())
     report = project.folder("08_reporting", f"train_{task}", name) / "report.html"
     assert report.stat().st_size > 10_000
+
+
+def test_who_wants_to_prepare_only_does_not_train(place, variables, monkeypatch):
+    monkeypatch.setenv("SLIME_SCRIPT_ENABLE_RAY_SUBMIT", "0")
+    project = FullSize(place / "prepared")
+    result = project.command("--pipelines=train_sokoban")
+    assert result.exit_code == 1 and "asks to prepare only" in result.output
+    assert not (project.root / "07_model_output").exists()
 
 
 def test_episodes_keep_the_contract(trained):
@@ -182,6 +213,9 @@ def test_episodes_keep_the_contract(trained):
     assert len(grids) > 1  # diagrams of many sizes
     assert all(episode.label for episode in episodes)
     assert ("calc_score" in episodes[0].turns[0].text) == (name == "geo3k_multi_turn")
+    if name == "geo3k_multi_turn":  # what the tool says is part of the second turn's prompt
+        assert {episode.metrics["turns"] for episode in episodes} == {2}
+        assert all("score" in episode.turns[2].text for episode in episodes)
     assert not any("\b" in turn.text for episode in episodes for turn in episode.turns)
     if name == "thinking":
         assert any("</think>" in reply for reply in replies)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
+from geo_sokoban_pipeline.launch import check_submit
 from geo_sokoban_pipeline.preflight.launch_variables import check_variables
 from geo_sokoban_pipeline.preflight.machine import check_accelerator
 
@@ -17,7 +20,8 @@ from geo_sokoban_pipeline.preflight.machine import check_accelerator
         ("SLIME_SCRIPT_DATASET_NAME", "someone/rows", "ok", "not of this task"),
         ("SLIME_SCRIPT_SOKOBAN_DATA_ROOT", "/rows/", "ok", "sets sokoban.file.path"),
         ("SLIME_SCRIPT_SOKOBAN_DATA_ROOT", "/other", "warning", "sokoban.file.path is /rows/train.parquet"),
-        ("SLIME_SCRIPT_NUM_GPUS", "512", "warning", "512 asked for"),
+        ("SLIME_SCRIPT_SOKOBAN_DATASET_ID", "someone/levels", "warning", "sokoban.source is file"),
+        ("SLIME_SCRIPT_NUM_GPUS", "512", "warning", "train_sokoban.rollout.engine is transformers"),
         ("SLIME_SCRIPT_EXTERNAL_RAY", "1", "warning", "sets nothing"),
         ("SLIME_SCRIPT_MODEL", "x", "warning", "no launcher knows"),
     ],
@@ -29,6 +33,29 @@ def test_a_row_per_variable(make_subject, name, value, state, found):
     (check,) = check_variables(subject, {name: value})
     assert (check.name, check.state) == (name, state)
     assert found in check.found
+
+
+@pytest.mark.parametrize(
+    ("count", "found"), [(512, "512 asked for, torch sees"), (2, "changes nothing, train_sokoban.rollout.server.count")]
+)
+def test_gpus_of_servers(make_subject, count, found):
+    subject = make_subject(train_sokoban={"rollout": {"engine": "sglang", "server": {"count": count}}})
+    (check,) = check_variables(subject, {"SLIME_SCRIPT_NUM_GPUS": "512"})
+    assert check.state == "warning" and found in check.found
+
+
+def test_folders_of_the_user(make_subject, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    subject = make_subject(sokoban={"source": "file", "file": {"path": "/home/somebody/rows/train.parquet"}})
+    (check,) = check_variables(subject, {"SLIME_SCRIPT_SOKOBAN_DATA_ROOT": "~/rows"})
+    assert check.state == "ok"
+
+
+@pytest.mark.parametrize(("value", "refused"), [("0", True), ("False", True), ("1", False), (None, False)])
+def test_who_wants_to_prepare_only_does_not_train(value, refused):
+    environment = {} if value is None else {"SLIME_SCRIPT_ENABLE_RAY_SUBMIT": value}
+    with pytest.raises(ValueError, match="asks to prepare only") if refused else nullcontext():
+        check_submit(environment)
 
 
 def test_nothing_is_said_where_nothing_is_set(make_subject):

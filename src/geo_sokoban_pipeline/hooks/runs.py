@@ -8,6 +8,7 @@ nodes give the same result each time, in any number of processes.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.fingerprint import FingerprintError
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
+from geo_sokoban_pipeline.launch import check_submit
 from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING, check_stored_run
 from geo_sokoban_pipeline.preflight.plugins import check_plugins
@@ -64,14 +66,16 @@ class RunHooks:
 
     def __init__(self) -> None:
         self._parameters: ProjectParameters | None = None
+        self._launched = False
         self._data_root = Path()
         self._locks: list[RunLock] = []
         self._folders: list[RunFolders] = []
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Remember the run id and the data root."""
+        """Remember the run id, the data root, and whether the launchers' variables count."""
         self._parameters, self._data_root = settings_of(context)
+        self._launched = context.env == "qwen3vl"
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
@@ -89,6 +93,8 @@ class RunHooks:
         runs = run_names(pipeline, pipelines)
         self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
         try:
+            if self._launched and any(run.startswith(TRAINING) for run in runs):
+                check_submit(os.environ)
             if self._parameters.fresh:
                 _check_selection(run_params)
             for folders in self._folders:

@@ -6,7 +6,7 @@ The preset `slime_exact` sets what the original did; a value that is given besid
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -25,7 +25,9 @@ class GradingOptions(StrictModel):
         "default", description="`slime_exact`: the original's value of everything that is not given."
     )
     grader: GraderName = Field("default", description="See `rewards.grade_answer`.")
-    tolerance: float = Field(0.0, ge=0, description="Largest difference that the grader `geo3k` accepts.")
+    tolerance: float = Field(
+        0.0, ge=0, description="Largest difference that the graders `geo3k` and, from decimal labels, `default` accept."
+    )
 
     @property
     def keeps_thoughts(self) -> bool:
@@ -33,6 +35,14 @@ class GradingOptions(StrictModel):
         themselves, if at all.
         """
         return self.grader in ("slime_exact", "deepscaler")
+
+    @model_validator(mode="after")
+    def _check_tolerance(self) -> Self:
+        if self.tolerance and self.grader not in ("default", "geo3k"):
+            raise ValueError(
+                f"tolerance={self.tolerance:g} with grader={self.grader}, which has none; take the grader geo3k or 0."
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -38,7 +38,8 @@ class ProblemOptions(StrictModel):
     held_out_angles: dict[Literal["eval", "validation"], float] = Field(
         {"eval": 0.25, "validation": 0.15},
         description="Share of a tiny family's angles that belong to one split alone, at least one angle; dealt by the "
-        "data's seed, so that other families keep the angle in training. Splits that are not named share the rest. "
+        "data's seed, so that other families, if there are any, keep the angle in training. Splits that are not named "
+        "share the rest. "
         "Empty: all splits share all angles, beside different lengths.",
     )
     lengths: tuple[PositiveInt, PositiveInt] = Field(

@@ -101,6 +101,14 @@ def test_dealing_by_picture(published, sizes):
     assert (splits_of(MANY, published, seed=1) != splits) == (len(published) < 3)
 
 
+def test_rows_with_several_pictures_are_dealt_with_all_that_hangs_together():
+    chains = [[row(f"{n}{part}", images=(f"{n}/{part}", f"{n}/{part + 1}")) for part in (2, 0, 1)] for n in range(40)]
+    splits = splits_of([one for chain in chains for one in chain], published=())
+    together = [{splits[one["row_id"]] for one in chain} for chain in chains]
+    assert all(len(found) == 1 for found in together)
+    assert set().union(*together) == set(SPLITS)
+
+
 def test_problems_without_a_picture_are_dealt_one_by_one():
     splits = splits_of([row(f"r{i}", "train", (), f"q{i}") for i in range(100)], ["train"])
     assert [list(splits.values()).count(split) for split in SPLITS] == [80, 10, 10]

@@ -81,9 +81,18 @@ def test_instructions_replace_each_other(first, second):
 
 
 @given(st.text(), st.sampled_from(sorted(TEMPLATES)))
-def test_any_question_comes_back(question, name):
-    shown = instruct(question, name)
+def test_any_question_comes_back(text, name):
+    shown = instruct(text, name)
     assert instruct(shown, name) == shown
+    assert question_of(shown) == question_of(text) == question_of(question_of(text))
+
+
+@pytest.mark.parametrize("first", sorted(TEMPLATES))
+@pytest.mark.parametrize("second", sorted(TEMPLATES))
+def test_all_instructions_of_a_text_come_off_at_once(first, second):
+    """As in a row that was made with one, and then with another by somebody else."""
+    shown = TEMPLATES[second].replace("{question}", instruct(QUESTION, first))
+    assert question_of(shown) == QUESTION
 
 
 def test_published_block():

@@ -64,21 +64,38 @@ def count_repeats(rows: Iterable[IndexRow]) -> dict[str, int]:
 
 def _deal(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOptions) -> list[IndexRow]:
     shares = _remaining_shares(options.shares, published)
-    pool = sorted({_deal_key(row) for row in rows if row["status"] == "kept" and row["source_split"] == "train"})
+    open_rows = [row for row in rows if row["status"] == "kept" and row["source_split"] == "train"]
+    leads = _link_pictures(open_rows)
+    pool = sorted({_deal_key(row, leads) for row in open_rows})
     dealt = share_out(pool, shares, python_generator(options.seed, "geo3k", "splits"))
     split_of = {key: split for split, keys in dealt.items() for key in keys}
     settled: list[IndexRow] = []
     for row in rows:
         split = None
         if row["status"] == "kept":
-            split = row["source_split"] if row["source_split"] != "train" else split_of[_deal_key(row)]
+            split = row["source_split"] if row["source_split"] != "train" else split_of[_deal_key(row, leads)]
         settled.append({**row, "split": split})
     return settled
 
 
-def _deal_key(row: IndexRow) -> str:
-    """The first picture; for a problem without one the problem."""
-    return str(row["image_hashes"][0] if row["image_hashes"] else row["problem_hash"])
+def _link_pictures(rows: Iterable[IndexRow]) -> dict[str, str]:
+    """The least picture that each one hangs together with, through rows that hold several."""
+    leads: dict[str, str] = {}
+
+    def lead(picture: str) -> str:
+        while (above := leads.setdefault(picture, picture)) != picture:
+            picture = above
+        return picture
+
+    for row in rows:
+        found = sorted({lead(picture) for picture in row["image_hashes"]})
+        leads.update(dict.fromkeys(found, found[0]) if found else {})
+    return {picture: lead(picture) for picture in leads}
+
+
+def _deal_key(row: IndexRow, leads: Mapping[str, str]) -> str:
+    """What a row's pictures hang together with; for a problem without one the problem."""
+    return leads[row["image_hashes"][0]] if row["image_hashes"] else str(row["problem_hash"])
 
 
 def _remaining_shares(shares: SplitShares, published: set[str]) -> SplitShares:

@@ -90,11 +90,17 @@ def instruct(own: str, instruction: str) -> str:
 
 
 def question_of(text: str, instruction: str = "question") -> str:
-    """The question in a row's text: without one of our own instructions, and without the block of published rows.
+    """The question in a row's text: without instructions of our own, and without the block of published rows.
 
     Args:
         instruction: a text of your own, to be recognised like the named ones.
     """
+    while (less := _without_one(text, instruction)) != text:
+        text = less
+    return text
+
+
+def _without_one(text: str, instruction: str) -> str:
     for template in [*TEMPLATES.values(), TEMPLATES.get(instruction, instruction)]:
         before, _, after = template.partition(QUESTION_MARK)
         around = len(before) + len(after)

@@ -14,6 +14,8 @@ _NAME = re.compile(
     r"(?:[A-Za-z]|\\(?:angle|triangle|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|sin|cos|tan|odot)"
     r"(?![A-Za-z])|(?<=\\angle) ?\d+|_(?:\{\w+\}|\w)|'|\s)+"
 )
+# Capitals are names of points and lines.
+_NO_NAME = re.compile(r"(?<![A-Za-z\\])(?:or|and|either|neither|nor|not|no|never)(?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![<>!])=|\\approx(?![A-Za-z])")
 _MARKS = (
     re.compile(r"(?<![A-Za-z\\])(?:or|and|either|between|to)(?![A-Za-z])", re.IGNORECASE),
@@ -41,7 +43,8 @@ def value_side(text: str) -> str:
     if len(parts) != 2:
         return text
     name, value = (part.strip() for part in parts)
-    if not value or not (_NAME.fullmatch(name) or (not name and "=" not in text)):
+    is_name = _NAME.fullmatch(name) and not _NO_NAME.search(name)
+    if not value or not (is_name or (not name and "=" not in text)):
         return text
     return value
 
