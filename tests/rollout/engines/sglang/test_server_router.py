@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("policy", ["cache_aware", "sticky"])
-def test_sampling_through_a_router(sglang_server, player, make_tasks, play, policy):
+def test_sampling_through_a_router(sglang_server, tiny_policy, player, make_tasks, play, policy):
     """The ban of tokens above all, which the router does not pass on: the server has it from its launch."""
     mine = copy.deepcopy(player)
     engine = SglangEngine(mine, launch_options(router=policy))
@@ -38,14 +38,16 @@ def test_sampling_through_a_router(sglang_server, player, make_tasks, play, poli
                 np.testing.assert_allclose(episode.rollout_log_probs, expected, atol=1e-4)
                 assert {span[0] for span in episode.weight_spans} == {version}
                 assert not set(mine.banned_ids.tolist()) & set(episode.token_ids[episode.loss_mask == 1].tolist())
-        long = request_with(mine, [1], max_new_tokens=3000)
-        engine.submit([long, request_with(mine, [1], identity=1, max_new_tokens=1)])
+        # A policy that has learnt nothing repeats itself without an end.
+        engine.update_weights(list(tiny_policy.model.named_parameters()), 3)
+        long = request_with(tiny_policy, [1], SamplingOptions(greedy=True), max_new_tokens=3000)
+        engine.submit([long, request_with(tiny_policy, [1], identity=1, max_new_tokens=1)])
         assert [result.id for result in engine.poll()] == [1]  # by now the long one has arrived, too
         engine.abort([0])
         (aborted,) = engine.poll()
         assert aborted.finish_reason == "abort" and len(aborted.token_ids) < 3000
-        request = request_with(mine, [2, 3])
-        assert_sampled_by(mine, request, ask(engine, request)[0])
+        request = request_with(tiny_policy, [2, 3])
+        assert_sampled_by(tiny_policy, request, ask(engine, request)[0])
     finally:
         engine.close()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import requests
 
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from rollout.engines.sglang.material import (
     TOLERANCE,
@@ -108,7 +109,7 @@ def test_weights_that_change_under_a_reply_leave_their_spans(sglang_server, tiny
 
 
 def test_an_abort_keeps_what_was_sampled(sglang_server, tiny_policy):
-    request = request_with(tiny_policy, [6], max_new_tokens=3000)
+    request = request_with(tiny_policy, [6], SamplingOptions(greedy=True), max_new_tokens=3000)  # has no end of its own
     short = request_with(tiny_policy, [7], identity=1, max_new_tokens=1)
     with attached(tiny_policy, sglang_server) as engine:
         engine.submit([request, short])

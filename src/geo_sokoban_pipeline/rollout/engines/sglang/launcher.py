@@ -100,7 +100,7 @@ class LaunchedServer:
 
     def found_port_taken(self) -> bool:
         """Whether it ended because somebody else has its port."""
-        return self._process is not None and not self._process.alive and _PORT_TAKEN in self._process.tail().lower()
+        return self._process is not None and not self._process.alive and self._process.said(_PORT_TAKEN)
 
     def end(self) -> None:
         """End it for good."""

@@ -60,6 +60,12 @@ class ServerProcess:
         """Its exit code, 128 + n after signal n; None while it runs."""
         return self._supervisor.poll()
 
+    def said(self, text: str) -> bool:
+        """Whether a text is anywhere in its output, in whatever case."""
+        with self.log.open("rb") as file:
+            file.seek(self._began_at)
+            return any(text.lower() in line.decode("utf-8", "replace").lower() for line in file)
+
     def tail(self) -> str:
         """Last lines of its output."""
         with self.log.open("rb") as file:
