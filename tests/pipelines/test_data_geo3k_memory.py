@@ -23,7 +23,8 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-FEW, MANY, ALLOWED = 100, 1000, 30_000_000
+# What 900 more rows take where all are held is 81 MB; equal runs differ by 30 on a busy machine.
+FEW, MANY, ALLOWED = 100, 1000, 55_000_000
 SCRIPT = """
 import re, sys
 from pathlib import Path

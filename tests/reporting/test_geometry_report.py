@@ -69,7 +69,12 @@ def test_headline_compares_with_blind_play(task):
 
 
 def test_tables_by_kind(task):
-    (families,) = kind_tables(make_run(task).summary)  # all answers are integers, all problems tiny
+    tables = {table.by: table for table in kind_tables(make_run(task).summary)}  # all problems are tiny
+    assert {name for name, _ in tables.pop("form of the answer").lines} == {
+        "integer",
+        "decimal",
+    }  # halves of odd angles
+    (families,) = tables.values()
     assert families.by == "family" and families.names == ["warm start", "after GRPO", "teacher (plausible)"]
     assert [name for name, _ in families.lines] == sorted(name for name, _ in families.lines)
     assert len(families.lines) == 5

@@ -48,6 +48,7 @@ class CharacterPolicy:
 
     codec = CharacterCodec()
     reader = None
+    end_ids: tuple[int, ...] = ()
 
 
 class ScriptedEngine:
