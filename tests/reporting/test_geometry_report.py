@@ -73,7 +73,7 @@ def test_tables_by_kind(task):
     assert {name for name, _ in tables.pop("form of the answer").lines} == {
         "integer",
         "decimal",
-    }  # halves of odd angles
+    }
     (families,) = tables.values()
     assert families.by == "family" and families.names == ["warm start", "after GRPO", "teacher (plausible)"]
     assert [name for name, _ in families.lines] == sorted(name for name, _ in families.lines)
