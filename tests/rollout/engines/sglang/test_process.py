@@ -68,8 +68,9 @@ def test_a_halted_program_is_ended(tmp_path):
 
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background ignores it, and so its children
 sys.path[:0] = sys.argv[3:]
 from test_process_family import FAMILY
 from geo_sokoban_pipeline.rollout.engines.sglang.process import ServerProcess
