@@ -23,8 +23,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-# What 900 more rows take where all are held is 81 MB; equal runs differ by 30 on a busy machine.
-FEW, MANY, ALLOWED = 100, 1000, 55_000_000
+FEW, MANY, ALLOWED = 100, 1000, 30_000_000
 SCRIPT = """
 import re, sys
 from pathlib import Path
@@ -44,6 +43,7 @@ def write_noise(path: Path, count: int) -> None:
 
 
 def peak_bytes(tmp_path: Path, count: int) -> int:
+    tmp_path.mkdir(exist_ok=True)
     write_noise(tmp_path / f"{count}.parquet", count)
     paths = [str(ROOT / name) for name in ("src", "tests", "tests/pipelines")]
     done = subprocess.run(
@@ -59,5 +59,6 @@ def peak_bytes(tmp_path: Path, count: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    few, many = (peak_bytes(tmp_path, count) for count in (FEW, MANY))
+    # Twice: a peak differs by 20 MB on a busy machine.
+    few, many = (min(peak_bytes(tmp_path / str(turn), count) for turn in range(2)) for count in (FEW, MANY))
     assert many <= few + ALLOWED, f"{few / 1e6:.0f} MB for {FEW} rows, {many / 1e6:.0f} MB for {MANY}"

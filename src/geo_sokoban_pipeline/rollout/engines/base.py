@@ -47,8 +47,8 @@ class Result:
         id: of the request.
         token_ids: (T,) int32 sampled ids, the end token included where it was sampled.
         log_probs: (T,) float32 under the sampling policy, after temperature, before top-p, top-k; greedy: untempered.
-        finish_reason: `stop` at the end token, `length` at the limit, `abort` if it was aborted. A request for which
-            the context has no room is answered with an empty reply and `length`.
+        finish_reason: `stop` at an end token, `length` at the limit, `abort` if it was stopped before. A request for
+            which the context has no room is answered with an empty reply and `length`.
         weight_version: version of the weights that sampled its first token.
         weight_spans: (version, start, end) over the T tokens, where weights changed in between; empty: they did not.
     """
@@ -95,7 +95,7 @@ class RolloutEngine(Protocol):
         """Replies that are ready; waits for at least one while any is in flight, `[]` when none is."""
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Stop requests; they are answered with finish reason `abort`. Unknown ids are ignored."""
+        """Stop requests; those that are not whole by then are answered as `abort`. Unknown ids are ignored."""
 
     def release(self, ids: Iterable[int]) -> None:
         """Forget conversations, so that their memory is free. Unknown ids are ignored."""

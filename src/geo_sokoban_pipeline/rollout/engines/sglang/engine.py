@@ -116,7 +116,7 @@ class SglangEngine:
         return results
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Stop requests; they are answered with what there is of them, as `abort`."""
+        """Stop requests; they are answered with what there is of them, as `abort` where that is not whole."""
         for identity in ids:
             self._loop.run(self._abort(identity))
 
