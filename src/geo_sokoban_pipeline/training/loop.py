@@ -95,11 +95,12 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
         ):
             for iteration in range(start, options.loop.iterations):
                 chunk = loop.iterate(iteration)
+                note = _note(chunk[2])
                 loop.saving = Stopwatch()
                 with loop.saving.running():
                     yield chunk
                 reached("after save")
-                progress.advance(note=_note(chunk[2]))
+                progress.advance(note=note)
     yield {}, {}, {}, {COMPLETE: {"iterations": max(start, options.loop.iterations)}}
 
 

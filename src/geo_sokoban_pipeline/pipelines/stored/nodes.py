@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.options.training import (
     TrainOptions,
     UpdatePipelineOptions,
 )
+from geo_sokoban_pipeline.pipelines.chunks import frees_saved
 from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.run_store import RunStore
 
 
+@frees_saved
 def collect_trajectories(
     runs: RunStore, prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

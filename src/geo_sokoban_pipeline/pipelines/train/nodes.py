@@ -16,6 +16,7 @@ from geo_sokoban_pipeline.fingerprint import (
 from geo_sokoban_pipeline.folders import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.pipelines.chunks import frees_saved
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.tasks import task_of
 
@@ -83,6 +84,7 @@ def warm_start(
     return policy_and_trainer_writer(backend, entries)
 
 
+@frees_saved
 def train_grpo(
     policy: PolicyFolder,
     prompts: pd.DataFrame,
