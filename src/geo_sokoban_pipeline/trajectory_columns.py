@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from geo_sokoban_pipeline.contract.columns import Ragged
@@ -107,10 +108,18 @@ def _to_native(value: Any) -> Any:
 
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_to_native).encode
+_FAST = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def _to_json(value: dict[str, Any]) -> str:
-    return _encode(value) if value else "{}"
+    if not value:
+        return "{}"
+    try:
+        text = orjson.dumps(value, option=_FAST)
+    except TypeError:
+        return _encode(value)
+    # A number that is none becomes null there; it may not be stored, and the slower encoder says so.
+    return _encode(value) if b"null" in text else text.decode()
 
 
 _NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs")
