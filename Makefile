@@ -58,7 +58,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format bench-peer sglang-env clean-data
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format bench bench-peer sglang-env clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -120,7 +120,10 @@ $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 	$(subst $(BIN),$(PEER_VENV)/bin,$(PIP)) -r requirements/trl.txt -e .
 	touch $@
 
-bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine.
+bench: $(DEV_STAMP) ## Time engine, worlds and growth; best on an idle machine. BENCH_DOCS=1 writes the docs.
+	$(BIN)/python -m pytest benchmarks -s $(BENCH_ARGS)
+
+bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine. BENCH_DOCS=1 writes the docs.
 	$(PEER_VENV)/bin/python -m benchmarks.peer $(BENCH_ARGS)
 
 $(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from benchmarks.records import keep
+from benchmarks.tables import PHASES, growth, render_scaling, writing_share
 
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
@@ -38,7 +40,6 @@ from geo_sokoban_pipeline.trajectory_files import name_parts
 
 ROOT = Path(__file__).parents[1]
 SIZES, ROUNDS = (64, 256, 1024), 3
-PHASES = ("rollout", "scoring", "update", "writing")
 GROWTH_BAR, WRITING_BAR = 1.3, 0.03
 
 Rows = list[dict[str, Any]]
@@ -118,18 +119,11 @@ def write(dataset: TrajectoriesDataset, iteration: int, played: Sequence[Traject
 
 def test_cost_per_episode(policy: Policy, options: TrainOptions, rows: Rows, tmp_path: Path) -> None:
     # All groups are trained, so that every size does the same work.
-    costs = {size: cost_of_iterations(policy, options, rows, size, tmp_path, filter="none") for size in SIZES}
-    each = {size: {phase: 1000 * seconds / size for phase, seconds in costs[size].items()} for size in SIZES}
-    print(f"\nms per episode   {'   '.join(f'{size:>6}' for size in SIZES)}")
-    for phase in PHASES:
-        print(f"{phase:<16} {'   '.join(f'{each[size][phase]:6.2f}' for size in SIZES)}")
-    totals = {size: sum(each[size].values()) for size in SIZES}
-    print(f"{'in all':<16} {'   '.join(f'{totals[size]:6.2f}' for size in SIZES)}")
-    growth = totals[SIZES[-1]] / totals[SIZES[0]]
+    costs = {str(size): cost_of_iterations(policy, options, rows, size, tmp_path, filter="none") for size in SIZES}
     episodes = options.grpo.groups * options.grpo.group_size
     usual = cost_of_iterations(policy, options, rows, episodes, tmp_path / "usual")
-    share = usual["writing"] / sum(usual.values())
-    print(f"growth {growth:.2f} (bar {GROWTH_BAR})")
-    print(f"the default's {episodes} episodes: writing {100 * share:.2f} % (bar {100 * WRITING_BAR:.0f} %)")
-    assert growth <= GROWTH_BAR
-    assert share < WRITING_BAR
+    found = {"sizes": list(SIZES), "seconds": costs, "usual": {"episodes": episodes, "seconds": usual}}
+    print(f"\n{render_scaling(found)}\nBars: growth {GROWTH_BAR}, writing {100 * WRITING_BAR:.0f} %")
+    keep("scaling", found)
+    assert growth(found) <= GROWTH_BAR
+    assert writing_share(found) < WRITING_BAR

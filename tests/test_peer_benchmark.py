@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import json
+import subprocess
 
 import pytest
+from benchmarks.peer.__main__ import prepare_policy
+from benchmarks.peer.checks import UnequalWorkError, check_pair, check_step
+from benchmarks.peer.ours import run_ours
+from benchmarks.peer.report import Comparison, render_docs, summarize
+from benchmarks.peer.setting import Setting
+from benchmarks.peer.world import make_rows
 
 from runs import ROOT
 
@@ -13,23 +20,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def peer():
-    """The benchmarks can be imported; TRL is not needed for our side."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def step(peer, tmp_path_factory):
+def step(tmp_path_factory):
     """The setting, and the report of one step of ours: two prompts, two episodes each, three turns."""
-    from benchmarks.peer.__main__ import prepare_policy
-    from benchmarks.peer.ours import run_ours
-    from benchmarks.peer.setting import Setting
-    from benchmarks.peer.world import make_rows
-
     folder = tmp_path_factory.mktemp("peer") / "policy"
     prepare_policy(folder, threads=1)
     setting = Setting(folder, turns=3, groups=2, group_size=2, steps=1)
@@ -40,20 +32,19 @@ def step(peer, tmp_path_factory):
 
 
 def test_our_step_is_the_work_that_the_setting_asks_for(step):
-    from benchmarks.peer.checks import check_pair, check_step
-    from benchmarks.peer.report import Comparison, format_table
-
     setting, report = step
     check_step("this project", report, setting)
     check_pair(report, report)
     assert report.writing > 0 and report.wall >= report.generation + report.update
-    table = format_table([Comparison(setting, [report], [dataclasses.replace(report, processing=0.01)])])
-    assert "| 3 | this project |" in table and "1.0 times faster" in table
+    twice = dataclasses.replace(report, wall=2 * report.wall, cpu=3 * report.cpu, processing=report.wall)
+    found = summarize([Comparison(setting, [report], [twice])], {"bf16": False}, {"torch": "2.13.0"})
+    text = render_docs(json.loads(json.dumps(found)))
+    assert "| 3 | this project |" in text
+    assert "- 3 turns: 2.0 times faster (3.0 in CPU-seconds; 1.0 if preparing pictures cost TRL nothing)." in text
+    assert "`bf16=False`" in text
 
 
 def test_unequal_work_raises(step):
-    from benchmarks.peer.checks import UnequalWorkError, check_pair, check_step
-
     setting, report = step
     for changed in (
         {"turns": [3, 3, 3, 2]},
@@ -74,3 +65,12 @@ def test_unequal_work_raises(step):
     ):
         with pytest.raises(UnequalWorkError):
             check_pair(report, dataclasses.replace(report, **changed))
+
+
+@pytest.mark.skipif(not (ROOT / ".venv-trl").exists(), reason="`make bench-peer` has not made .venv-trl")
+def test_both_sides_do_a_step(tmp_path):
+    words = ("--turns", "2", "--rounds", "1", "--groups", "1", "--group-size", "2", "--out", str(tmp_path / "all.json"))
+    command = [str(ROOT / ".venv-trl/bin/python"), "-m", "benchmarks.peer", *words]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
+    (compared,) = json.loads((tmp_path / "all.json").read_text())["comparisons"]
+    assert [len(compared[name]) for name in ("ours", "trl")] == [1, 1]

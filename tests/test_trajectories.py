@@ -73,13 +73,26 @@ def test_named_values_are_sorted_on_write() -> None:
     assert list(round_trip(trajectory).metrics) == ["steps", "success"]
 
 
-def test_numpy_values_in_info_become_plain() -> None:
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"distance": np.int64(3), "grid": np.eye(2)}, {"distance": 3, "grid": [[1.0, 0.0], [0.0, 1.0]]}),
+        ({"share": np.float32(0.1), "done": np.bool_(True)}, {"share": float(np.float32(0.1)), "done": True}),
+        ({"move": "links – ←", "emoji": "🧱", "none": None}, {"move": "links – ←", "emoji": "🧱", "none": None}),
+        ({"by": {3: "a", 2: "b"}, "big": 2**80}, {"by": {"2": "b", "3": "a"}, "big": 2**80}),
+        ({"small": 1e-300, "zero": -0.0, "near": 0.1 + 0.2}, {"small": 1e-300, "zero": -0.0, "near": 0.1 + 0.2}),
+    ],
+)
+def test_info_comes_back_with_plain_values(info: dict, expected: dict) -> None:
     trajectory = make_trajectories(1)[0]
-    trajectory.turns[0].info = {"distance": np.int64(3), "grid": np.eye(2)}
-    assert round_trip(trajectory).turns[0].info == {"distance": 3, "grid": [[1.0, 0.0], [0.0, 1.0]]}
+    trajectory.turns[0].info = info
+    found = round_trip(trajectory).turns[0].info
+    assert (found, repr(found)) == (expected, repr(dict(sorted(expected.items()))))
 
 
-@pytest.mark.parametrize(("info", "error"), [({"x": {1, 2}}, TypeError), ({"x": float("nan")}, ValueError)])
+@pytest.mark.parametrize(
+    ("info", "error"), [({"x": {1, 2}}, TypeError), ({"x": float("nan")}, ValueError), ({"x": [np.inf]}, ValueError)]
+)
 def test_info_that_is_not_json_is_refused(info: dict, error: type[Exception]) -> None:
     trajectory = make_trajectories(1)[0]
     trajectory.turns[0].info = info

@@ -28,7 +28,8 @@ def main() -> int:
     # The workers inherit these before they import torch.
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error"}
     os.environ.update(quiet | {"OMP_NUM_THREADS": str(options.threads)})
-    from benchmarks.peer.report import format_table, write_json
+    from benchmarks.peer.report import format_table, library_versions, summarize
+    from benchmarks.records import keep, write_json
 
     comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -39,17 +40,17 @@ def main() -> int:
                 policy, turns, options.groups, options.group_size, options.threads, steps=options.rounds + 1
             )
             comparisons.append(_compare(setting))
-        arguments = _arguments(comparisons[0].setting)
-    print("\nBoth systems:", comparisons[0].theirs[0].running)
-    print("GRPOConfig of TRL:", ", ".join(f"{name}={value}" for name, value in arguments.items()), "\n")
-    print(format_table(comparisons))
-    write_json(options.out, comparisons, arguments)
+        found = summarize(comparisons, _arguments(comparisons[0].setting), library_versions())
+    print("\nBoth systems:", found["running"])
+    print("GRPOConfig of TRL:", ", ".join(f"{name}={value}" for name, value in found["trl_arguments"].items()), "\n")
+    print(format_table(found))
+    write_json(options.out, found)
+    keep("peer", found)
     print(f"\nEvery step: {options.out}")
-    missed = [c for c in comparisons if min(c.wall_ratio, c.cpu_ratio) < BARS.get(c.setting.turns, 0.0)]
-    for comparison in missed:
-        print(
-            f"Below the bar of {BARS[comparison.setting.turns]} at {comparison.setting.turns} turns.", file=sys.stderr
-        )
+    slowest = {c["setting"]["turns"]: min(c["wall_ratio"], c["cpu_ratio"]) for c in found["comparisons"]}
+    missed = [turns for turns, ratio in slowest.items() if ratio < BARS.get(turns, 0.0)]
+    for turns in missed:
+        print(f"Below the bar of {BARS[turns]} at {turns} turns.", file=sys.stderr)
     return 1 if missed else 0
 
 

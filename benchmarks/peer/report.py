@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peer.setting import Setting, StepReport
 
+Found = dict[str, Any]
 LIBRARIES = ("torch", "transformers", "trl", "accelerate")
 HEADER = (
     "| turns | system | step, s | CPU, s | generation, s | of it pictures, s | update, s | writing, s "
@@ -27,75 +26,85 @@ class Comparison:
     ours: list[StepReport]
     theirs: list[StepReport]
 
-    @property
-    def wall_ratio(self) -> float:
-        """Median step of TRL over median step of ours, seconds."""
-        return median(self.theirs, "wall") / median(self.ours, "wall")
 
-    @property
-    def cpu_ratio(self) -> float:
-        """The same in CPU-seconds."""
-        return median(self.theirs, "cpu") / median(self.ours, "cpu")
-
-    @property
-    def ratio_without_processing(self) -> float:
-        """Ratio of seconds if preparing pictures cost TRL nothing at all."""
-        rest = [report.wall - (report.processing or 0.0) for report in self.theirs]
-        return statistics.median(rest) / median(self.ours, "wall")
+def library_versions() -> dict[str, str]:
+    """Versions of what both systems are built on, and of TRL."""
+    return {name: version(name) for name in LIBRARIES}
 
 
-def median(reports: list[StepReport], name: str) -> float:
-    """Median of a field over steps."""
-    return float(statistics.median(getattr(report, name) for report in reports))
+def summarize(comparisons: list[Comparison], arguments: dict[str, Any], versions: dict[str, str]) -> Found:
+    """All steps, settings, ratios and versions as JSON values.
+
+    The ratios are medians of TRL over medians of this project: seconds, CPU-seconds, and seconds if preparing pictures
+    cost TRL nothing at all.
+    """
+    return {
+        "versions": versions,
+        "cores": os.cpu_count(),
+        "running": comparisons[0].theirs[0].running,
+        "trl_arguments": arguments,
+        "comparisons": [_summarize(comparison) for comparison in comparisons],
+    }
 
 
-def format_table(comparisons: list[Comparison]) -> str:
+def format_table(found: Found) -> str:
     """Markdown table of medians, and the ratios below it."""
     lines = [HEADER]
-    for comparison in comparisons:
-        for name, reports in (("this project", comparison.ours), ("TRL", comparison.theirs)):
-            lines.append(_row(comparison.setting, name, reports))
+    for comparison in found["comparisons"]:
+        for name, key in (("this project", "ours"), ("TRL", "trl")):
+            lines.append(_row(comparison["setting"], name, comparison[key]))
     lines.append("")
-    for comparison in comparisons:
+    for comparison in found["comparisons"]:
         lines.append(
-            f"{comparison.setting.turns} turns: {comparison.wall_ratio:.1f} times faster ({comparison.cpu_ratio:.1f} "
-            f"in CPU-seconds; {comparison.ratio_without_processing:.1f} if preparing pictures cost TRL nothing)."
+            f"- {comparison['setting']['turns']} turns: {comparison['wall_ratio']:.1f} times faster "
+            f"({comparison['cpu_ratio']:.1f} in CPU-seconds; {comparison['ratio_without_processing']:.1f} if preparing "
+            "pictures cost TRL nothing)."
         )
     return "\n".join(lines)
 
 
-def write_json(path: Path, comparisons: list[Comparison], arguments: dict[str, Any]) -> None:
-    """Write all steps, settings and versions."""
-    value = {
-        "versions": {name: version(name) for name in LIBRARIES},
-        "cores": os.cpu_count(),
-        "trl_arguments": arguments,
-        "comparisons": [
-            {
-                "wall_ratio": comparison.wall_ratio,
-                "cpu_ratio": comparison.cpu_ratio,
-                "ratio_without_processing": comparison.ratio_without_processing,
-                "setting": asdict(comparison.setting) | {"policy": None},
-                "ours": [_plain(report) for report in comparison.ours],
-                "trl": [_plain(report) for report in comparison.theirs],
-            }
-            for comparison in comparisons
-        ],
+def render_docs(found: Found) -> str:
+    """The section of `docs/benchmarks.md`."""
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    threads = found["comparisons"][0]["setting"]["threads"]
+    steps = len(found["comparisons"][0]["ours"])
+    arguments = ", ".join(f"`{name}={value}`" for name, value in found["trl_arguments"].items())
+    return "\n\n".join(
+        [
+            format_table(found),
+            f"Medians of {steps} steps on {found['cores']} cores, {threads} thread{'s' * (threads > 1)} each; "
+            f"{versions}. Both systems report: {found['running']}.",
+            f"<details><summary>Settings of TRL's `GRPOConfig`</summary>\n\n{arguments}\n\n</details>",
+        ]
+    )
+
+
+def _summarize(comparison: Comparison) -> Found:
+    ours, theirs = ([_plain(report) for report in reports] for reports in (comparison.ours, comparison.theirs))
+    rest = statistics.median(report["wall"] - (report["processing"] or 0.0) for report in theirs)
+    return {
+        "wall_ratio": _median(theirs, "wall") / _median(ours, "wall"),
+        "cpu_ratio": _median(theirs, "cpu") / _median(ours, "cpu"),
+        "ratio_without_processing": rest / _median(ours, "wall"),
+        "setting": asdict(comparison.setting) | {"policy": None},
+        "ours": ours,
+        "trl": theirs,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _row(setting: Setting, name: str, reports: list[StepReport]) -> str:
-    tokens = median(reports, "tokens")
+def _median(reports: list[Found], name: str) -> float:
+    return float(statistics.median(report[name] for report in reports))
+
+
+def _row(setting: Found, name: str, reports: list[Found]) -> str:
+    tokens, episodes = _median(reports, "tokens"), setting["groups"] * setting["group_size"]
     timed = ("wall", "cpu", "generation", "processing", "update", "writing")
-    apart = [field for field in timed if getattr(reports[0], field) is not None]
-    seconds = [f"{median(reports, field):.2f}" if field in apart else "–" for field in timed]
-    cells = [setting.turns, name, *seconds, f"{tokens / setting.episodes:.0f}"]
-    return "| " + " | ".join(map(str, [*cells, f"{1e6 * median(reports, 'wall') / tokens:.0f}"])) + " |"
+    seconds = [f"{_median(reports, field):.2f}" if reports[0][field] is not None else "–" for field in timed]
+    cells = [setting["turns"], name, *seconds, f"{tokens / episodes:.0f}"]
+    return "| " + " | ".join(map(str, [*cells, f"{1e6 * _median(reports, 'wall') / tokens:.0f}"])) + " |"
 
 
-def _plain(report: StepReport) -> dict[str, Any]:
+def _plain(report: StepReport) -> Found:
     values = asdict(report)
     values["turns"] = sorted(set(values["turns"]))
     del values["fixed_ids"]

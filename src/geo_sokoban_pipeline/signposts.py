@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Listener = Callable[[str], None]
+EPISODES_SAVED = "episodes saved"
 
 _listeners: tuple[Listener, ...] = ()
 

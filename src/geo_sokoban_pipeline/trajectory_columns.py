@@ -108,15 +108,15 @@ def _to_native(value: Any) -> Any:
 
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_to_native).encode
-_FAST = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
+_PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def _to_json(value: dict[str, Any]) -> str:
     if not value:
         return "{}"
     try:
-        text = orjson.dumps(value, option=_FAST)
-    except TypeError:
+        text = orjson.dumps(value, option=_PLAIN)
+    except TypeError:  # NumPy's numbers among them, which orjson would round
         return _encode(value)
     # A number that is none becomes null there; it may not be stored, and the slower encoder says so.
     return _encode(value) if b"null" in text else text.decode()

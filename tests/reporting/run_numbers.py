@@ -36,6 +36,7 @@ def make_metrics(iterations: int = 200) -> list[dict[str, Any]]:
             "perf/update_time": 0.6 + 0.03 * noise,
             "perf/step_time": 1.33 + 0.08 * noise,
             "perf/save_time": 0.05,
+            "perf/write_time": 0.02,
             "rollout/episodes": 256.0,
             "train/steps": 3.0,
             "perf/tokens_per_second": 9000 + 300 * noise,

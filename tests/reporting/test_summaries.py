@@ -82,8 +82,10 @@ def test_timings_add_up():
     assert [row.name for row in rows][-2:] == ["Other", "Iteration"]
     assert sum(row.bar for row in rows if not row.is_part) == pytest.approx(200, abs=0.5)
     assert "Validation (3 of 50 iterations)" in [row.name for row in rows]
-    (saving,) = [row for row in rows if row.name.startswith("Saving")]
+    place = next(place for place, row in enumerate(rows) if row.name.startswith("Saving"))
+    saving, episodes = rows[place : place + 2]
     assert (saving.mean, saving.total) == ("50\u202fms", "2.5\u202fs")
+    assert (episodes.mean, episodes.is_part) == ("20\u202fms", True)
 
 
 @pytest.mark.parametrize("rows", [[], [{"iteration": 0}], [{"perf/step_time": None}], [{"perf/step_time": math.nan}]])

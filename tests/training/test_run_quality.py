@@ -10,6 +10,7 @@ from geo_sokoban_pipeline.audit_files import audit_files
 from geo_sokoban_pipeline.evaluation.audits import check_token_parity
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.schemas import validate_trajectories
+from geo_sokoban_pipeline.storage import read_json
 from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 from geo_sokoban_pipeline.trajectory_files import read_trajectories
 from runs import TRAJECTORY_KINDS, finish, kedro_command
@@ -55,6 +56,21 @@ def test_tokens_equal_the_chat_template(run: tuple[str, Path]) -> None:
     assert several
     wrong = check_token_parity(several, codec, turn_separator=rules != "default")
     assert {error.trajectory_id for error in wrong} == {episode.trajectory_id for episode in several}
+
+
+def test_times_of_parts_fit_into_the_whole(run: tuple[str, Path]) -> None:
+    rows = [
+        read_json(path) for path in sorted((run[1] / "07_model_output/train_sokoban/default/metrics").glob("*.json"))
+    ]
+    assert len(rows) > 1
+    for row in rows:
+        # Two processes play side by side: their seconds are means, not sums.
+        assert 0 < row["perf/engine_time"] + row["perf/env_time"] <= row["perf/rollout_time"]
+        assert row["perf/rollout_time"] + row["perf/update_time"] <= row["perf/step_time"]
+        assert row["perf/write_time"] <= row["perf/save_time"]
+    # The first row cannot know what its own saving takes; every other one has that of the row before.
+    assert rows[0]["perf/save_time"] == 0
+    assert all(row["perf/write_time"] > 0 and row["perf/write_cpu_time"] > 0 for row in rows[1:])
 
 
 def test_every_file_has_a_known_format(run: tuple[str, Path]) -> None:

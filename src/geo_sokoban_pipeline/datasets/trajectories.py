@@ -12,6 +12,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 from geo_sokoban_pipeline.datasets.partitions import IterationPartitions, read_iteration
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TrajectoryContract
+from geo_sokoban_pipeline.signposts import EPISODES_SAVED, reached
 from geo_sokoban_pipeline.trajectory_files import read_trajectories, write_trajectories
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ class TrajectoriesDataset(IterationPartitions):
 
     suffix = ".parquet"
     parted = True
+
+    def save(self, data: dict[str, Any]) -> None:
+        super().save(data)
+        reached(EPISODES_SAVED)
 
     def _write(self, path: Path, value: Any) -> None:
         write_trajectories(path, TrajectoryContract.to_table(value))

@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.reporting.study_worlds import world_of
 
 Points = list[tuple[float, float]]
 _WIDTH, _CHART_HEIGHT, _HEAD, _LEGEND_LINE = 760, 360, 62, 18
+CHART_SIZE = (_WIDTH - 20, _CHART_HEIGHT)
 _GRID = 24  # points of a mean curve
 # Stage and class of its colour.
 _STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teacher", "greedy"), ("grpo", "final"))
@@ -57,14 +58,12 @@ def draw_study(results: Mapping[str, Any]) -> str:
             series.insert(0, Series(name, colour, [(0.0, share), (end, share)]))
             legend.append((name, colour))
     top = max((y for line in series for _, y in line.points), default=1.0)
-    shape = Shape(
-        "CPU-seconds of training", _WIDTH - 20, _CHART_HEIGHT, (0.0, min(1.0, top + 0.08)), shares=True, left=46
-    )
+    shape = Shape("CPU-seconds of training", *CHART_SIZE, (0.0, min(1.0, top + 0.08)), shares=True, left=46)
     words = world.words
     chart = draw_chart(f"{words.rate.capitalize()} on validation {words.units}, sampled", series, shape)
     played = f"{results['levels']['validation_count']} validation {words.units}"
     title = f"{results['title']}: {words.rate} on {played}, sampled"
-    return _frame(title, Markup("") if chart is None else chart.svg, legend)
+    return frame_chart(title, Markup("") if chart is None else chart.svg, legend)
 
 
 def stage_curve(seed: Mapping[str, Any], stage: str) -> Points:
@@ -100,8 +99,13 @@ def _at(curve: Points, x: float) -> float:
     return curve[-1][1]
 
 
-def _frame(title: str, chart: Markup, legend: Sequence[tuple[str, str]]) -> str:
-    """Background, title and legend around a chart."""
+def frame_chart(title: str, chart: Markup, legend: Sequence[tuple[str, str]]) -> str:
+    """SVG file of a chart with background, title and legend.
+
+    Args:
+        chart: an `<svg>` 740 by 360 pixels in size.
+        legend: (name, class of the colour) of each line.
+    """
     keys, x, line = [], 14.0, 0
     for name, colour in legend:
         width = 40 + 6.6 * len(name)

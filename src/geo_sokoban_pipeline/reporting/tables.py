@@ -17,7 +17,8 @@ _PHASES = (
     ("perf/env_time", "of it: environment (moves, pictures)", True),
     ("perf/update_time", "Update", False),
     ("perf/eval_time", "Validation", False),
-    ("perf/save_time", "Saving (episodes, metrics, checkpoint)", False),
+    ("perf/save_time", "Saving (all files, MLflow)", False),
+    ("perf/write_time", "of it: episodes (tables, check, file)", True),
 )
 _STEP, _SAVED = "perf/step_time", "perf/save_time"
 

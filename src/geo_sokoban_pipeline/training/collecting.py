@@ -91,7 +91,8 @@ class Collector:
         self._follow(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
         watched = task_of(self.options.task).watched
-        return trajectories, {**describe_rollout(trajectories, seconds, watched), **filter_metrics}
+        processes = 1 if self.play is None else self.options.processes
+        return trajectories, {**describe_rollout(trajectories, seconds, watched, processes), **filter_metrics}
 
     def _play(
         self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[Leftover]
@@ -166,7 +167,10 @@ def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[s
 
 
 def describe_rollout(
-    trajectories: Sequence[Trajectory], seconds: float, watched: Sequence[tuple[str, str]] = ()
+    trajectories: Sequence[Trajectory],
+    seconds: float,
+    watched: Sequence[tuple[str, str]] = (),
+    processes: int = 1,
 ) -> dict[str, float | None]:
     """Metrics of played episodes under the seed's names; what no episode can tell is None.
 
@@ -176,6 +180,7 @@ def describe_rollout(
     Args:
         seconds: that the rollout took.
         watched: further metrics of the episodes whose means are reported, as (metric, name).
+        processes: that played side by side; the seconds of engine and environment are means over them.
     """
     rewards = [episode.reward for episode in trajectories if episode.reward is not None]
     solved = [float(value) for episode in trajectories if (value := is_solved(episode)) is not None]
@@ -202,8 +207,8 @@ def describe_rollout(
         "rollout/failed_ratio": _mean([float(e.status == "failed") for e in trajectories]),
         "rollout/trained_ratio": _mean([float(e.trained) for e in trajectories]),
         "perf/rollout_time": seconds,
-        "perf/engine_time": sum(e.timings.get("engine", 0.0) for e in trajectories),
-        "perf/env_time": sum(e.timings.get("env", 0.0) for e in trajectories),
+        "perf/engine_time": sum(e.timings.get("engine", 0.0) for e in trajectories) / processes,
+        "perf/env_time": sum(e.timings.get("env", 0.0) for e in trajectories) / processes,
         "perf/tokens_per_second": sum(len(e.token_ids) for e in trajectories) / max(seconds, 1e-9),
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,7 @@ from geo_sokoban_pipeline.training.process import (
     resident_bytes,
     set_threads,
 )
+from geo_sokoban_pipeline.training.save_clock import SaveClock
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
@@ -68,7 +69,7 @@ class RunInputs:
     validation_prompts: Rows
 
 
-def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
+def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None, None]:
     """Run the loop from where it stands to `loop.iterations`.
 
     Args:
@@ -96,8 +97,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Iterator[Chunk]:
             for iteration in range(start, options.loop.iterations):
                 chunk = loop.iterate(iteration)
                 note = _note(chunk[2])
-                loop.saving = Stopwatch()
-                with loop.saving.running():
+                with loop.save_clock.saving():
                     yield chunk
                 reached("after save")
                 progress.advance(note=note)
@@ -136,7 +136,7 @@ class _Loop:
         self.sampler: PromptSampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         self.reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         self.saved: list[int] = list(resume["stored"])
-        self.saving = Stopwatch()
+        self.save_clock = SaveClock()
         # Last: nothing that can fail comes after it and leaves its processes behind.
         self.backend.crew = self.crew = Crew(self.policy, options) if options.processes > 1 else None
         self.play = None if self.crew is None else self.crew.play
@@ -147,7 +147,6 @@ class _Loop:
     def iterate(self, iteration: int) -> Chunk:
         """One iteration; nothing is written here."""
         began = time.perf_counter()
-        collect_garbage(iteration)
         loop = self.options.loop
         eval_trajectories: dict[str, Any] = {}
         row: dict[str, Any] = {"iteration": iteration, "policy_version": iteration}
@@ -156,6 +155,7 @@ class _Loop:
         # Nothing the engine computed before counts here, so a resumed loop computes the same.
         watch = Stopwatch() if self.crew is None else Stopwatch(self.crew.cpu_clock)
         with watch.running():
+            collect_garbage(iteration)
             self._renew(iteration)
             reached("collecting")
             trajectories, metrics = self.collector.collect(iteration, self.sampler)
@@ -169,15 +169,16 @@ class _Loop:
             reached("evaluation")
             self._validate(iteration + 1, eval_trajectories, row)
         row["perf/step_time"] = time.perf_counter() - began
-        # What Kedro took to write the iteration before: this one's row is written before it is known.
-        row |= {"perf/save_time": self.saving.seconds, "perf/save_cpu_time": self.saving.cpu_seconds}
+        # What the iteration before took to save: this one's row is written before it is known.
+        row |= self.save_clock.metrics()
         row["perf/memory_gb"] = resident_bytes() / 1e9
-        name = partition(iteration)
         checkpoint: dict[str, Any] = {}
         if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):
             checkpoint = self._checkpoint(iteration)
-        parts = name_parts(iteration, trajectories, self.policy.table_context)
-        return parts, eval_trajectories, {name: row}, checkpoint
+        self.save_clock = SaveClock()
+        with self.save_clock.making_tables():
+            parts = name_parts(iteration, trajectories, self.policy.table_context)
+        return parts, eval_trajectories, {partition(iteration): row}, checkpoint
 
     def close(self) -> None:
         """Free engine and trainer, end the helping processes."""

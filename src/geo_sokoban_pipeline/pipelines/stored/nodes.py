@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.options.training import (
     TrainOptions,
     UpdatePipelineOptions,
 )
-from geo_sokoban_pipeline.pipelines.chunks import frees_saved
+from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
 from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @frees_saved
 def collect_trajectories(
     runs: RunStore, prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+) -> Chunks[tuple[dict[str, Any], dict[str, Any]]]:
     """Play iterations with a stored policy; one yield each.
 
     With a checkpoint of the training run, its data cursor is used too: the iteration after it is played as the loop

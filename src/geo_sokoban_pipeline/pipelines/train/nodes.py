@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.fingerprint import (
@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.fingerprint import (
 from geo_sokoban_pipeline.folders import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.pipelines.chunks import frees_saved
+from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.tasks import task_of
 
@@ -93,7 +93,7 @@ def train_grpo(
     parameters: dict[str, Any],
     data: dict[str, Any],
     seed: int,
-) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]]:
+) -> Chunks[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]]:
     """The GRPO loop; one yield per iteration, saved by Kedro before the next one starts."""
     from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
 

@@ -1,0 +1,57 @@
+"""What the benchmarks found: JSON in `docs/results`, and text between markers of the docs that follows from it alone.
+
+Both are written only where `BENCH_DOCS=1` is set, as `make bench` and `make bench-peer` do with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer import report as peer
+from benchmarks.tables import draw_scaling, render_engine, render_scaling, render_speed
+
+from geo_sokoban_pipeline.reporting.markers import replace_section
+
+ROOT = Path(__file__).parents[1]
+Found = dict[str, Any]
+RENDERERS: dict[str, Callable[[Found], str]] = {
+    "peer": peer.render_docs,
+    "scaling": render_scaling,
+    "engine": render_engine,
+}
+
+
+def keep(name: str, found: Found, root: Path = ROOT) -> None:
+    """Write what a benchmark found and the docs that show it, if that is asked for."""
+    if os.environ.get("BENCH_DOCS") != "1":
+        return
+    write_json(root / "docs" / "results" / f"bench_{name}.json", found)
+    for place, text in shown_texts(root).items():
+        place.write_text(text, encoding="utf-8")
+
+
+def shown_texts(root: Path) -> dict[Path, str]:
+    """The files of the docs that show benchmarks, as they follow from the stored results."""
+    page, readme, figure = root / "docs/benchmarks.md", root / "README.md", root / "docs/img/scaling.svg"
+    stored = {name: _read(root, name) for name in RENDERERS}
+    text = page.read_text(encoding="utf-8")
+    for name, found in stored.items():
+        text = replace_section(text, f"bench:{name}", RENDERERS[name](found) if found else "", page)
+    front = replace_section(readme.read_text(encoding="utf-8"), "readme:speed", render_speed(stored), readme)
+    drawn = {figure: draw_scaling(stored["scaling"])} if stored["scaling"] else {}
+    return {page: text, readme: front, **drawn}
+
+
+def write_json(path: Path, value: Found) -> None:
+    """Write results, readable by people too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _read(root: Path, name: str) -> Found | None:
+    path = root / "docs" / "results" / f"bench_{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,0 +1,110 @@
+"""Results of the benchmarks as text and pictures of the docs: pure functions of what was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart
+from geo_sokoban_pipeline.reporting.study_figure import CHART_SIZE, frame_chart
+
+Found = Mapping[str, Any]
+PHASES = ("rollout", "scoring", "update", "writing")
+_COLOURS = {"rollout": "warm", "scoring": "legal", "update": "greedy", "writing": "training", "in all": "final"}
+
+
+def costs_of_phases(found: Found) -> dict[str, list[float]]:
+    """Milliseconds of CPU time per episode by phase and in all, one value per size of an iteration."""
+    sizes = found["sizes"]
+    costs = {phase: [1000 * found["seconds"][str(size)][phase] / size for size in sizes] for phase in PHASES}
+    return {**costs, "in all": [sum(costs[phase][at] for phase in PHASES) for at in range(len(sizes))]}
+
+
+def growth(found: Found) -> float:
+    """What an episode of the largest iteration costs, in multiples of one of the smallest."""
+    costs = costs_of_phases(found)["in all"]
+    return costs[-1] / costs[0]
+
+
+def writing_share(found: Found) -> float:
+    """Share of writing in the CPU time of an iteration of the default recipe."""
+    usual = found["usual"]
+    return usual["seconds"]["writing"] / sum(usual["seconds"].values())
+
+
+def render_scaling(found: Found) -> str:
+    """Table, figure and the two numbers of `benchmarks/test_scaling.py`."""
+    costs, usual = costs_of_phases(found), found["usual"]
+    lines = [
+        f"| CPU time per episode, ms | {' | '.join(f'{size:,} episodes' for size in found['sizes'])} |",
+        f"|---|{'---:|' * len(found['sizes'])}",
+        *(f"| {phase} | {' | '.join(f'{cost:.2f}' for cost in row)} |" for phase, row in costs.items()),
+    ]
+    return "\n\n".join(
+        [
+            "\n".join(lines),
+            "![CPU time per episode over the size of an iteration](img/scaling.svg)",
+            f"An episode of the largest iteration costs {growth(found):.2f} times one of the smallest. Writing takes "
+            f"{100 * writing_share(found):.1f} % of the default recipe's iteration of {usual['episodes']} episodes "
+            f"({1000 * usual['seconds']['writing']:.0f} of {1000 * sum(usual['seconds'].values()):,.0f} ms).",
+        ]
+    )
+
+
+def draw_scaling(found: Found) -> str:
+    """SVG of the cost per episode by phase."""
+    costs = costs_of_phases(found)
+    series = [
+        Series(phase, _COLOURS[phase], list(zip(map(float, found["sizes"]), row, strict=True)), style="dots")
+        for phase, row in costs.items()
+    ]
+    top = 1.15 * max(costs["in all"])
+    shape = Shape("episodes of an iteration", *CHART_SIZE, (0.0, top), left=46)
+    chart = draw_chart("CPU time per episode, ms", series, shape)
+    legend = [(line.name, line.colour) for line in series]
+    return frame_chart("What an episode costs, ms of CPU time", Markup("") if chart is None else chart.svg, legend)
+
+
+def render_engine(found: Found) -> str:
+    """What `benchmarks/test_engine.py` found."""
+    rows = [
+        f"| {row['turns']} | {row['cached']:,.0f} | {row['uncached']:,.0f} | {row['cached'] / row['uncached']:.1f} |"
+        for row in found["engine"]
+    ]
+    head = "| turns | tokens per CPU-second with the cache | without | ratio |\n|---:|---:|---:|---:|\n"
+    return f"{head}" + "\n".join(rows) + f"\n\n{_describe_observations(found)}"
+
+
+def render_speed(stored: Mapping[str, Found | None]) -> str:
+    """The sentences of the README: one for each benchmark that has results."""
+    sentences = []
+    if peer := stored["peer"]:
+        ratios = " and ".join(
+            f"{row['wall_ratio']:.1f} times faster at {row['setting']['turns']} turns" for row in peer["comparisons"]
+        )
+        sentences.append(
+            f"- A GRPO step, against one of TRL's `GRPOTrainer` on the same weights, levels and tokens: {ratios} "
+            f"({peer['cores']} cores, one thread, `make bench-peer`)."
+        )
+    if engine := stored["engine"]:
+        ratios = " and ".join(f"{row['cached'] / row['uncached']:.1f} at {row['turns']}" for row in engine["engine"])
+        sentences.append(
+            f"- Keeping keys and values over turns multiplies the tokens per second by {ratios} turns. "
+            f"{_describe_observations(engine)}"
+        )
+    if scaling := stored["scaling"]:
+        low, high = scaling["sizes"][0], scaling["sizes"][-1]
+        sentences.append(
+            f"- An episode costs {growth(scaling):.2f} times as much in iterations of {high:,} episodes as of {low}; "
+            f"writing every episode takes {100 * writing_share(scaling):.1f} % of an iteration."
+        )
+    return "\n".join(sentences)
+
+
+def _describe_observations(found: Found) -> str:
+    return (
+        f"Making observations takes {100 * found['observing']:.1f} % of a rollout of {found['episodes']} episodes, "
+        f"everything of the environments {100 * found['environments']:.1f} %."
+    )

@@ -1,0 +1,59 @@
+"""What the docs say of the benchmarks is what the stored results say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks import records
+from benchmarks.records import ROOT, keep, shown_texts
+
+from geo_sokoban_pipeline.reporting.markers import read_section
+
+SCALING = {
+    "sizes": [64, 1024],
+    "seconds": {
+        "64": {"rollout": 0.64, "scoring": 0.0, "update": 0.32, "writing": 0.064},
+        "1024": {"rollout": 10.24, "scoring": 0.0, "update": 6.144, "writing": 1.024},
+    },
+    "usual": {"episodes": 256, "seconds": {"rollout": 1.2, "scoring": 0.1, "update": 0.65, "writing": 0.05}},
+}
+
+
+def test_docs_show_what_was_measured() -> None:
+    for place, text in shown_texts(ROOT).items():
+        assert place.read_text(encoding="utf-8") == text, f"{place}: `make bench BENCH_DOCS=1` writes it"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("README.md", "docs/benchmarks.md", "docs/results", "docs/img"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_results_are_kept_where_docs_are_asked_for(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, stored = project / "docs/benchmarks.md", project / "docs/results/bench_scaling.json"
+    before = page.read_text(encoding="utf-8"), stored.exists() and stored.read_text(encoding="utf-8")
+    monkeypatch.delenv("BENCH_DOCS", raising=False)
+    keep("scaling", SCALING, project)
+    assert (page.read_text(encoding="utf-8"), stored.exists() and stored.read_text(encoding="utf-8")) == before
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    keep("scaling", SCALING, project)
+    assert json.loads(stored.read_text(encoding="utf-8")) == SCALING
+    section = read_section(page.read_text(encoding="utf-8"), "bench:scaling", page)
+    assert "| rollout | 10.00 | 10.00 |" in section
+    assert "| in all | 16.00 | 17.00 |" in section
+    assert "costs 1.06 times one of the smallest" in section
+    assert "Writing takes 2.5 % of the default recipe's iteration of 256 episodes (50 of 2,000 ms)." in section
+    assert "1.06 times as much" in (project / "README.md").read_text(encoding="utf-8")
+    assert "<svg" in (project / "docs/img/scaling.svg").read_text(encoding="utf-8")
+
+
+def test_every_renderer_has_its_place() -> None:
+    text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert all(f"<!-- bench:{name}:begin -->" in text for name in records.RENDERERS)
