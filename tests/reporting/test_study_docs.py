@@ -54,7 +54,12 @@ def test_a_missing_marker_is_named(document):
 
 
 def test_tables_of_a_study():
-    text = render_study(make_results(make_seed(0, 420), make_seed(1, 380, minutes=None)))
+    results = make_results(make_seed(0, 420), make_seed(1, 380, minutes=None))
+    shared = render_study(results)
+    assert "| whole run: at most 8 minutes | – (not alone) | – (not alone) |" in shared
+    assert "**Bars** met by every seed: 4 of 8, missed: 2, not measured: 2." in shared
+    text = render_study({**results, "machine": {**results["machine"], "workers": 1}, "max_growth": 5})
+    assert "| memory after 200 iterations: at most 5 % above that after 20 | – (too few iterations) |" in text
     (final,) = [line for line in table_rows(text, "**after GRPO, sampled**") if "[" in line]
     assert "65.6\u202f% [61.9–69.2] | 59.4\u202f% [55.5–63.1] | 62.5\u202f%" in final
     (gain,) = table_rows(text, "after GRPO, sampled: at least 20 points above warm start, intervals apart")
@@ -63,8 +68,8 @@ def test_tables_of_a_study():
     assert minutes == "| whole run: at most 8 minutes | 7.5: met | – (was interrupted) |"
     (spent,) = table_rows(text, "control: more of the warm start: spent at least 0.97 of GRPO's CPU-seconds")
     assert spent.endswith("| 1.01: met | 0.96: **not met** |")
-    # Of eight bars four are met by both seeds, two are missed by the second, two have no value.
-    assert "**Bars** met by every seed: 4 of 8, missed: 2, not measured: 2." in text
+    # Of nine bars four are met by both seeds, two are missed by the second, three have no value.
+    assert "**Bars** met by every seed: 4 of 9, missed: 2, not measured: 3." in text
     assert "none of which occurs in training" in text
     assert "<details>" in text
 

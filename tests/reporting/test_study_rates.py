@@ -6,9 +6,11 @@ import pytest
 
 from geo_sokoban_pipeline.reporting.study_rates import (
     Rate,
+    Verdict,
     describe_bar,
     find_rate,
     judge_bar,
+    judge_growth,
     judge_minutes,
     judge_spent,
     length_rates,
@@ -66,9 +68,23 @@ def test_overlapping_intervals_fail_a_bar_that_wants_them_apart():
     assert judge_bar({"player": "warm_start", "over": "final", "at_most": 5, "apart": True}, few).met is False
 
 
-@pytest.mark.parametrize(("minutes", "met"), [(8.0, True), (8.01, False), (None, None)])
-def test_minutes(minutes, met):
-    assert judge_minutes(minutes, 8).met is met
+@pytest.mark.parametrize(
+    ("minutes", "workers", "met"), [(8.0, 1, True), (8.01, 1, False), (None, 1, None), (7.0, 2, None), (9.0, 2, None)]
+)
+def test_minutes(minutes, workers, met):
+    assert judge_minutes(minutes, 8, workers).met is met
+
+
+@pytest.mark.parametrize(
+    ("memory", "text", "met"),
+    [
+        ([[20, 2.0], [200, 2.1]], "+5.0 % (2.00 to 2.10 GB)", True),
+        ([[20, 2.0], [200, 2.11]], "+5.5 % (2.00 to 2.11 GB)", False),
+        ([], "– (too few iterations)", None),
+    ],
+)
+def test_growth_of_memory(memory, text, met):
+    assert judge_growth(memory, 5) == Verdict(text, met)
 
 
 def test_bars_in_words():

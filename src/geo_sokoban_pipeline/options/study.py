@@ -102,6 +102,9 @@ class StudyDefinition(DataOverrides):
     least_spent: PositiveFloat | None = Field(
         0.97, description="CPU-seconds that a control must have spent at least, in multiples of GRPO's. None: no bar."
     )
+    max_growth: PositiveFloat | None = Field(
+        None, description="Percent by which memory after 200 iterations may exceed that after 20. None: not judged."
+    )
     evaluations: tuple[EvaluationSetOptions, ...] = Field((), description="Further sets of evaluation levels.")
     bars: tuple[BarOptions, ...] = Field((), description="What every seed has to reach.")
 

@@ -115,11 +115,26 @@ def judge_bar(bar: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
     return Verdict(text, met)
 
 
-def judge_minutes(minutes: float | None, most: float) -> Verdict:
-    """Whether a whole run stayed within its budget; a run that was interrupted has no time of its own."""
+def judge_minutes(minutes: float | None, most: float, workers: int = 1) -> Verdict:
+    """Whether a whole run stayed within its budget; one that was interrupted, or not alone, has no time of its own.
+
+    Args:
+        workers: runs side by side.
+    """
+    if workers > 1:
+        return Verdict(f"{DASH} (not alone)", None)
     if minutes is None:
         return Verdict(f"{DASH} (was interrupted)", None)
     return Verdict(number(minutes, 1), minutes <= most)
+
+
+def judge_growth(memory: Sequence[Sequence[float]], most: float) -> Verdict:
+    """Whether the memory of a run, [iteration, GB] of two iterations, grew by so many percent at most."""
+    if not memory:
+        return Verdict(f"{DASH} (too few iterations)", None)
+    (_, early), (_, late) = memory
+    growth = 100 * (late / early - 1)
+    return Verdict(f"{signed(growth, 1)} % ({early:.2f} to {late:.2f} GB)", growth <= most + _ROUNDING)
 
 
 def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:

@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.reporting.study_rates import (
     describe_bar,
     find_rate,
     judge_bar,
+    judge_growth,
     judge_minutes,
     judge_spent,
     mean_share,
@@ -116,10 +117,12 @@ def _bars(results: Results, world: StudyWorld) -> str:
         (describe_bar(bar, world.world), [judge_bar(bar, seed["rows"]) for seed in seeds]) for bar in results["bars"]
     ]
     if results["max_minutes"] is not None:
-        most = results["max_minutes"]
-        judged.append(
-            (f"whole run: at most {most:g} minutes", [judge_minutes(seed["minutes"], most) for seed in seeds])
-        )
+        most, workers = results["max_minutes"], results["machine"]["workers"]
+        verdicts = [judge_minutes(seed["minutes"], most, workers) for seed in seeds]
+        judged.append((f"whole run: at most {most:g} minutes", verdicts))
+    if (growth := results.get("max_growth")) is not None:
+        verdicts = [judge_growth(seed.get("memory_gb", []), growth) for seed in seeds]
+        judged.append((f"memory after 200 iterations: at most {growth:g} % above that after 20", verdicts))
     if results["least_spent"] is not None:
         least = results["least_spent"]
         judged += [

@@ -57,10 +57,13 @@ def _describe_levels(levels: Mapping[str, Any]) -> str:
     low, high = levels["lengths"]
     shared = levels["shared_layouts"]
     walls = "none of which occurs in training" if not shared else f"{shared} of which occur in training too"
+    # Results of earlier versions know neither.
+    distinct = "distinct " if levels.get("distinct") == levels["count"] else ""
+    each = f" ({levels['per_length'][0]} of each)" if len(levels.get("per_length", [])) == 1 else ""
     return (
-        f"{count(levels['count'])} evaluation levels ({levels['height']}×{levels['width']}, {levels['boxes']} "
-        f"box{'es' if levels['boxes'] > 1 else ''}, {levels['layouts']} wall layouts, {walls}), optimal lengths {low} "
-        f"to {high}, {levels['move_limit']} moves at most"
+        f"{count(levels['count'])} {distinct}evaluation levels ({levels['height']}×{levels['width']}, "
+        f"{levels['boxes']} box{'es' if levels['boxes'] > 1 else ''}, {levels['layouts']} wall layouts, {walls}), "
+        f"optimal lengths {low} to {high}{each}, {levels['move_limit']} moves at most"
     )
 
 

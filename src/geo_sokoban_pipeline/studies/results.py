@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from geo_sokoban_pipeline.evaluation.baselines import PATIENT
@@ -22,6 +23,8 @@ from geo_sokoban_pipeline.tasks import World, task_of
 
 _MODES = ("sampled", "greedy")
 _VALIDATION = "eval/validation/"
+# Iterations whose memory is compared, each the mean of five.
+_EARLY, _LATE = 20, 200
 _MAKER = ("cores", "processor", "machine", "python", "torch", "transformers", "version", "commit")
 
 
@@ -35,9 +38,9 @@ def collect_results(
     """Results of a study whose members are all finished.
 
     Returns:
-        `study`, `task` (absent: sokoban), `title`, `max_minutes`, `least_spent`, `bars`, `machine`, `made_with`
-        (versions and machine by run id), `levels` (what was played), `seeds` (per seed: rows of the evaluation,
-        CPU-seconds, minutes, curves), `sets` (per further set: title, levels, rows per seed).
+        `study`, `task` (absent: sokoban), `title`, `max_minutes`, `least_spent`, `max_growth`, `bars`, `machine`,
+        `made_with` (versions and machine by run id), `levels` (what was played), `seeds` (per seed: rows of the
+        evaluation, CPU-seconds, minutes, memory, curves), `sets` (per further set: title, levels, rows per seed).
     """
     _check_prompts(members)
     trained = [member for member in members if member.kind == "train"]
@@ -53,6 +56,7 @@ def collect_results(
         "title": study.title or name,
         "max_minutes": study.max_minutes,
         "least_spent": study.least_spent,
+        "max_growth": study.max_growth,
         "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
         "machine": _describe_machine(records, [member.run_id for member in trained]),
         "made_with": {run_id: record.get("maker") for run_id, record in records.items()},
@@ -107,9 +111,22 @@ def _describe_seed(member: Member, controls: Sequence[Member], record: Mapping[s
         "minutes": None if seconds is None else round(seconds / 60, 2),
         "cpu_seconds": {name: round(value, 1) for name, value in spent.items()},
         "steps": steps,
+        "memory_gb": _memory(metrics),
         "rows": rows,
         "curves": curves,
     }
+
+
+def _memory(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """[iteration, GB of the run and its processes] after 20 and 200 iterations; `[]` where it has fewer."""
+    held = {row["iteration"]: row.get("perf/memory_gb") for row in metrics}
+    found = []
+    for at in (_EARLY, _LATE):
+        around = [held.get(near) for near in range(at - 2, at + 3)]
+        if None in around:
+            return []
+        found.append([at, round(fmean(map(float, filter(None, around))), 3)])
+    return found
 
 
 def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -182,6 +199,7 @@ def _describe_played(member: Member, trained: Path) -> dict[str, Any]:
     counts = (train["loop"]["eval_prompts"], data["counts"]["validation"])
     return {
         **described,
+        "distinct": len(_values(member.root, member.task, "eval_prompts", _DISTINCT[world])),
         f"shared_{_KEYS[world][1]}": _shared(member, trained, _KEYS[world][0]),
         "validation_count": min(count or 10**9 for count in counts),
     }
@@ -194,6 +212,7 @@ def _describe_levels(summary: Mapping[str, Any], data: Mapping[str, Any]) -> dic
         "layouts": summary["layouts"],
         "move_limit": summary["move_limit"],
         "lengths": [min(lengths), max(lengths)] if lengths else [],
+        "per_length": sorted({cell["episodes"] for cell in summary["rows"][0]["by_length"]}),
         "height": data["height"],
         "width": data["width"],
         "boxes": data["boxes"],
@@ -222,6 +241,10 @@ _KEYS: Mapping[World, tuple[str, str]] = {
 }
 
 
+# Column by which evaluation prompts are told apart.
+_DISTINCT: Mapping[World, str] = {"sokoban": "level_hash", "geometry": "problem_hash"}
+
+
 def _describe_set(name: str, title: str, members: Sequence[Member]) -> dict[str, Any]:
     played = [member for member in members if member.kind == "evaluate" and member.part == name]
     roots = {member.run_id: member.root for member in members}
@@ -235,13 +258,15 @@ def _describe_set(name: str, title: str, members: Sequence[Member]) -> dict[str,
 
 def _shared(member: Member, trained: Path, column: str) -> int:
     """Values of a column of the evaluation prompts that a member has played which the training prompts have too."""
+    played = _values(member.root, member.task, "eval_prompts", column)
+    return len(played & _values(trained, member.task, "prompts", column))
+
+
+def _values(root: Path, task: str, table: str, column: str) -> set[str]:
     import pyarrow.parquet as pq
 
-    def values(root: Path, table: str) -> set[str]:
-        path = root / "05_model_input" / member.task / f"{table}.parquet"
-        return set(pq.read_table(path, columns=[column]).column(0).to_pylist())
-
-    return len(values(member.root, "eval_prompts") & values(trained, "prompts"))
+    path = root / "05_model_input" / task / f"{table}.parquet"
+    return set(pq.read_table(path, columns=[column]).column(0).to_pylist())
 
 
 def _describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence[str]) -> dict[str, Any]:
