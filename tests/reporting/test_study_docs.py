@@ -15,11 +15,13 @@ from geo_sokoban_pipeline.reporting.markers import MarkerError, read_section, re
 from geo_sokoban_pipeline.reporting.study_docs import (
     README_MARKERS,
     check_docs,
+    render_sections,
     study_marker,
     write_study,
 )
 from geo_sokoban_pipeline.reporting.study_figure import draw_study, mean_curve, stage_curve
-from geo_sokoban_pipeline.reporting.study_tables import render_readme, render_study
+from geo_sokoban_pipeline.reporting.study_readme import render_readme, render_readme_line
+from geo_sokoban_pipeline.reporting.study_tables import render_study
 from study_material import make_answer_results, make_results, make_seed, row
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +143,15 @@ def test_readme_table():
     assert table_rows(text, "random legal moves")[0].endswith("(20.0–20.0) |  |")
 
 
+def test_readme_line():
+    results = make_results(make_seed(0, 420), make_seed(1, 380)) | {"study": "long", "title": "A long run"}
+    assert render_readme_line(results) == (
+        "- [A long run](docs/learning.md#a-long-run), `study.name=long`, mean of 2 seeds: **62.5\u202f% (59.4–65.6)** "
+        "sampled and 62.5\u202f% (62.5–62.5) greedy after GRPO; warm start 40.0\u202f% (40.0–40.0), random legal moves "
+        "20.0\u202f% (20.0–20.0)."
+    )
+
+
 def test_readme_says_how_long_a_run_takes_that_is_alone():
     results = make_results(make_seed(0, 420), make_seed(1, 380))
     alone = {**results, "machine": {**results["machine"], "workers": 1}}
@@ -222,15 +233,12 @@ def test_everything_is_written_and_prose_stays(tmp_path):
 def test_committed_docs_are_what_their_results_give(name):
     docs, stored = ROOT / "docs", ROOT / "docs" / "results" / f"{name}.json"
     page, readme = docs / "learning.md", ROOT / "README.md"
-    section = read_section(page.read_text(encoding="utf-8"), study_marker(name), page)
+    sections = {page: study_marker(name), **({readme: README_MARKERS[name]} if name in README_MARKERS else {})}
+    written = [read_section(place.read_text(encoding="utf-8"), marker, place) for place, marker in sections.items()]
     if not stored.is_file():
-        assert section == "", f"docs/learning.md has a section of {name}, but docs/results no {stored.name}"
-        assert name not in README_MARKERS, f"README.md has a table of {name}, but docs/results no {stored.name}"
+        assert not any(written), f"the docs have a section of {name}, but docs/results no {stored.name}"
         return
     results = json.loads(stored.read_text(encoding="utf-8"))
     assert results["study"] == name
-    assert section == render_study(results).strip()
+    assert written == [section.strip() for section in render_sections(results)]
     assert (docs / "img" / f"learning_{name}.svg").read_text(encoding="utf-8") == draw_study(results)
-    if name in README_MARKERS:
-        written = read_section(readme.read_text(encoding="utf-8"), README_MARKERS[name], readme)
-        assert written == render_readme(results).strip()

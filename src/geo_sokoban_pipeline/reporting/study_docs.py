@@ -8,11 +8,14 @@ from typing import Any
 
 from geo_sokoban_pipeline.reporting.markers import read_section, replace_section
 from geo_sokoban_pipeline.reporting.study_figure import draw_study
-from geo_sokoban_pipeline.reporting.study_tables import render_readme, render_study
+from geo_sokoban_pipeline.reporting.study_readme import render_readme, render_readme_line
+from geo_sokoban_pipeline.reporting.study_tables import render_study
 from geo_sokoban_pipeline.storage import write_atomic, write_json
 
-# Studies whose short table stands in the README, with the name of its markers there.
-README_MARKERS = {"default": "readme:results", "geo3k": "readme:geo3k", "geo3k_multi_turn": "readme:geo3k_multi_turn"}
+# Studies of which the README says something, with the name of the markers there: a table, or one line.
+_TABLES = {"default": "readme:results", "geo3k": "readme:geo3k", "geo3k_multi_turn": "readme:geo3k_multi_turn"}
+_LINES = {"from_zero": "readme:from_zero", "long": "readme:long"}
+README_MARKERS = {**_TABLES, **_LINES}
 
 
 def study_marker(name: str) -> str:
@@ -46,7 +49,9 @@ def write_study(docs: Path, results: Mapping[str, Any]) -> list[Path]:
 
 def render_sections(results: Mapping[str, Any]) -> list[str]:
     """Text of each document's section, in the order of the documents."""
-    return [render_study(results), *([render_readme(results)] if results["study"] in README_MARKERS else [])]
+    name = results["study"]
+    render = {**dict.fromkeys(_TABLES, render_readme), **dict.fromkeys(_LINES, render_readme_line)}
+    return [render_study(results), *([render[name](results)] if name in render else [])]
 
 
 def _documents(docs: Path, name: str) -> list[tuple[Path, str]]:

@@ -22,8 +22,8 @@ from geo_sokoban_pipeline.reporting.study_rates import (
 from geo_sokoban_pipeline.reporting.study_worlds import Breakdown, StudyWorld, world_of
 
 Results = Mapping[str, Any]
-_CONTROLS = ("control_teacher", "control_optimal")
-_MODES = ("sampled", "greedy")
+CONTROLS = ("control_teacher", "control_optimal")
+MODES = ("sampled", "greedy")
 _CAPTION = (
     "Faint lines are the seeds, full lines their means at equal CPU-seconds, from where the last seed begins a stage "
     "to where the first one ends it; all on validation {units}. Dashed lines are players on the evaluation {units}."
@@ -38,45 +38,18 @@ def render_study(results: Results) -> str:
     picture = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
     parts = [
         describe_played(results["levels"], len(seeds), world),
-        _rates_table(seeds, world),
+        _ratesmarkdown_table(seeds, world),
         _first_attempts(results, world),
         f"{picture}\n\n{_CAPTION.format(units=units)}",
         _bars(results, world),
         *_breakdowns(seeds, world),
         "**What it took.** CPU-seconds are those of training alone: playing, updating and writing, without validations "
         "and evaluation. Minutes are the wall time of the whole command, from data to report.",
-        _time_table(results, world),
+        _timemarkdown_table(results, world),
         describe_machine(results["machine"]),
         *_sets(results["sets"], world),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def render_readme(results: Results) -> str:
-    """The short table of the README: means of the seeds, with the lowest and the highest."""
-    seeds, world = results["seeds"], world_of(results)
-    several = results["levels"].get("turn_limit", 1) > 1
-    lines = []
-    for player in ("final", "warm_start", *_CONTROLS, *world.disguised, *reversed(world.baselines)):
-        sampled, greedy = (_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in _MODES)
-        if sampled != DASH:
-            first = [_spread([find_rate(seed["rows"], player, _MODES[0], "first_attempt") for seed in seeds])]
-            name = policy_label(player, world.world)
-            cells = [sampled, "" if player in world.baselines else greedy, *(first if several else [])]
-            lines.append([f"**{name}**" if player == "final" else name, *cells])
-    where = f"{describe_played(results['levels'], len(seeds), world, short=True)} {_describe_minutes(results)}".strip()
-    head = ["player", "sampled", "greedy", *(["first attempt, sampled"] if several else [])]
-    return "\n\n".join([where, _table(head, lines)])
-
-
-def _describe_minutes(results: Results) -> str:
-    """How long whole runs took, where each of them had the machine for itself; else nothing."""
-    minutes = [seed["minutes"] for seed in results["seeds"]]
-    if results["machine"]["workers"] > 1 or None in minutes:
-        return ""
-    cores = " and ".join(map(str, results["machine"]["cores"]))
-    low, high = number(min(minutes), 1), number(max(minutes), 1)
-    return f"A whole run takes {low if low == high else f'{low} to {high}'} minutes on {cores} cores."
 
 
 def describe_played(levels: Mapping[str, Any], seeds: int, world: StudyWorld, *, short: bool = False) -> str:
@@ -88,8 +61,8 @@ def describe_played(levels: Mapping[str, Any], seeds: int, world: StudyWorld, *,
     return f"Played: {played}; one episode a {words.unit} and mode. Brackets are 95 % Wilson intervals of the episodes."
 
 
-def _rates_table(seeds: Sequence[Mapping[str, Any]], world: StudyWorld, measure: str = "solved") -> str:
-    rows = [(player, mode) for player in world.players for mode in _MODES]
+def _ratesmarkdown_table(seeds: Sequence[Mapping[str, Any]], world: StudyWorld, measure: str = "solved") -> str:
+    rows = [(player, mode) for player in world.players for mode in MODES]
     rows += [(player, "-") for player in world.baselines]
     lines = []
     for player, mode in rows:
@@ -99,7 +72,7 @@ def _rates_table(seeds: Sequence[Mapping[str, Any]], world: StudyWorld, measure:
             mean = [percent(mean_share(rates))] if len(seeds) > 1 else []
             mark = "**" if player == "final" else ""
             lines.append([f"{mark}{row_label(player, mode, world.world)}{mark}", *cells, *mean])
-    return _table(["player", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])], lines)
+    return markdown_table(["player", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])], lines)
 
 
 def _first_attempts(results: Results, world: StudyWorld) -> str:
@@ -107,7 +80,7 @@ def _first_attempts(results: Results, world: StudyWorld) -> str:
     if results["levels"].get("turn_limit", 1) == 1:
         return ""
     head = "**First attempt**: correct before the scoring tool has said anything. The table above counts last answers."
-    return f"{head}\n\n{_rates_table(results['seeds'], world, 'first_attempt')}"
+    return f"{head}\n\n{_ratesmarkdown_table(results['seeds'], world, 'first_attempt')}"
 
 
 def _bars(results: Results, world: StudyWorld) -> str:
@@ -127,14 +100,15 @@ def _bars(results: Results, world: StudyWorld) -> str:
         least = results["least_spent"]
         judged += [
             (f"{policy_label(name, world.world)}: spent at least {least:g} of GRPO's CPU-seconds", verdicts)
-            for name in _CONTROLS
+            for name in CONTROLS
             if any(name in seed["cpu_seconds"] for seed in seeds)
             for verdicts in [[judge_spent(seed, name, least) for seed in seeds]]
         ]
     if not judged:
         return ""
     lines = [[text, *(verdict.write() for verdict in verdicts)] for text, verdicts in judged]
-    return f"{_count_bars([verdicts for _, verdicts in judged])}\n\n{_table(['bar', *_seed_names(seeds)], lines)}"
+    table = markdown_table(["bar", *_seed_names(seeds)], lines)
+    return f"{_count_bars([verdicts for _, verdicts in judged])}\n\n{table}"
 
 
 def _count_bars(judged: Sequence[Sequence[Verdict]]) -> str:
@@ -150,7 +124,7 @@ def _breakdowns(seeds: Sequence[Mapping[str, Any]], world: StudyWorld) -> list[s
     """Tables by the kind of prompt; the first kind for each seed, too."""
     parts = []
     for breakdown in world.breakdowns:
-        parts += [_describe_breakdown(seeds, breakdown, world), _breakdown_table(seeds, breakdown, world)]
+        parts += [_describe_breakdown(seeds, breakdown, world), _breakdownmarkdown_table(seeds, breakdown, world)]
         if breakdown == world.breakdowns[0]:
             parts.append(_by_seed(seeds, breakdown, world))
     return parts
@@ -166,10 +140,10 @@ def _describe_breakdown(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown
     )
 
 
-def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
+def _breakdownmarkdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
     """One seed with its intervals, or several with their spread."""
     rows = [(player, "-") for player in world.baselines]
-    rows += [(player, mode) for player in world.players for mode in _MODES]
+    rows += [(player, mode) for player in world.players for mode in MODES]
     found = [(player, mode, breakdown.rates(seeds, player, mode)) for player, mode in rows]
     labels = sorted({label for _, _, rates in found for label in rates})
     lines = [
@@ -177,13 +151,13 @@ def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, w
         for player, mode, rates in found
         if rates
     ]
-    return _table(["player", *(str(label).replace("_", " ") for label in labels)], lines)
+    return markdown_table(["player", *(str(label).replace("_", " ") for label in labels)], lines)
 
 
 def _by_seed(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
     if len(seeds) < 2:
         return ""
-    parts = [f"Seed {seed['seed']}:\n\n{_breakdown_table([seed], breakdown, world)}" for seed in seeds]
+    parts = [f"Seed {seed['seed']}:\n\n{_breakdownmarkdown_table([seed], breakdown, world)}" for seed in seeds]
     return "\n\n".join(["<details><summary>The same for each seed</summary>", *parts, "</details>"])
 
 
@@ -197,21 +171,21 @@ def _short(rates: Sequence[Rate], seeds: int) -> str:
     return f"{fmean(shares):.0f} ({min(shares):.0f}–{max(shares):.0f})"
 
 
-def _time_table(results: Results, world: StudyWorld) -> str:
+def _timemarkdown_table(results: Results, world: StudyWorld) -> str:
     stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
     lines = []
     for seed in results["seeds"]:
         spent = [_describe_spent(seed, stage) for stage in stages]
         lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1)])
     names = ["GRPO" if stage == "grpo" else policy_label(stage, world.world) for stage in stages]
-    return _table(["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"], lines)
+    return markdown_table(["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"], lines)
 
 
 def _describe_spent(seed: Mapping[str, Any], stage: str) -> str:
     """`200 (140 iterations)`; of a control `201 (2,000 steps, 1.01 of GRPO)`."""
     spent, grpo = seed["cpu_seconds"].get(stage), seed["cpu_seconds"].get("grpo")
     units = "iterations" if stage == "grpo" else "steps"
-    share = f", {number(spent / grpo)} of GRPO" if stage in _CONTROLS and spent is not None and grpo else ""
+    share = f", {number(spent / grpo)} of GRPO" if stage in CONTROLS and spent is not None and grpo else ""
     return f"{count(spent)} ({count(seed['steps'].get(stage))} {units}{share})"
 
 
@@ -238,25 +212,17 @@ def _sets(sets: Sequence[Mapping[str, Any]], world: StudyWorld) -> list[str]:
     for played in sets:
         parts += [
             f"**{played['title']}.** {describe_played(played['levels'], len(played['seeds']), world)}",
-            _rates_table(played["seeds"], world),
-            f"By {first.by}:\n\n{_breakdown_table(played['seeds'], first, world)}",
+            _ratesmarkdown_table(played["seeds"], world),
+            f"By {first.by}:\n\n{_breakdownmarkdown_table(played['seeds'], first, world)}",
         ]
     return parts
-
-
-def _spread(rates: Sequence[Rate | None]) -> str:
-    shares = [rate.share for rate in rates if rate]
-    if not shares or len(shares) < len(rates):
-        return DASH
-    if len(shares) == 1:
-        return rates[0].write() if rates[0] else DASH
-    return f"{percent(mean_share(rates))} ({100 * min(shares):.1f}–{100 * max(shares):.1f})"
 
 
 def _seed_names(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"seed {seed['seed']}" for seed in seeds]
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
