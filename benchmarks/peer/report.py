@@ -66,7 +66,7 @@ def format_table(found: Found) -> str:
 def render_docs(found: Found) -> str:
     """The section of `docs/benchmarks.md`."""
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
-    threads = found["comparisons"][0]["setting"]["threads"]
+    threads, turns = (found["comparisons"][0]["setting"][name] for name in ("threads", "turns"))
     steps = len(found["comparisons"][0]["ours"])
     arguments = ", ".join(f"`{name}={value}`" for name, value in found["trl_arguments"].items())
     return "\n\n".join(
@@ -74,7 +74,7 @@ def render_docs(found: Found) -> str:
             format_table(found),
             f"Medians of {steps} steps on {found['cores']} cores, {threads} thread{'s' * (threads > 1)} each; "
             f"{versions}. Both systems report: {found['running']}.",
-            f"<details><summary>Settings of TRL's `GRPOConfig`</summary>\n\n{arguments}\n\n</details>",
+            f"<details><summary>Settings of TRL's `GRPOConfig` at {turns} turns</summary>\n\n{arguments}\n\n</details>",
         ]
     )
 
