@@ -27,6 +27,7 @@ def study(tmp_path_factory):
     docs = place / "docs"
     docs.mkdir()
     shutil.copyfile(ROOT / "docs" / "learning.md", docs / "learning.md")
+    shutil.copyfile(ROOT / "README.md", place / "README.md")
     words = ("--pipelines=study_sokoban", f"--params=study.name=long,study.docs={docs}")
     kill = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": "update"}
     killed = finish(kedro_command(*words, data_root=root, **kill), expected=1)
@@ -72,6 +73,7 @@ def test_docs_are_written_between_their_markers(study):
     page = (docs / "learning.md").read_text()
     assert "| **after GRPO, sampled** |" in section(page, "long")
     assert section(page, "default") == section((ROOT / "docs" / "learning.md").read_text(), "default")
+    assert "after GRPO; warm start" in (docs.parent / "README.md").read_text().partition("<!-- readme:long:begin -->")[2]
     assert (docs / "results" / "long.json").is_file() and (docs / "img" / "learning_long.svg").is_file()
 
 
