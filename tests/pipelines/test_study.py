@@ -73,7 +73,8 @@ def test_docs_are_written_between_their_markers(study):
     page = (docs / "learning.md").read_text()
     assert "| **after GRPO, sampled** |" in section(page, "long")
     assert section(page, "default") == section((ROOT / "docs" / "learning.md").read_text(), "default")
-    assert "after GRPO; warm start" in (docs.parent / "README.md").read_text().partition("<!-- readme:long:begin -->")[2]
+    line = (docs.parent / "README.md").read_text().partition("<!-- readme:long:begin -->")[2]
+    assert "after GRPO; warm start" in line
     assert (docs / "results" / "long.json").is_file() and (docs / "img" / "learning_long.svg").is_file()
 
 
