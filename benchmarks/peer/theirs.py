@@ -112,12 +112,15 @@ def run_theirs(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Cal
     dataset = Dataset.from_dict(
         {"prompt": [[{"role": "user", "content": ""}]] * len(rows), "sample": [json.dumps(row) for row in samples]}
     )
+    arguments = make_arguments(setting)
+    # One sampled token that stands for a picture, and the library looks for a picture that is not there.
+    arguments["generation_kwargs"]["suppress_tokens"] = policy.banned_ids.tolist()
     clock = Clock(wait, tell)
     with tempfile.TemporaryDirectory() as folder:
         trainer = WatchedTrainer(
             model=policy.model,
             reward_funcs=score,
-            args=GRPOConfig(output_dir=folder, **make_arguments(setting)),
+            args=GRPOConfig(output_dir=folder, **arguments),
             train_dataset=dataset,
             processing_class=build_processor(policy),
             callbacks=[clock],
