@@ -176,7 +176,7 @@ def validate_schema(schema: pa.Schema) -> None:
         raise TrajectoryError("columns", None, schema.names, f"order them as {TRAJECTORY_SCHEMA.names}")
     for expected in TRAJECTORY_SCHEMA:
         found = schema.field(expected.name).type
-        if _plain(found) != _plain(expected.type):
+        if found != expected.type and _plain(found) != _plain(expected.type):
             raise TrajectoryError(expected.name, None, f"type {found}", f"the schema demands {expected.type}")
 
 

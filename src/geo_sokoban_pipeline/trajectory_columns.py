@@ -88,7 +88,9 @@ def _build_turns(values: list[list[Any]], kind: pa.DataType) -> pa.Array:
             flat = np.array(list(chain.from_iterable(cells)), np.int32)
             children.append(_lists(map(len, cells), pa.array(flat), spec.type))
         else:
-            children.append(pa.array(map(_to_json, cells) if spec.name == "info" else cells, spec.type))
+            # Turns of the policy have none, and they are half of all.
+            texts = [_to_json(cell) if cell else "{}" for cell in cells] if spec.name == "info" else cells
+            children.append(pa.array(texts, spec.type))
     return _lists(map(len, values), pa.StructArray.from_arrays(children, fields=fields), kind)
 
 
@@ -112,8 +114,6 @@ _PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PA
 
 
 def _to_json(value: dict[str, Any]) -> str:
-    if not value:
-        return "{}"
     try:
         text = orjson.dumps(value, option=_PLAIN)
     except TypeError:  # NumPy's numbers among them, which orjson would round

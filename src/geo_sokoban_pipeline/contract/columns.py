@@ -42,7 +42,8 @@ class Ragged:
     @classmethod
     def of(cls, column: pa.Array) -> Ragged:
         """From a list array; a null list counts as empty. Numbers become numpy, everything else stays Arrow."""
-        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy(zero_copy_only=False)
+        counts = column.value_lengths()
+        lengths = (pc.fill_null(counts, 0) if counts.null_count else counts).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
         values = column.flatten()
         numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
@@ -143,7 +144,7 @@ def check_nulls(episodes: Episodes, nullable: Set[str]) -> None:
     """Nothing is null but what the contract marks so, at any depth."""
     for name in episodes.table.column_names:
         array = episodes.column(name)
-        if name not in nullable:
+        if array.null_count and name not in nullable:
             episodes.fail_row(nulls(array), name, "never null")
         _check_nested_nulls(episodes, name, array, lambda row: row)
 
@@ -151,8 +152,8 @@ def check_nulls(episodes: Episodes, nullable: Set[str]) -> None:
 def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: Callable[[int], int]) -> None:
     if pa.types.is_list(array.type):
         children = [(path, array.flatten())]
-        outer, ragged = to_row, Ragged.of(array)
-        to_row = lambda position: outer(ragged.row_of(position))  # noqa: E731
+        outer = to_row
+        to_row = lambda position: outer(Ragged.of(array).row_of(position))  # noqa: E731
     elif pa.types.is_struct(array.type):
         flat = array.flatten()
         children = [(f"{path}.{array.type.field(index).name}", child) for index, child in enumerate(flat)]
