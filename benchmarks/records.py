@@ -1,6 +1,6 @@
 """What the benchmarks found: JSON in `docs/results`, and text between markers of the docs that follows from it alone.
 
-Both are written only where `BENCH_DOCS=1` is set, as `make bench` and `make bench-peer` do with it.
+Both are written only where it is asked for: `make bench BENCH_DOCS=1`, `make bench-peer BENCH_DOCS=1`.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
         low, high = scaling["sizes"][0], scaling["sizes"][-1]
         sentences.append(
             f"- An episode costs {growth(scaling):.2f} times as much in iterations of {high:,} episodes as of {low}; "
-            f"writing every episode takes {100 * writing_share(scaling):.1f} % of an iteration."
+            f"writing every episode takes {100 * writing_share(scaling):.1f} % of an iteration on "
+            "one process (two: see the benchmarks)."
         )
     return "\n".join(sentences)
 
