@@ -205,3 +205,11 @@ def test_parts_are_named_and_valid() -> None:
     parts = name_parts(12, make_trajectories(4, iteration=12), CONTEXT)
     assert list(parts) == ["iter=00012/part-000"]
     validate_trajectories(parts["iter=00012/part-000"])
+
+
+def test_statistics_stand_where_a_reader_filters(part: Path) -> None:
+    group = pq.ParquetFile(part).metadata.row_group(0)
+    columns = {group.column(index).path_in_schema: group.column(index) for index in range(group.num_columns)}
+    assert all(columns[name].is_stats_set for name in ("iteration", "group_index", "reward", "status"))
+    assert not columns["token_ids.list.element"].is_stats_set
+    assert columns["images.list.element.bytes"].compression == "ZSTD"

@@ -168,14 +168,14 @@ def validate_schema(schema: pa.Schema) -> None:
     Raises:
         TrajectoryError: naming the first differing column and both types.
     """
-    missing = [name for name in TRAJECTORY_SCHEMA.names if name not in schema.names]
-    extra = [name for name in schema.names if name not in TRAJECTORY_SCHEMA.names]
+    names, wanted = schema.names, TRAJECTORY_SCHEMA.names
+    missing = [name for name in wanted if name not in names]
+    extra = [name for name in names if name not in wanted]
     if missing or extra:
         raise TrajectoryError("columns", None, f"missing {missing}, unknown {extra}", "not a trajectory table")
-    if schema.names != TRAJECTORY_SCHEMA.names:
-        raise TrajectoryError("columns", None, schema.names, f"order them as {TRAJECTORY_SCHEMA.names}")
-    for expected in TRAJECTORY_SCHEMA:
-        found = schema.field(expected.name).type
+    if names != wanted:
+        raise TrajectoryError("columns", None, names, f"order them as {wanted}")
+    for expected, found in zip(TRAJECTORY_SCHEMA, schema.types, strict=True):
         if found != expected.type and _plain(found) != _plain(expected.type):
             raise TrajectoryError(expected.name, None, f"type {found}", f"the schema demands {expected.type}")
 

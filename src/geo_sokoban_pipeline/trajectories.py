@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.contract.columns import one_array
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TableContext, schema_metadata
-from geo_sokoban_pipeline.trajectory_columns import Spans, build_column, read_column
+from geo_sokoban_pipeline.trajectory_columns import Spans, build_column, columns_of, read_column
 
 __all__ = ["TableContext", "Trajectory", "TrajectoryBatch", "Turn", "table_to_trajectories", "trajectories_to_table"]
 
@@ -114,8 +114,9 @@ def trajectories_to_table(trajectories: Sequence[Trajectory], context: TableCont
         ValueError, TypeError: a turn's `info` is not JSON (NaN included) or a value does not fit its column.
     """
     arrays, fields = [], []
-    for spec in TRAJECTORY_SCHEMA:
-        array = build_column(spec.name, [getattr(trajectory, spec.name) for trajectory in trajectories], spec.type)
+    columns = columns_of(trajectories, TRAJECTORY_SCHEMA.names)
+    for spec, values in zip(TRAJECTORY_SCHEMA, columns, strict=True):
+        array = build_column(spec.name, values, spec.type)
         arrays.append(array)
         fields.append(spec.with_type(array.type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema_metadata(context)))

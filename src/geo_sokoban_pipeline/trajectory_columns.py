@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.contract.columns import Ragged
 Spans = list[tuple[int, int, int]]
 
 
-def build_column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+def build_column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Arrow array of one column; its type is `kind`, but dictionary-encoded image bytes."""
     return _BUILDERS.get(name, _build_plain)(values, kind)
 
@@ -31,11 +31,19 @@ def read_column(name: str, array: pa.Array) -> list[Any]:
     return _READERS.get(name, pa.Array.to_pylist)(array)
 
 
-def _build_plain(values: list[Any], kind: pa.DataType) -> pa.Array:
+def columns_of(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Values of each attribute over all items.
+
+    Each item is read in one call: one look-up per name and item would be a fifth of the writing.
+    """
+    return list(zip(*map(attrgetter(*names), items), strict=True)) or [()] * len(names)
+
+
+def _build_plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _build_sampling(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _build_sampling(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array([value if isinstance(value, str) else _to_json(value) for value in values], kind)
 
 
@@ -45,7 +53,7 @@ def _lists(lengths: Iterable[int], values: pa.Array, kind: pa.DataType, missing:
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind, mask=mask)
 
 
-def _build_numbers(values: list[np.ndarray | None], kind: pa.DataType) -> pa.Array:
+def _build_numbers(values: Sequence[np.ndarray | None], kind: pa.DataType) -> pa.Array:
     parts = [np.asarray(value) for value in values if value is not None]
     dtype = kind.value_type.to_pandas_dtype()
     flat = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
@@ -57,44 +65,44 @@ def _build_integers(rows: Sequence[Sequence[Sequence[int]]], width: int) -> np.n
     return np.array(list(chain.from_iterable(rows)), np.int32).reshape(-1, width)
 
 
-def _build_weight_spans(values: list[Spans], kind: pa.DataType) -> pa.Array:
+def _build_weight_spans(values: Sequence[Spans], kind: pa.DataType) -> pa.Array:
     flat = _build_integers(values, 3)
     columns = [pa.array(np.ascontiguousarray(flat[:, index])) for index in range(3)]
     return _lists(map(len, values), pa.StructArray.from_arrays(columns, fields=list(kind.value_type)), kind)
 
 
-def _build_grids(values: list[list[tuple[int, int, int]]], kind: pa.DataType) -> pa.Array:
+def _build_grids(values: Sequence[list[tuple[int, int, int]]], kind: pa.DataType) -> pa.Array:
     flat = _build_integers(values, 3)
     inner = _lists([3] * len(flat), pa.array(flat.reshape(-1)), kind.value_type)
     return _lists(map(len, values), inner, kind)
 
 
-def _build_named(values: list[dict[str, float]], kind: pa.DataType) -> pa.Array:
-    pairs = [pair for value in values for pair in sorted(value.items())]
-    names = pa.array([name for name, _ in pairs], pa.string())
-    numbers = pa.array(np.array([number for _, number in pairs], np.float64))
+def _build_named(values: Sequence[dict[str, float]], kind: pa.DataType) -> pa.Array:
+    # Few sets of names stand in many rows: each is sorted once.
+    orders = {names: sorted(names) for names in set(map(tuple, values))}
+    ordered = [orders[tuple(value)] for value in values]
+    names = pa.array(list(chain.from_iterable(ordered)), pa.string())
+    numbers = np.array(
+        [value[name] for value, order in zip(values, ordered, strict=True) for name in order], np.float64
+    )
     structs = pa.StructArray.from_arrays([names, numbers], fields=list(kind.value_type))
     return _lists(map(len, values), structs, kind)
 
 
-def _build_turns(values: list[list[Any]], kind: pa.DataType) -> pa.Array:
+def _build_turns(values: Sequence[list[Any]], kind: pa.DataType) -> pa.Array:
     fields = list(kind.value_type)
-    # All fields of a turn in one call: one lookup per name and turn would be a fifth of the writing.
-    read = attrgetter(*(spec.name for spec in fields))
-    columns = list(zip(*map(read, chain.from_iterable(values)), strict=True)) or [()] * len(fields)
+    columns = columns_of(chain.from_iterable(values), [spec.name for spec in fields])
     children = []
     for spec, cells in zip(fields, columns, strict=True):
         if spec.name == "image_indices":
             flat = np.array(list(chain.from_iterable(cells)), np.int32)
             children.append(_lists(map(len, cells), pa.array(flat), spec.type))
         else:
-            # Turns of the policy have none, and they are half of all.
-            texts = [_to_json(cell) if cell else "{}" for cell in cells] if spec.name == "info" else cells
-            children.append(pa.array(texts, spec.type))
+            children.append(pa.array(_to_texts(cells) if spec.name == "info" else cells, spec.type))
     return _lists(map(len, values), pa.StructArray.from_arrays(children, fields=fields), kind)
 
 
-def _build_images(values: list[list[bytes]], kind: pa.DataType) -> pa.Array:
+def _build_images(values: Sequence[list[bytes]], kind: pa.DataType) -> pa.Array:
     places: dict[bytes, int] = {}
     indices = [places.setdefault(image, len(places)) for images in values for image in images]
     data = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(places), pa.binary()))
@@ -122,8 +130,15 @@ def _to_json(value: dict[str, Any]) -> str:
     return _encode(value) if b"null" in text else text.decode()
 
 
+def _to_texts(cells: Sequence[dict[str, Any]]) -> list[str]:
+    # Turns whose environment said the same may share one dict, which is then encoded once.
+    keys = list(map(id, cells))
+    texts = {key: _to_json(cell) if cell else "{}" for key, cell in dict(zip(keys, cells, strict=True)).items()}
+    return list(map(texts.__getitem__, keys))
+
+
 _NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs")
-_BUILDERS: dict[str, Callable[[list[Any], pa.DataType], pa.Array]] = {
+_BUILDERS: dict[str, Callable[[Sequence[Any], pa.DataType], pa.Array]] = {
     **dict.fromkeys(_NUMBER_COLUMNS, _build_numbers),
     **dict.fromkeys(("reward_parts", "metrics", "timings"), _build_named),
     "sampling": _build_sampling,

@@ -2,12 +2,14 @@
 
 A file is one row group with the image bytes in one dictionary, so a repeated frame costs its bytes once, on disk and
 in memory. The file stores no Arrow schema of its own: types come from parquet, and a reader that does not ask for a
-dictionary gets plain bytes. Float columns are not dictionary-encoded, which keeps -0.0 and 0.0 apart.
+dictionary gets plain bytes. Float columns are not dictionary-encoded, which keeps -0.0 and 0.0 apart. Lists and texts
+are compressed; what is a number or one of few words per episode is not, and it alone has minimum and maximum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
 IMAGE_BYTES = "images.list.element.bytes"
 DICTIONARY_LIMIT = 1 << 28  # bytes; the default of 1 MiB would store repeated frames again
 PART_LIMIT = 512 << 20  # bytes of decoded images per part
+_TEXTS = frozenset({"trajectory_id", "task_id", "error", "response"})
 
 
 class TornFileError(CorruptFolderError):
@@ -42,10 +45,13 @@ def write_trajectories(path: Path, table: pa.Table) -> None:
 
 def _write_parquet(path: Path, table: pa.Table) -> None:
     leaves = list(_leaves(TRAJECTORY_SCHEMA))
+    # Each compressed page costs the codec's set-up, which is more than a short column has to give.
+    long = {name for name, _ in leaves if "." in name or name in _TEXTS}
     writer = pq.ParquetWriter(
         path,
         table.schema.remove_metadata(),
-        compression="zstd",
+        compression={name: "zstd" if name in long else "none" for name, _ in leaves},
+        write_statistics=[name for name, _ in leaves if name not in long],
         store_schema=False,
         use_dictionary=[name for name, kind in leaves if not pa.types.is_floating(kind)],
         dictionary_pagesize_limit=DICTIONARY_LIMIT,
@@ -109,10 +115,12 @@ def split_parts(trajectories: Sequence[Trajectory], limit: int = PART_LIMIT) -> 
     Returns:
         At least one part unless there are no episodes; none is empty.
     """
+    # An episode may show one picture many times, and a group shows the same ones.
+    sizes = {image: decoded_size(image) for image in set(chain.from_iterable(item.images for item in trajectories))}
     parts: list[list[Trajectory]] = []
     size = 0
     for group in _adjacent_groups(trajectories):
-        added = sum(decoded_size(image) for trajectory in group for image in trajectory.images)
+        added = sum(map(sizes.__getitem__, chain.from_iterable(item.images for item in group)))
         if not parts or size + added > limit:
             parts.append([])
             size = 0

@@ -42,9 +42,12 @@ class Ragged:
     @classmethod
     def of(cls, column: pa.Array) -> Ragged:
         """From a list array; a null list counts as empty. Numbers become numpy, everything else stays Arrow."""
-        counts = column.value_lengths()
-        lengths = (pc.fill_null(counts, 0) if counts.null_count else counts).to_numpy(zero_copy_only=False)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        if column.null_count:
+            lengths = pc.fill_null(column.value_lengths(), 0).to_numpy(zero_copy_only=False)
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        else:
+            stored = column.offsets.to_numpy().astype(np.int64)
+            offsets = stored - stored[0]
         values = column.flatten()
         numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
         return cls(values.to_numpy(zero_copy_only=False) if numeric else values, offsets)
@@ -174,11 +177,14 @@ def one_array(table: pa.Table, name: str) -> pa.Array:
 
 def nulls(array: pa.Array) -> np.ndarray:
     """(N,) bool: where an array is null."""
+    if not array.null_count:
+        return np.zeros(len(array), bool)
     flags: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
     return flags
 
 
 def flags(array: pa.Array) -> np.ndarray:
     """(N,) bool: a boolean array with null as False."""
-    values: np.ndarray = pc.fill_null(array, False).to_numpy(zero_copy_only=False)
+    filled = pc.fill_null(array, False) if array.null_count else array
+    values: np.ndarray = filled.to_numpy(zero_copy_only=False)
     return values

@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, Roll
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.conversation import Conversation, EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
+from geo_sokoban_pipeline.rollout.infos import share_infos
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 ImageFilter = Callable[[Image.Image], Image.Image]
@@ -113,6 +114,7 @@ def play_episodes(
             began = time.perf_counter()
     trajectories = results.take()
     check_failures(trajectories, settings.rollout.max_failed_share)
+    share_infos(turn for trajectory in trajectories for turn in trajectory.turns)
     return trajectories
 
 

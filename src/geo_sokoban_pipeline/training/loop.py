@@ -31,6 +31,7 @@ from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.crew import Crew
 from geo_sokoban_pipeline.training.process import (
     collect_garbage,
+    collector_paused,
     freeze_survivors,
     resident_bytes,
     set_threads,
@@ -176,7 +177,7 @@ class _Loop:
         if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):
             checkpoint = self._checkpoint(iteration)
         self.save_clock = SaveClock()
-        with self.save_clock.making_tables():
+        with self.save_clock.making_tables(), collector_paused():
             parts = name_parts(iteration, trajectories, self.policy.table_context)
         return parts, eval_trajectories, {partition(iteration): row}, checkpoint
 
