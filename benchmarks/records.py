@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer import report as peer
-from benchmarks.tables import draw_scaling, render_engine, render_scaling, render_speed
+from benchmarks.tables import draw_scaling, render_engine, render_scaling, render_speed, render_writing
 
 from geo_sokoban_pipeline.reporting.markers import replace_section
 
@@ -21,6 +21,7 @@ Found = dict[str, Any]
 RENDERERS: dict[str, Callable[[Found], str]] = {
     "peer": peer.render_docs,
     "scaling": render_scaling,
+    "writing": render_writing,
     "engine": render_engine,
 }
 

@@ -53,6 +53,26 @@ def render_scaling(found: Found) -> str:
     )
 
 
+def writing_shares(found: Found) -> tuple[float, float]:
+    """Share of writing in the seconds of an iteration of a whole run, and in its CPU-seconds."""
+    seconds = found["seconds"]
+    wall = seconds["write_time"] / (seconds["step_time"] + seconds["save_time"])
+    return wall, seconds["write_cpu_time"] / (seconds["cpu_time"] + seconds["save_cpu_time"])
+
+
+def render_writing(found: Found) -> str:
+    """What `benchmarks/test_writing.py` found."""
+    wall, cpu = writing_shares(found)
+    seconds = found["seconds"]
+    return (
+        f"In the default run with its {found['processes']} processes, an iteration of {found['episodes']} episodes "
+        f"spends {1000 * seconds['write_time']:.0f} ms on writing: {100 * wall:.1f} % of its "
+        f"{seconds['step_time'] + seconds['save_time']:.2f} s, and {100 * cpu:.1f} % of its CPU-seconds (mean of "
+        f"{found['iterations']} iterations; all of saving, with checkpoint and MLflow, "
+        f"{1000 * seconds['save_time']:.0f} ms)."
+    )
+
+
 def draw_scaling(found: Found) -> str:
     """SVG of the cost per episode by phase."""
     costs = costs_of_phases(found)
@@ -97,9 +117,11 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
     if scaling := stored["scaling"]:
         low, high = scaling["sizes"][0], scaling["sizes"][-1]
         sentences.append(
-            f"- An episode costs {growth(scaling):.2f} times as much in iterations of {high:,} episodes as of {low}; "
-            f"writing every episode takes {100 * writing_share(scaling):.1f} % of an iteration on "
-            "one process (two: see the benchmarks)."
+            f"- An episode costs {growth(scaling):.2f} times as much in iterations of {high:,} episodes as of {low}."
+        )
+    if writing := stored["writing"]:
+        sentences.append(
+            f"- Checking and writing every episode takes {100 * writing_shares(writing)[0]:.1f} % of the default run."
         )
     return "\n".join(sentences)
 

@@ -132,9 +132,9 @@ def _to_json(value: dict[str, Any]) -> str:
 
 def _to_texts(cells: Sequence[dict[str, Any]]) -> list[str]:
     # Turns whose environment said the same may share one dict, which is then encoded once.
-    keys = list(map(id, cells))
-    texts = {key: _to_json(cell) if cell else "{}" for key, cell in dict(zip(keys, cells, strict=True)).items()}
-    return list(map(texts.__getitem__, keys))
+    different = {id(cell): cell for cell in cells if cell}
+    texts = {key: _to_json(cell) for key, cell in different.items()}
+    return [texts[id(cell)] if cell else "{}" for cell in cells]
 
 
 _NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs")
