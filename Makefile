@@ -120,7 +120,7 @@ $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 	$(subst $(BIN),$(PEER_VENV)/bin,$(PIP)) -r requirements/trl.txt -e .
 	touch $@
 
-bench: $(DEV_STAMP) ## Time engine, worlds and growth; best on an idle machine. BENCH_DOCS=1 writes the docs.
+bench: $(DEV_STAMP) ## Time engine, worlds, growth and writing; best on an idle machine. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks -s $(BENCH_ARGS)
 
 bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine. BENCH_DOCS=1 writes the docs.

@@ -22,6 +22,21 @@ SCALING = {
 }
 
 
+WRITING = {
+    "iterations": 40,
+    "episodes": 256,
+    "processes": 2,
+    "seconds": {
+        "step_time": 1.9,
+        "save_time": 0.1,
+        "write_time": 0.05,
+        "cpu_time": 3.5,
+        "save_cpu_time": 0.5,
+        "write_cpu_time": 0.06,
+    },
+}
+
+
 def test_docs_show_what_was_measured() -> None:
     for place, text in shown_texts(ROOT).items():
         assert place.read_text(encoding="utf-8") == text, f"{place}: `make bench BENCH_DOCS=1` writes it"
@@ -52,6 +67,15 @@ def test_results_are_kept_where_docs_are_asked_for(project: Path, monkeypatch: p
     assert "Writing takes 2.5 % of the default recipe's iteration of 256 episodes (50 of 2,000 ms)." in section
     assert "1.06 times as much" in (project / "README.md").read_text(encoding="utf-8")
     assert "<svg" in (project / "docs/img/scaling.svg").read_text(encoding="utf-8")
+
+
+def test_writing_is_told_by_both_clocks(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    keep("writing", WRITING, project)
+    page = project / "docs/benchmarks.md"
+    section = read_section(page.read_text(encoding="utf-8"), "bench:writing", page)
+    assert "50 ms on writing: 2.5 % of its 2.00 s, and 1.5 % of its CPU-seconds" in section
+    assert "writing every episode takes 2.5 % of the default run" in (project / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_renderer_has_its_place() -> None:
