@@ -69,7 +69,8 @@ def test_unequal_work_raises(step):
 
 @pytest.mark.skipif(not (ROOT / ".venv-trl").exists(), reason="`make bench-peer` has not made .venv-trl")
 def test_both_sides_do_a_step(tmp_path):
-    words = ("--turns", "2", "--rounds", "1", "--groups", "1", "--group-size", "2", "--out", str(tmp_path / "all.json"))
+    # So many episodes that a group has unequal rewards: without one no weight would move.
+    words = ("--turns", "3", "--rounds", "1", "--groups", "4", "--group-size", "4", "--out", str(tmp_path / "all.json"))
     command = [str(ROOT / ".venv-trl/bin/python"), "-m", "benchmarks.peer", *words]
     subprocess.run(command, cwd=ROOT, check=True, timeout=600)
     (compared,) = json.loads((tmp_path / "all.json").read_text())["comparisons"]
