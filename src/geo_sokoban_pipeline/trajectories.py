@@ -33,7 +33,7 @@ class Turn:
         action: what the environment understood; None where there was nothing to understand.
         reward: of this turn; None for turns that earn none.
         advantage: None unless credit is given per turn.
-        info: JSON values from the environment.
+        info: JSON values from the environment; turns of which it said the same may share one dict.
     """
 
     role: str
