@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.contract.columns import one_array
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TableContext, schema_metadata
-from geo_sokoban_pipeline.trajectory_columns import Spans, build_column, columns_of, read_column
+from geo_sokoban_pipeline.trajectory_columns import Spans, build_column, gather_columns, read_column
 
 __all__ = ["TableContext", "Trajectory", "TrajectoryBatch", "Turn", "table_to_trajectories", "trajectories_to_table"]
 
@@ -114,7 +114,7 @@ def trajectories_to_table(trajectories: Sequence[Trajectory], context: TableCont
         ValueError, TypeError: a turn's `info` is not JSON (NaN included) or a value does not fit its column.
     """
     arrays, fields = [], []
-    columns = columns_of(trajectories, TRAJECTORY_SCHEMA.names)
+    columns = gather_columns(trajectories, TRAJECTORY_SCHEMA.names)
     for spec, values in zip(TRAJECTORY_SCHEMA, columns, strict=True):
         array = build_column(spec.name, values, spec.type)
         arrays.append(array)

@@ -31,7 +31,7 @@ def read_column(name: str, array: pa.Array) -> list[Any]:
     return _READERS.get(name, pa.Array.to_pylist)(array)
 
 
-def columns_of(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any, ...]]:
+def gather_columns(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any, ...]]:
     """Values of each attribute over all items.
 
     Each item is read in one call: one look-up per name and item would be a fifth of the writing.
@@ -91,7 +91,7 @@ def _build_named(values: Sequence[dict[str, float]], kind: pa.DataType) -> pa.Ar
 
 def _build_turns(values: Sequence[list[Any]], kind: pa.DataType) -> pa.Array:
     fields = list(kind.value_type)
-    columns = columns_of(chain.from_iterable(values), [spec.name for spec in fields])
+    columns = gather_columns(chain.from_iterable(values), [spec.name for spec in fields])
     children = []
     for spec, cells in zip(fields, columns, strict=True):
         if spec.name == "image_indices":
