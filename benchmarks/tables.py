@@ -68,7 +68,7 @@ def render_writing(found: Found) -> str:
         f"In the default run with its {found['processes']} processes, an iteration of {found['episodes']} episodes "
         f"spends {1000 * seconds['write_time']:.0f} ms on writing: {100 * wall:.1f} % of its "
         f"{seconds['step_time'] + seconds['save_time']:.2f} s, and {100 * cpu:.1f} % of its CPU-seconds (mean of "
-        f"{found['iterations']} iterations; all of saving, with checkpoint and MLflow, "
+        f"{found['iterations']} iterations without validation; all of saving, with checkpoint and MLflow, "
         f"{1000 * seconds['save_time']:.0f} ms)."
     )
 
@@ -121,7 +121,8 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
         )
     if writing := stored["writing"]:
         sentences.append(
-            f"- Checking and writing every episode takes {100 * writing_shares(writing)[0]:.1f} % of the default run."
+            f"- Checking and writing every episode takes {100 * writing_shares(writing)[0]:.1f} % of the default run's "
+            "iterations, validations not counted."
         )
     return "\n".join(sentences)
 

@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
 IMAGE_BYTES = "images.list.element.bytes"
 DICTIONARY_LIMIT = 1 << 28  # bytes; the default of 1 MiB would store repeated frames again
 PART_LIMIT = 512 << 20  # bytes of decoded images per part
-_TEXTS = frozenset({"trajectory_id", "task_id", "error", "response"})
+_TEXTS = frozenset({"trajectory_id", "task_id", "error", "response"})  # columns with a text of its own for each episode
 
 
 class TornFileError(CorruptFolderError):
