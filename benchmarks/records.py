@@ -1,6 +1,7 @@
 """What the benchmarks found: JSON in `docs/results`, and text between markers of the docs that follows from it alone.
 
-Both are written only where it is asked for: `make bench BENCH_DOCS=1`, `make bench-peer BENCH_DOCS=1`.
+Both are written only where it is asked for: `make bench BENCH_DOCS=1`, likewise `make bench-memory`
+and `make bench-peer`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer import report as peer
-from benchmarks.tables import draw_scaling, render_engine, render_scaling, render_speed, render_writing
+from benchmarks.tables import (
+    draw_scaling,
+    render_engine,
+    render_memory,
+    render_scaling,
+    render_speed,
+    render_writing,
+)
 
 from geo_sokoban_pipeline.reporting.markers import replace_section
 
@@ -22,6 +30,7 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "peer": peer.render_docs,
     "scaling": render_scaling,
     "writing": render_writing,
+    "memory": render_memory,
     "engine": render_engine,
 }
 

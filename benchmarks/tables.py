@@ -73,6 +73,25 @@ def render_writing(found: Found) -> str:
     )
 
 
+def memory_growth(recipe: Found) -> float:
+    """Share by which the memory of a run grows from the first of its stored iterations to the last."""
+    return float(recipe["memory_gb"][-1][1] / recipe["memory_gb"][0][1] - 1)
+
+
+def render_memory(found: Found) -> str:
+    """What `benchmarks/test_memory.py` found."""
+    recipes = found["recipes"]
+    iterations = [at for at, _ in recipes[0]["memory_gb"]]
+    lines = [
+        f"| resident memory, GB, after iteration | {' | '.join(map(str, iterations))} | growth |",
+        f"|---|{'---:|' * (len(iterations) + 1)}",
+    ]
+    for recipe in recipes:
+        held = " | ".join(f"{size:.2f}" for _, size in recipe["memory_gb"])
+        lines.append(f"| `{recipe['name']}` | {held} | {100 * memory_growth(recipe):+.1f} % |")
+    return "\n".join(lines)
+
+
 def draw_scaling(found: Found) -> str:
     """SVG of the cost per episode by phase."""
     costs = costs_of_phases(found)
@@ -124,6 +143,11 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
             f"- Checking and writing every episode takes {100 * writing_shares(writing)[0]:.1f} % of the default run's "
             "iterations, validations not counted."
         )
+    if memory := stored["memory"]:
+        growths = " and ".join(
+            f"{100 * memory_growth(recipe):+.1f} % (`{recipe['name']}`)" for recipe in memory["recipes"]
+        )
+        sentences.append(f"- Memory after 200 iterations, against that after 20: {growths}.")
     return "\n".join(sentences)
 
 

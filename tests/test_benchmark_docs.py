@@ -78,6 +78,21 @@ def test_writing_is_told_by_both_clocks(project: Path, monkeypatch: pytest.Monke
     assert "writing every episode takes 2.5 % of the default run" in (project / "README.md").read_text(encoding="utf-8")
 
 
+def test_memory_is_told_with_its_growth(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    recipes = [
+        {"name": "default", "memory_gb": [[20, 1.6], [60, 1.62], [200, 1.64]]},
+        {"name": "from_zero", "memory_gb": [[20, 2.0], [60, 1.9], [200, 1.98]]},
+    ]
+    keep("memory", {"recipes": recipes}, project)
+    page = project / "docs/benchmarks.md"
+    section = read_section(page.read_text(encoding="utf-8"), "bench:memory", page)
+    assert "| resident memory, GB, after iteration | 20 | 60 | 200 | growth |" in section
+    assert "| `default` | 1.60 | 1.62 | 1.64 | +2.5 % |" in section
+    assert "| `from_zero` | 2.00 | 1.90 | 1.98 | -1.0 % |" in section
+    assert "+2.5 % (`default`) and -1.0 % (`from_zero`)" in (project / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_renderer_has_its_place() -> None:
     text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert all(f"<!-- bench:{name}:begin -->" in text for name in records.RENDERERS)

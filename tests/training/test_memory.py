@@ -1,9 +1,9 @@
 """A long run takes no more memory than a short one, once the caches of pictures are full.
 
 The sizes are such that a leak shows. All 720 levels have been played once after 30 iterations, and by then the caches
-are full: encoded pictures (64 MiB) after 24, decoded ones and their files sooner, and what is known of a level has been
-worked out. Boards are large and go on changing, so that the caches would grow by a hundred megabytes were they
-unbounded; all trajectories together are twice what is allowed.
+are full: encoded pictures (32 MiB), decoded ones and their files, and what has been worked out of a level. Boards are
+large and go on changing, so that the caches would grow by a hundred megabytes were they unbounded; all trajectories
+together are twice what is allowed.
 """
 
 from __future__ import annotations

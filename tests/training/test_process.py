@@ -1,13 +1,54 @@
-"""The process that trains: what the garbage collector leaves alone, and for how long."""
+"""The process that trains: where large blocks lie, what the garbage collector leaves alone, and for how long."""
 
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
+import sys
 import weakref
 
 import pytest
 
 from geo_sokoban_pipeline.training.process import collector_paused, freeze_survivors
+
+# Freeing a block moves glibc's bound up to its size, so that the next one lies in the heap, unless the bound is set.
+MAPPED_BYTES = """
+import ctypes, sys, torch
+from geo_sokoban_pipeline.training.process import prepare_process
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ord small maps mapped usm fsm used free top".split()]
+
+def mapped():
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = Info
+    return library.mallinfo2().mapped
+
+if sys.argv[1] == "prepared":
+    prepare_process(1)
+freed = torch.empty(24 << 20, dtype=torch.uint8)
+del freed
+before = mapped()
+block = torch.empty(8 << 20, dtype=torch.uint8)
+print(mapped() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's heap is set")
+@pytest.mark.parametrize(
+    ("process", "environment", "apart"),
+    [
+        ("as it is", {}, False),
+        ("prepared", {}, True),
+        ("prepared", {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)}, False),  # what a user sets stands
+    ],
+)
+def test_large_blocks_have_mappings_of_their_own(process: str, environment: dict[str, str], apart: bool) -> None:
+    words = [sys.executable, "-c", MAPPED_BYTES, process]
+    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) >= 8 << 20) is apart
 
 
 class Node:

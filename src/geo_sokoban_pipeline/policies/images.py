@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from geo_sokoban_pipeline.envs.png import encode_png
 
-DEFAULT_CACHE_BYTES = 64 << 20
+DEFAULT_CACHE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class PatchReader:
             self._cache.move_to_end(known.key)
             return known
         png = image.info.get("png") or encode_png(np.asarray(image.convert("RGB")))
-        if len(self._alias) > 4 * len(self._cache) + 1024:
+        if len(self._alias) > 2 * len(self._cache) + 256:
             self._alias.clear()
         key = self._alias[content] = png_key(png)
         return self._cache.get(key) or self._remember(EncodedImage(key, png, *self._cut(image)))

@@ -43,9 +43,9 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
         FileNotFoundError: the weights are not here yet, see `has_weights`.
         Exception: whatever the run would end with: memory, diverged updates, own code.
     """
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
 
-    set_threads(subject.options.threads)
+    prepare_process(subject.options.threads)
     place = nearest_folder(subject.data_root)
     with tempfile.TemporaryDirectory(dir=place, prefix=".preflight-") as folder:
         policy, imitation = _ready_policy(subject, rows, model, Path(folder) / "policy")

@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.process import freeze_survivors
+from geo_sokoban_pipeline.training.process import freeze_survivors, prepare_process
 from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, adopt_tensors
 
 
@@ -117,7 +117,7 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        torch.set_num_threads(threads)
+        prepare_process(threads)
         policy = blueprint.build()
         policy.compute = options.policy.compute
         member = Member(policy, options, gradients)

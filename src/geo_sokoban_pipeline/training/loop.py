@@ -33,8 +33,8 @@ from geo_sokoban_pipeline.training.process import (
     collect_garbage,
     collector_paused,
     freeze_survivors,
+    prepare_process,
     resident_bytes,
-    set_threads,
 )
 from geo_sokoban_pipeline.training.save_clock import SaveClock
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
@@ -125,7 +125,7 @@ class _Loop:
     def __init__(self, inputs: RunInputs, resume: dict[str, Any], fingerprint: Fingerprint) -> None:
         options, manifest = inputs.options, resume["manifest"] or {}
         self.inputs, self.options, self.fingerprint = inputs, options, fingerprint
-        self.workers = {"threads": set_threads(options.threads), "processes": options.processes}
+        self.workers = {"threads": prepare_process(options.threads), "processes": options.processes}
         freeze_survivors()
         compare_workers(manifest, self.workers)
         self.policy = load_as(options.policy, inputs.policy.path)

@@ -232,7 +232,7 @@ def _canonical_hash(board: Board) -> str:
     return content_hash(b"level", *canonical_bytes(board.codes(), board.height, board.width))
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4096)
 def _distance(layout: Layout, boxes: int, targets: int, kind: str) -> int:
     distance = greedy_distance if kind == "greedy" else assignment_distance
     return distance(layout.cells(boxes), layout.cells(targets))

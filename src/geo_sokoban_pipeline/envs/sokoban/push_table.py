@@ -19,10 +19,11 @@ class PushTable:
 
     Attributes:
         pushes: by box index, the pushes to each target in row-major order, `INFINITE` where it cannot get there.
+            Equal rows are one object: a thousand tables are kept, and most rows of a table are equal.
         dead: mask of cells, walls included, from which a box reaches no target.
     """
 
-    pushes: list[list[int]]
+    pushes: tuple[tuple[int, ...], ...]
     dead: int
 
 
@@ -31,7 +32,9 @@ def push_table(layout: Layout, target_mask: int) -> PushTable:
     """The push table of these walls and targets."""
     cells = (layout.height + 2) * layout.stride
     columns = [_pulls_from(layout, target, cells) for target in bits(target_mask)]
-    pushes = [list(row) for row in zip(*columns, strict=True)] or [[] for _ in range(cells)]
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    rows = zip(*columns, strict=True) if columns else [()] * cells
+    pushes = tuple(shared.setdefault(row, row) for row in rows)
     live = sum(1 << index for index, row in enumerate(pushes) if any(count < INFINITE for count in row))
     return PushTable(pushes, (1 << cells) - 1 & ~live)
 

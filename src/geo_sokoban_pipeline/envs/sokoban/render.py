@@ -18,8 +18,8 @@ from geo_sokoban_pipeline.envs.sokoban import text
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 
 MIN_CELL_PX = 8
-# Decoded pictures kept of one size of board, about 900 of 6×6 cells of 16 px.
-_PICTURE_BYTES = 32 << 20
+# Decoded pictures kept of one size of board, about 450 of 6×6 cells of 16 px.
+_PICTURE_BYTES = 16 << 20
 # Files kept for each of them: a file takes about 1/60 of the memory, and saves most of the drawing.
 _FILES_PER_PICTURE = 9
 
@@ -43,7 +43,7 @@ def render(board: Board, cell_px: int = 64) -> Image.Image:
 
 
 def render_png(board: Board, cell_px: int = 64) -> bytes:
-    """PNG file of `render`, kept for the boards used last (8,000 of 6×6 cells of 16 px, at 0.6 kB each)."""
+    """PNG file of `render`, kept for the boards used last (4,000 of 6×6 cells of 16 px, at 0.6 kB each)."""
     return _file_cache(_picture_bytes(board, cell_px))(board, cell_px)
 
 

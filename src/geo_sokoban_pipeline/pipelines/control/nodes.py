@@ -37,7 +37,7 @@ def plan_control(
         plan_budget,
         time_steps,
     )
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
 
     options = read_options(train)
     control = read_control(options.task, parameters)
@@ -58,7 +58,7 @@ def plan_control(
     if stored is not None:
         check_fingerprint("the control", stored["fingerprint"], fingerprint)
         return stored
-    set_threads(options.threads)
+    prepare_process(options.threads)
     own = control_options(options, control)
     cost = time_steps(start, drawn, own, seed)
     budget = plan_budget(start, metrics, own.warm_start.episodes_per_step, control.share, cost)
@@ -80,7 +80,7 @@ def continue_imitation(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
     from geo_sokoban_pipeline.training.control import Budget, continue_warm_start, control_options
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
     if state.manifest is not None:
@@ -89,7 +89,7 @@ def continue_imitation(
     options = read_options(train)
     control = read_control(options.task, parameters)
     options, start = control_options(options, control), _start(runs, control)
-    threads = set_threads(options.threads)
+    threads = prepare_process(options.threads)
     policy = load_as(options.policy, start.path)
     rows = _prompts(runs, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
@@ -111,11 +111,11 @@ def evaluate_control(
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, played as the run's own policies are."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
 
     options = read_options(train)
     control = read_control(options.task, parameters)
-    set_threads(options.threads)
+    prepare_process(options.threads)
     summary, _ = evaluate_policies(
         f"control_{options.task}",
         seed,

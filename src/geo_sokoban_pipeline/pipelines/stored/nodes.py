@@ -40,12 +40,12 @@ def collect_trajectories(
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.crew import open_crew
     from geo_sokoban_pipeline.training.loop import partition
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
     from geo_sokoban_pipeline.trajectory_files import name_parts
 
     settings = read_options(train)
     options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
-    set_threads(settings.threads)
+    prepare_process(settings.threads)
     manifest: dict[str, Any] = {}
     if options.source.checkpoint == "tiny":
         policy = build_tiny_policy(settings.policy.tiny, seed)
@@ -83,14 +83,14 @@ def update_on_stored(
     from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
     from geo_sokoban_pipeline.training.crew import open_crew
     from geo_sokoban_pipeline.training.loop import partition
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
     from geo_sokoban_pipeline.training.updating import update_policy
     from geo_sokoban_pipeline.trajectories import table_to_trajectories
     from geo_sokoban_pipeline.trajectory_files import read_trajectories
 
     settings = read_options(train)
     options = validate_parameters(parameters, UpdatePipelineOptions, prefix=f"update_{settings.task}")
-    threads = set_threads(settings.threads)
+    threads = prepare_process(settings.threads)
     iteration, files = runs.trajectory_files(options.source)
     before: str | int = "start" if iteration == 0 else iteration - 1
     start = runs.policy(options.source.model_copy(update={"checkpoint": before}))
@@ -134,11 +134,11 @@ def evaluate_stored(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
 
     settings = read_options(train)
     options = validate_parameters(parameters, EvaluatePipelineOptions, prefix=f"evaluate_{settings.task}")
-    set_threads(settings.threads)
+    prepare_process(settings.threads)
     source = options.source
     name = f"{source.run_id}@{source.checkpoint}"
     summary, played = evaluate_policies(

@@ -69,10 +69,10 @@ def warm_start(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.fsdp import DivergedError
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
     from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 
-    threads = set_threads(options.threads)
+    threads = prepare_process(options.threads)
     policy = load_as(options.policy, base.path)
     backend = build_imitator(policy, options.warm_start)
     try:
@@ -139,11 +139,11 @@ def evaluate_policies(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Warm-start policy, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
-    from geo_sokoban_pipeline.training.process import set_threads
+    from geo_sokoban_pipeline.training.process import prepare_process
 
     reached("final evaluation")
     options = read_options(parameters)
-    set_threads(options.threads)
+    prepare_process(options.threads)
     policies = {"warm_start": policy, "final": final_policy}
     training = read_rows(prompts)
     return evaluate(f"train_{options.task}", seed, policies, read_rows(eval_prompts), options, training=training)
