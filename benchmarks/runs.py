@@ -9,16 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import ROOT
+from benchmarks.records import ROOT, write_json
 
 from geo_sokoban_pipeline.storage import read_json
 
 
-def play_run(data_root: Path, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Start the command up to its last iteration; returns the rows of metrics, one per iteration."""
-    run_id = data_root.name
-    given = ",".join(f"{name}={value}" for name, value in {"run_id": run_id, **parameters}.items())
-    words = ("--pipeline=train_sokoban", "--to-nodes=train_sokoban.train_grpo", f"--params={given}")
+def play_run(folder: Path, run_id: str, train: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Start the command up to its last iteration, in a data root below a folder.
+
+    Args:
+        train: what differs from the parameters of `train_sokoban`.
+
+    Returns:
+        The rows of metrics, one per iteration.
+    """
+    data_root, config = folder / "data", folder / f"{run_id}.json"
+    write_json(config, {"run": {"params": {"run_id": run_id, "train_sokoban": train}}})
+    words = ("--pipeline=train_sokoban", "--to-nodes=train_sokoban.train_grpo", f"--config={config}")
     environment = {**os.environ, "GEO_SOKOBAN_DATA_ROOT": str(data_root), "KEDRO_DISABLE_TELEMETRY": "1"}
     subprocess.run([sys.executable, "-m", "kedro", "run", *words], cwd=ROOT, env=environment, check=True)
     metrics = sorted((data_root / f"07_model_output/train_sokoban/{run_id}/metrics").glob("iter=*.json"))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from benchmarks.records import keep
 
@@ -32,6 +31,7 @@ from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
 from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.training.process import prepare_process
 from geo_sokoban_pipeline.training.warm_start import imitate_teacher
 from geo_sokoban_pipeline.trajectories import Trajectory
 
@@ -64,7 +64,7 @@ def rows() -> Rows:
 
 @pytest.fixture(scope="module")
 def policy(options: TrainOptions, rows: Rows) -> Policy:
-    torch.set_num_threads(1)
+    prepare_process(1)
     made = build_tiny_policy(TinyPolicyOptions(), seed=0)
     imitate_teacher(made, rows, rows[:8], options, seed=0)
     return made

@@ -7,7 +7,7 @@ end of an iteration, each the mean of five. Bar: after 200 iterations at most 5 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,9 @@ from benchmarks.records import ROOT, keep
 from benchmarks.runs import play_run
 from benchmarks.tables import memory_growth, render_memory
 
+from geo_sokoban_pipeline.studies.planning import merge
+
+RECIPES = ("default", "from_zero")
 ITERATIONS, AT = 205, (20, 60, 100, 150, 200)
 BAR = 0.05
 
@@ -26,23 +29,17 @@ BAR = 0.05
 def recipes() -> Iterator[list[dict[str, Any]]]:
     found: list[dict[str, Any]] = []
     yield found
-    if len(found) == 2:
+    if len(found) == len(RECIPES):
         keep("memory", {"recipes": found})
 
 
-@pytest.mark.parametrize("recipe", ["default", "from_zero"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_memory_of_a_long_run(recipe: str, recipes: list[dict[str, Any]], tmp_path: Path) -> None:
     study = yaml.safe_load((ROOT / f"conf/base/parameters/studies/{recipe}.yml").read_text(encoding="utf-8"))
-    settings = dict(flatten("train_sokoban", study[f"study_{recipe}"].get("train", {})))
-    rows = play_run(tmp_path / recipe, {**settings, "train_sokoban.loop.iterations": ITERATIONS})
+    own = study[f"study_{recipe}"].get("train", {})
+    rows = play_run(tmp_path, recipe, merge(own, {"loop": {"iterations": ITERATIONS}}))
     memory = [row["perf/memory_gb"] for row in rows]
     found = {"name": recipe, "memory_gb": [[at, round(fmean(memory[at - 2 : at + 3]), 3)] for at in AT]}
     recipes.append(found)
     print(f"\n{render_memory({'recipes': recipes})}\nBar: {100 * BAR:.0f} %")
-    assert memory_growth(found) < BAR
-
-
-def flatten(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted names of nested parameters, as `--params` takes them."""
-    for name, value in values.items():
-        yield from flatten(f"{prefix}.{name}", value) if isinstance(value, Mapping) else [(f"{prefix}.{name}", value)]
+    assert memory_growth(found) <= BAR

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from benchmarks.records import keep
 from benchmarks.tables import PHASES, growth, render_scaling, writing_share
@@ -32,6 +31,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import TrajectoryContract
 from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.process import prepare_process
 from geo_sokoban_pipeline.training.scoring import score_trajectories
 from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.training.warm_start import imitate_teacher
@@ -66,7 +66,7 @@ def rows() -> Rows:
 
 @pytest.fixture(scope="module")
 def policy(options: TrainOptions, rows: Rows) -> Policy:
-    torch.set_num_threads(1)
+    prepare_process(1)
     made = build_tiny_policy(TinyPolicyOptions(), seed=0)
     imitate_teacher(made, rows, rows[:8], options, seed=0)
     return made

@@ -18,12 +18,11 @@ from benchmarks.tables import render_writing, writing_shares
 
 ITERATIONS, FIRST = 48, 8  # the first ones fill the caches of boards and pictures
 BAR = 0.03
-PARAMETERS = {"train_sokoban.loop.iterations": ITERATIONS, "train_sokoban.loop.eval_interval": 0}
 PARTS = ("step_time", "save_time", "write_time", "cpu_time", "save_cpu_time", "write_cpu_time")
 
 
 def test_writing_of_the_default_run(tmp_path: Path) -> None:
-    rows = play_run(tmp_path / "writing", PARAMETERS)[FIRST:]
+    rows = play_run(tmp_path, "writing", {"loop": {"iterations": ITERATIONS, "eval_interval": 0}})[FIRST:]
     defaults = yaml.safe_load((ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8"))
     found = {
         "iterations": len(rows),

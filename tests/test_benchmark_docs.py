@@ -39,7 +39,7 @@ WRITING = {
 
 def test_docs_show_what_was_measured() -> None:
     for place, text in shown_texts(ROOT).items():
-        assert place.read_text(encoding="utf-8") == text, f"{place}: `make bench BENCH_DOCS=1` writes it"
+        assert place.read_text(encoding="utf-8") == text, f"{place}: `make bench BENCH_DOCS=1` or its kin write it"
 
 
 @pytest.fixture

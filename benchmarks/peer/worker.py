@@ -65,6 +65,10 @@ def _serve(system: System, setting: Setting, rows: Rows, connection: Connection)
 
     if system == "ours":
         from benchmarks.peer.ours import run_ours as run
+
+        from geo_sokoban_pipeline.training.process import limit_heap
+
+        limit_heap()  # as every run of ours does
     else:
         from benchmarks.peer.theirs import run_theirs as run
     run(setting, rows, wait, connection.send)

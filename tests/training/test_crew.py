@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import heap
 from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
@@ -173,6 +174,17 @@ def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, optio
     assert len(one) == 3
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.skipif(not heap.GLIBC, reason="only glibc's heap is set, and old ones do not count what they map")
+def test_a_child_is_prepared_as_its_parent_is(shared_policy: Policy, options: TrainOptions) -> None:
+    crew = Crew(copy.deepcopy(shared_policy), options)
+    try:
+        mapped, threads = (crew.work(lambda: None, [job])[1] for job in (heap.map_large_block, heap.count_threads))
+    finally:
+        crew.close()
+    assert mapped >= heap.BLOCK
+    assert threads == torch.get_num_threads()
 
 
 def test_an_exception_of_a_child_is_raised_here_with_its_traceback(

@@ -4,51 +4,41 @@ from __future__ import annotations
 
 import gc
 import os
-import platform
 import subprocess
 import sys
 import weakref
 
 import pytest
 
+import heap
 from geo_sokoban_pipeline.training.process import collector_paused, freeze_survivors
 
-# Freeing a block moves glibc's bound up to its size, so that the next one lies in the heap, unless the bound is set.
-MAPPED_BYTES = """
-import ctypes, sys, torch
-from geo_sokoban_pipeline.training.process import prepare_process
-
-class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ord small maps mapped usm fsm used free top".split()]
-
-def mapped():
-    library = ctypes.CDLL(None)
-    library.mallinfo2.restype = Info
-    return library.mallinfo2().mapped
-
-if sys.argv[1] == "prepared":
-    prepare_process(1)
-freed = torch.empty(24 << 20, dtype=torch.uint8)
-del freed
-before = mapped()
-block = torch.empty(8 << 20, dtype=torch.uint8)
-print(mapped() - before)
-"""
+MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's heap is set")
+@pytest.mark.slow
+@pytest.mark.skipif(not heap.GLIBC, reason="only glibc's heap is set, and old ones do not count what they map")
 @pytest.mark.parametrize(
-    ("process", "environment", "apart"),
+    ("prepared", "environment", "mapped"),
     [
-        ("as it is", {}, False),
-        ("prepared", {}, True),
-        ("prepared", {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)}, False),  # what a user sets stands
+        (False, {}, False),
+        (True, {}, True),
+        (True, {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, True),
+        # What a user sets stands: both move the block into the heap.
+        (True, {"MALLOC_MMAP_THRESHOLD_": str(32 << 20)}, False),
+        (True, {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={32 << 20}"}, False),
     ],
 )
-def test_large_blocks_have_mappings_of_their_own(process: str, environment: dict[str, str], apart: bool) -> None:
-    words = [sys.executable, "-c", MAPPED_BYTES, process]
-    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
-    assert (int(done.stdout) >= 8 << 20) is apart
+def test_the_heap_does_not_grow_for_large_blocks(prepared: bool, environment: dict[str, str], mapped: bool) -> None:
+    inherited = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import heap; heap.main({prepared})"],
+        env={**inherited, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) >= heap.BLOCK if mapped else int(done.stdout) == 0
 
 
 class Node:

@@ -21,6 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from geo_sokoban_pipeline.envs.png import encode_png
 
+# About 1,190 pictures of 96 × 96 pixels; an iteration of the default run shows 130 to each of its processes.
 DEFAULT_CACHE_BYTES = 32 << 20
 
 
@@ -67,6 +68,7 @@ class PatchReader:
             self._cache.move_to_end(known.key)
             return known
         png = image.info.get("png") or encode_png(np.asarray(image.convert("RGB")))
+        # An alias outlives its picture; those of pictures still held come back one by one.
         if len(self._alias) > 2 * len(self._cache) + 256:
             self._alias.clear()
         key = self._alias[content] = png_key(png)

@@ -16,35 +16,37 @@ import psutil
 import torch
 
 _COLLECT_EVERY = 10
-# Parameters of glibc's mallopt (malloc.h), and where its users set them.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-# Bytes. A lower bound costs time (a fresh mapping is filled with zeros), a higher one lets the heap grow.
-_APART_FROM, _KEPT_FREE = 4 << 20, 64 << 20
+# Parameters of glibc's mallopt (malloc.h).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# Bytes. The system fills a fresh mapping with zeros: a bound of 2 MiB already costs a wider policy time.
+_MMAP_THRESHOLD = 4 << 20
+# Bytes. What glibc itself comes to at most, twice its largest bound.
+_TRIM_THRESHOLD = 64 << 20
+_USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_USER_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
 
 def prepare_process(threads: int | None) -> int:
     """Set torch's threads where a number is given, and the heap; returns the number of threads in force."""
     if threads is not None:
         torch.set_num_threads(threads)
-    keep_large_blocks_apart()
+    limit_heap()
     return torch.get_num_threads()
 
 
-def keep_large_blocks_apart() -> bool:
-    """Give every block of 4 MiB and more a mapping of its own, which the system takes back when it is freed.
+def limit_heap() -> None:
+    """Keep the heap from growing for blocks of 4 MiB and more: where it has no place, they get mappings of their own.
 
-    glibc begins so, and then raises the bound up to 32 MiB, to the largest block freed so far. From there on a step's
-    tensors, whose sizes are new each time, lie in the heap between objects that stay, and it grows for hundreds of
-    iterations.
-
-    Returns:
-        False where nothing was set: without glibc, or where one of its environment variables is set.
+    glibc begins with a bound of 128 KiB and moves it up to 32 MiB, to the largest mapped block freed so far. From there
+    on a step's tensors, whose sizes are new each time, lie in the heap between objects that stay, and it grows for
+    hundreds of iterations. Nothing is set without glibc, or where the environment sets one of the two thresholds.
     """
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _USER_SETTINGS):
-        return False
-    library = ctypes.CDLL(None)
-    return bool(library.mallopt(_MMAP_THRESHOLD, _APART_FROM) and library.mallopt(_TRIM_THRESHOLD, _KEPT_FREE))
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    is_set = any(name in os.environ for name in _USER_SETTINGS) or any(name in tunables for name in _USER_TUNABLES)
+    if platform.libc_ver()[0] == "glibc" and not is_set:
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
+        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
 
 
 def freeze_survivors() -> None:

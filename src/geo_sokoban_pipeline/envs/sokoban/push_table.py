@@ -19,7 +19,7 @@ class PushTable:
 
     Attributes:
         pushes: by box index, the pushes to each target in row-major order, `INFINITE` where it cannot get there.
-            Equal rows are one object: a thousand tables are kept, and most rows of a table are equal.
+            Equal rows are one object: thousands of tables may be kept, and most rows of a table are equal.
         dead: mask of cells, walls included, from which a box reaches no target.
     """
 
