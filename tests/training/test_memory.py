@@ -17,7 +17,7 @@ from runs import finish, kedro_command
 pytestmark = pytest.mark.slow
 
 ITERATIONS, EARLY, LATE, ALLOWED = 120, range(30, 60), range(90, 120), 10_000_000
-# Ten megabytes in sixty iterations are thirty in 180: 4 % of what a run takes at its twentieth.
+# Ten megabytes in sixty iterations are thirty in 180: under 5 % of what a run takes at its twentieth.
 # Every part of an iteration takes part, validation and saving too.
 PARAMETERS = {
     # One process: a second one meets half the levels only, and its caches are full much later.
