@@ -123,7 +123,7 @@ $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 bench: $(DEV_STAMP) ## Time engine, worlds, growth and writing; best on an idle machine. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks -s --ignore=benchmarks/test_memory.py $(BENCH_ARGS)
 
-bench-memory: $(DEV_STAMP) ## Memory of the recipes over 200 iterations, 20 minutes. BENCH_DOCS=1 writes the docs.
+bench-memory: $(DEV_STAMP) ## Memory of the recipes over 200 iterations, 16 minutes. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks/test_memory.py -s $(BENCH_ARGS)
 
 bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine. BENCH_DOCS=1 writes the docs.

@@ -1,8 +1,8 @@
 """What a run of each recipe holds in memory after 20 iterations and after 200.
 
-Run with `make bench-memory`, ten minutes a recipe; it starts `kedro run --pipeline=train_sokoban` with the recipe's own
-settings, but 205 iterations, and reads `perf/memory_gb`: the resident memory of the run and its second process at the
-end of an iteration, each the mean of five. Bar: after 200 iterations at most 5 % above that after 20.
+Run with `make bench-memory`, eight minutes a recipe; it starts `kedro run --pipeline=train_sokoban` with the recipe's
+own settings, but 205 iterations, and reads `perf/memory_gb`: the resident memory of the run and its second process at
+the end of an iteration, each the mean of five. Bar: after 200 iterations at most 5 % above that after 20.
 """
 
 from __future__ import annotations
