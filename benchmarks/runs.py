@@ -25,7 +25,7 @@ def play_run(folder: Path, run_id: str, train: Mapping[str, Any]) -> list[dict[s
     """
     data_root, config = folder / "data", folder / f"{run_id}.json"
     write_json(config, {"run": {"params": {"run_id": run_id, "train_sokoban": train}}})
-    words = ("--pipeline=train_sokoban", "--to-nodes=train_sokoban.train_grpo", f"--config={config}")
+    words = ("--pipelines=train_sokoban", "--to-nodes=train_sokoban.train_grpo", f"--config={config}")
     environment = {**os.environ, "GEO_SOKOBAN_DATA_ROOT": str(data_root), "KEDRO_DISABLE_TELEMETRY": "1"}
     subprocess.run([sys.executable, "-m", "kedro", "run", *words], cwd=ROOT, env=environment, check=True)
     metrics = sorted((data_root / f"07_model_output/train_sokoban/{run_id}/metrics").glob("iter=*.json"))

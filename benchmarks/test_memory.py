@@ -1,6 +1,6 @@
 """What a run of each recipe holds in memory after 20 iterations and after 200.
 
-Run with `make bench-memory`, eight minutes a recipe; it starts `kedro run --pipeline=train_sokoban` with the recipe's
+Run with `make bench-memory`, eight minutes a recipe; it starts `kedro run --pipelines=train_sokoban` with the recipe's
 own settings, but 205 iterations, and reads `perf/memory_gb`: the resident memory of the run and its second process at
 the end of an iteration, each the mean of five. Bar: after 200 iterations at most 5 % above that after 20.
 """

@@ -1,6 +1,6 @@
 """What writing episodes takes of the default run, by the clock and in CPU-seconds.
 
-Run with `pytest benchmarks/test_writing.py -s`; it starts `kedro run --pipeline=train_sokoban` with its defaults, but
+Run with `pytest benchmarks/test_writing.py -s`; it starts `kedro run --pipelines=train_sokoban` with its defaults, but
 fewer iterations and no validation, in a data root of its own, and reads the stored metrics. Writing is what
 `perf/write_time` counts: tables of the episodes, the contract's check, the files. One process writes while the others
 wait, so its share of the wall clock is larger than that of the CPU-seconds. Bar: under 3 % of the wall clock.

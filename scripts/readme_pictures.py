@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
         played = catalog[f"train_{task}.held_out_trajectories"]
         pairs = choose_gallery(played.load(), 2, SHOWN[task][1]) if played.exists() else []
         if not pairs:
-            way_out = f"train one: kedro run --pipeline=train_{task}"
+            way_out = f"train one: kedro run --pipelines=train_{task}"
             print(f"{task}: no evaluated run {options.run_id}; {way_out}", file=sys.stderr)  # noqa: T201
             return 1
         path = options.output / SHOWN[task][0]

@@ -81,11 +81,11 @@ def test_the_environment_of_servers_is_pinned_wholly():
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("run", ["kedro run --pipeline=train_sokoban", "08_reporting/train_sokoban/seed2/report.html"]),
-        ("run-geo3k", ["kedro run --pipeline=train_geo3k '", "08_reporting/train_geo3k/seed2/report.html"]),
+        ("run", ["kedro run --pipelines=train_sokoban", "08_reporting/train_sokoban/seed2/report.html"]),
+        ("run-geo3k", ["kedro run --pipelines=train_geo3k '", "08_reporting/train_geo3k/seed2/report.html"]),
         (
             "run-geo3k-multi-turn",
-            ["kedro run --pipeline=train_geo3k_multi_turn '", "08_reporting/train_geo3k_multi_turn/seed2/report.html"],
+            ["kedro run --pipelines=train_geo3k_multi_turn '", "08_reporting/train_geo3k_multi_turn/seed2/report.html"],
         ),
         ("test", ["ruff format --check", "ruff check", "mypy", "lint-imports", "-m pytest"]),
         ("test-fast", ['-m pytest -m "not slow"']),

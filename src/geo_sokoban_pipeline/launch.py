@@ -49,7 +49,7 @@ VARIABLES = (
     Variable("SLIME_SCRIPT_SOKOBAN_IMAGES_DIR", (), "pictures lie in the rows, no folder is written"),
     Variable("SLIME_SCRIPT_SOKOBAN_DOWNLOAD_WORKERS", (), "huggingface_hub fetches side by side by itself"),
     Variable("SLIME_SCRIPT_EXTERNAL_RAY", (), "no Ray is started or stopped"),
-    Variable(RAY_SUBMIT, (), "0 refuses to train; to prepare only, run --pipeline=data_<task> or check_<task>"),
+    Variable(RAY_SUBMIT, (), "0 refuses to train; to prepare only, run --pipelines=data_<task> or check_<task>"),
 )
 
 
@@ -87,8 +87,8 @@ def check_submit(environment: Mapping[str, str]) -> None:
     """
     if environment.get(RAY_SUBMIT, "1").strip().lower() in ("0", "false", "no", "off"):
         raise ValueError(
-            f"{RAY_SUBMIT}={environment[RAY_SUBMIT]} asks to prepare only: run --pipeline=data_<task> or check_<task>, "
-            "or unset it."
+            f"{RAY_SUBMIT}={environment[RAY_SUBMIT]} asks to prepare only: run --pipelines=data_<task> or "
+            "check_<task>, or unset it."
         )
 
 

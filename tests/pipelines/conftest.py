@@ -86,9 +86,9 @@ class FinishedRun(Project):
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """`kedro run --pipeline=train_sokoban --env=test` with tracking, all checkpoints kept, in a process of its own."""
+    """`kedro run --pipelines=train_sokoban --env=test` with tracking, all checkpoints kept, in a process of its own."""
     root = tmp_path_factory.mktemp("finished")
-    words = ("--pipeline=train_sokoban", "--params=tracking.enabled=true")
+    words = ("--pipelines=train_sokoban", "--params=tracking.enabled=true")
     return FinishedRun(root, finish(kedro_command(*words, data_root=root, PYTHONHASHSEED="1")))
 
 

@@ -27,4 +27,4 @@ def test_pictures_of_a_run(finished_run, tmp_path):
         assert film.n_frames > 1
     process = draw(finished_run.root, tmp_path, "geo3k")
     assert process.returncode == 1
-    assert "geo3k: no evaluated run default; train one: kedro run --pipeline=train_geo3k" in process.stderr
+    assert "geo3k: no evaluated run default; train one: kedro run --pipelines=train_geo3k" in process.stderr

@@ -69,8 +69,7 @@ def test_start_is_quiet(finished_run):
     assert "Report: " in finished_run.output
     assert "preview_fn" not in finished_run.output
     assert "contain '.'" not in finished_run.output
-    warnings = [line for line in finished_run.output.splitlines() if "Warning:" in line]
-    assert len(warnings) == 1 and "KedroDeprecationWarning: Option '--pipeline'" in warnings[0]
+    assert not [line for line in finished_run.output.splitlines() if "Warning:" in line]
 
 
 # The same command again

@@ -255,7 +255,7 @@ def test_processes_need_a_number_of_threads() -> None:
 @pytest.mark.slow
 def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path) -> None:
     command = (
-        "--pipeline=train_sokoban",
+        "--pipelines=train_sokoban",
         "--params=train_sokoban.processes=2,train_sokoban.loop.iterations=2,train_sokoban.grpo.kl_coefficient=0.01,"
         "train_sokoban.grpo.old_log_probs=recompute,train_sokoban.warm_start.steps=6",
     )
@@ -268,7 +268,7 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
     assert_same_run(read_run(tmp_path / "one"), read_run(tmp_path / "two"))
     manifests = list((tmp_path / "one" / "06_models").rglob("checkpoints/iter=*/manifest.json"))
     assert [read_json(path)["processes"] for path in manifests] == [2, 2]
-    finish(kedro_command("--pipeline=update_sokoban", command[1], data_root=tmp_path / "one"))
+    finish(kedro_command("--pipelines=update_sokoban", command[1], data_root=tmp_path / "one"))
     live, replayed = (read_run(tmp_path / "one", run)["weights"] for run in ("train_sokoban", "update_sokoban"))
     assert set(replayed) < set(live)
     assert {name: live[name] for name in replayed} == replayed

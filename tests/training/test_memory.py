@@ -43,7 +43,7 @@ PARAMETERS = {
 def test_memory_stays_flat(tmp_path: Path) -> None:
     file = tmp_path / "memory.txt"
     parameters = ",".join(f"{name}={value}" for name, value in PARAMETERS.items())
-    words = ("--pipeline=train_sokoban", "--to-nodes=train_sokoban.train_grpo", f"--params={parameters}")
+    words = ("--pipelines=train_sokoban", "--to-nodes=train_sokoban.train_grpo", f"--params={parameters}")
     hook = {"GEO_SOKOBAN_EXTRA_HOOKS": "memory_hook:MemoryHook", "GEO_SOKOBAN_MEMORY_FILE": str(file)}
     finish(kedro_command(*words, data_root=tmp_path / "data", **hook), timeout=600)
     resident = {int(k): int(size) for k, size in (line.split() for line in file.read_text().splitlines())}

@@ -16,7 +16,7 @@ LEVEL_FILES = ("01_raw/sokoban/raw_levels.parquet", "05_model_input/sokoban/prom
 
 def test_two_processes_with_other_hash_seeds(tmp_path: Path) -> None:
     roots = [tmp_path / name for name in ("one", "two")]
-    words = ("--pipeline=train_sokoban", "--params=train_sokoban.loop.iterations=1")
+    words = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.iterations=1")
     for salt, root in enumerate(roots, start=1):
         finish(kedro_command(*words, data_root=root, PYTHONHASHSEED=str(salt)))
     for name in LEVEL_FILES:

@@ -14,7 +14,7 @@ from runs import assert_same_run, finish, kedro_command, read_run
 pytestmark = pytest.mark.slow
 
 # Fewer checkpoints are kept than there are iterations, so what is deleted must not depend on interruptions either.
-COMMAND = ("--pipeline=train_sokoban", "--params=train_sokoban.loop.iterations=4,train_sokoban.loop.keep_last=2")
+COMMAND = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.iterations=4,train_sokoban.loop.keep_last=2")
 # One run is killed at all of these, one after the other: (point, arrival in that process).
 POINTS = (
     ("after_save:sokoban.prompts", 1),

@@ -27,7 +27,7 @@ SLIME_EXACT = (
 @pytest.fixture(scope="module", params=["default", "slime_exact"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     root = tmp_path_factory.mktemp(request.param)
-    words = ["--pipeline=train_sokoban"]
+    words = ["--pipelines=train_sokoban"]
     if request.param == "slime_exact":
         words.append(f"--params={SLIME_EXACT}")
     finish(kedro_command(*words, data_root=root))
