@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf.resolvers import oc
 
 from geo_sokoban_pipeline.console import enrich_logging
-from geo_sokoban_pipeline.hooks import CommandHooks, ParameterHooks, RunHooks, TrackingHooks
+from geo_sokoban_pipeline.hooks import CommandHooks, HistoryHooks, ParameterHooks, RunHooks, TrackingHooks
 from geo_sokoban_pipeline.launch import launch_value
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
@@ -61,6 +61,7 @@ enrich_logging()
 HOOKS = (
     ParameterHooks(),
     RunHooks(),
+    HistoryHooks(),
     TrackingHooks(),
     CommandHooks(),
     *load_extra_hooks(os.environ.get(EXTRA_HOOKS, "")),

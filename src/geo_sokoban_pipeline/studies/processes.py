@@ -22,12 +22,12 @@ from types import FrameType
 from typing import IO, Any
 
 from geo_sokoban_pipeline.progress import Progress, track
+from geo_sokoban_pipeline.provenance import describe_maker
 from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, find_holder
 from geo_sokoban_pipeline.storage import write_json
 from geo_sokoban_pipeline.studies import tether
 from geo_sokoban_pipeline.studies.command import Command
 from geo_sokoban_pipeline.studies.planning import Member
-from geo_sokoban_pipeline.studies.provenance import describe_maker
 from geo_sokoban_pipeline.studies.records import StudyFolder
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,111 @@
+"""What a record says of program and machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+
+from geo_sokoban_pipeline.provenance import (
+    COMMANDS_FILE,
+    CommandRecord,
+    describe_maker,
+    find_commit,
+    find_processor,
+    read_commands,
+    summarise_commands,
+    typed_command,
+)
+from geo_sokoban_pipeline.storage import write_json
+
+
+def git(folder, *words):
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ["git", "-C", str(folder), *author, *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_changed_program_is_not_its_commit(tmp_path):
+    assert find_commit(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert find_commit(tmp_path) is None
+    source = tmp_path / "src" / "a.py"
+    source.parent.mkdir()
+    source.write_text("a = 1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "a")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    assert commit.startswith(str(find_commit(tmp_path))) and len(str(find_commit(tmp_path))) == 12
+    (tmp_path / "README.md").write_text("no program")
+    assert find_commit(tmp_path) == commit[:12]
+    source.write_text("a = 2")
+    assert find_commit(tmp_path) == f"{commit[:12]}+"
+    # A folder within somebody else's checkout is not that checkout.
+    assert find_commit(source.parent) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Some  CPU @ 2 GHz\nmodel name\t: other\n", "Some CPU @ 2 GHz"),
+        ("processor\t: 0\nBogoMIPS\t: 50\n", None),
+        ("model name\t:\n", None),
+        (None, None),
+    ],
+)
+def test_name_of_the_processor(tmp_path, text, name):
+    table = tmp_path / "cpuinfo"
+    if text is not None:
+        table.write_text(text)
+    assert find_processor(table) == name
+
+
+def test_maker(tmp_path):
+    maker = describe_maker(tmp_path)
+    assert maker["commit"] is None
+    assert {"version", "python", "torch", "transformers", "processor", "machine", "cores"} < set(maker)
+
+
+def test_a_run_knows_its_commands_and_its_whole_time(tmp_path):
+    assert summarise_commands(read_commands(tmp_path)) is None
+    killed = CommandRecord(tmp_path, {"command": "kedro run", "cores": 2})
+    stored = read_commands(tmp_path)
+    assert [(entry["command"], entry["outcome"]) for entry in stored] == [("kedro run", "running")]
+    killed.renew()
+    assert read_commands(tmp_path) == stored  # too early for another writing
+
+    # The first command was killed after 100 noted seconds, an hour ago; the second one works for 20 seconds by now.
+    now = datetime.now().astimezone()
+    stored[0] |= {"started": (now - timedelta(hours=1)).isoformat(), "seconds": 100.0}
+    write_json(tmp_path / COMMANDS_FILE, stored)
+    last = CommandRecord(tmp_path, {"command": "kedro run --env=test", "cores": 4})
+    stored = read_commands(tmp_path)
+    stored[1]["started"] = (now - timedelta(seconds=20)).isoformat()
+    time = summarise_commands(stored)
+    assert time.commands == 2 and time.last["command"] == "kedro run --env=test"
+    assert 120 <= time.seconds < 130 and 3590 < (time.ended - time.started).total_seconds() < 3620
+
+    last.close("finished")
+    time = summarise_commands(read_commands(tmp_path))
+    assert 100 <= time.seconds < 110 and time.last["outcome"] == "finished"
+
+
+def test_a_damaged_history_counts_as_none(tmp_path):
+    (tmp_path / COMMANDS_FILE).write_text('[{"seconds"')
+    assert read_commands(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (["/a b/.venv/bin/kedro", "run", "--params=run_id=x y"], "kedro run '--params=run_id=x y'"),
+        (["/a/site-packages/kedro/__main__.py", "run"], "kedro run"),
+        ([], "''"),
+    ],
+)
+def test_command_as_typed(monkeypatch, words, typed):
+    monkeypatch.setattr(sys, "argv", words)
+    assert typed_command() == typed
