@@ -65,11 +65,62 @@ def test_every_requirement_is_pinned_within_its_range():
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pins = {re.sub(r"[._]", "-", name.lower()): version for name, version in (line.split("==") for line in lines)}
     extras = project["optional-dependencies"]
-    words = project["dependencies"] + extras["dev"] + extras["notebooks"] + extras["viz"]
+    words = project["dependencies"] + [line for lines in extras.values() for line in lines]
     for requirement in map(Requirement, words):
         if requirement.name != project["name"]:
             assert requirement.specifier.contains(pins[requirement.name]), requirement
     assert "+" not in pins["torch"]  # a local suffix would tie the project to one index
+
+
+# Import names that differ from those of the packages.
+MODULES = {"huggingface-hub": "huggingface_hub", "pillow": "PIL", "pyyaml": "yaml", "pytest-xdist": "xdist"}
+# Tools that nothing imports, each with a file and what in it needs the tool.
+TOOLS = {
+    "kedro-viz": ("README.md", "kedro viz run"),
+    "ipykernel": ("notebooks/01_explore_trajectories.ipynb", '"kernelspec"'),
+    "jupyterlab": ("README.md", "jupyter lab"),
+    "import-linter": ("Makefile", "lint-imports"),
+    "mypy": ("Makefile", "-m mypy"),
+    "pre-commit": (".pre-commit-config.yaml", "repos:"),
+    "pytest-benchmark": ("benchmarks/test_world.py", "(benchmark)"),
+    "ruff": ("Makefile", "-m ruff"),
+}
+
+
+def imports_of(*folders: str) -> set[str]:
+    """First names of the modules that the Python files and notebooks of the folders import."""
+    found: set[str] = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*")):
+        if path.suffix == ".py":
+            text = path.read_text(encoding="utf-8")
+        elif path.suffix == ".ipynb":
+            text = "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+        else:
+            continue
+        found |= set(re.findall(r"^\s*(?:import|from) (\w+)", text, flags=re.MULTILINE))
+    return found
+
+
+def test_every_requirement_is_used():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    places = {"dependencies": imports_of("src"), "others": imports_of("src", "tests", "benchmarks", "notebooks")}
+    groups = [("dependencies", project["dependencies"])]
+    groups += [("others", lines) for lines in project["optional-dependencies"].values()]
+    unused = []
+    for place, lines in groups:
+        for name in (Requirement(line).name for line in lines):
+            path, words = TOOLS.get(name, ("pyproject.toml", name))
+            assert words in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not need {name}"
+            if name not in TOOLS and name != project["name"]:
+                unused += [name] if MODULES.get(name, name.replace("-", "_")) not in places[place] else []
+    assert unused == []
+
+
+def test_what_the_notebooks_import_comes_with_their_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    given = project["dependencies"] + project["optional-dependencies"]["notebooks"]
+    names = {MODULES.get(name, name.replace("-", "_")) for name in (Requirement(line).name for line in given)}
+    assert imports_of("notebooks") - set(sys.stdlib_module_names) <= {*names, "geo_sokoban_pipeline"}
 
 
 def test_the_environment_of_servers_is_pinned_wholly():
