@@ -13,7 +13,7 @@ from geo_sokoban_pipeline.folders import PolicyFolder, open_policy
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
 from geo_sokoban_pipeline.options.training import SourceOptions
 from geo_sokoban_pipeline.run_lock import LOCK_FILE
-from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_json, read_manifest
+from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_json, read_manifest, remove_temporaries
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class RunFolders:
         """Folders of `run_id` of the namespace `run`."""
         layers = ("06_models", "07_model_output", "08_reporting")
         return cls(*(data_root / layer / run / run_id for layer in layers))
+
+    def tidy(self) -> None:
+        """Delete what killed commands left half-written; for those who hold the run's lock."""
+        for folder in (self.models, self.outputs, self.reports):
+            remove_temporaries(folder)
 
     def clear(self) -> None:
         """Delete everything but the lock.

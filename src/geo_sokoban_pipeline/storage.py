@@ -1,12 +1,15 @@
 """Files appear whole or not at all: written under a temporary name, flushed, renamed; folders show by their manifest.
 
-A manifest (`manifest.json`) is the last file of a folder, the one that is flushed, and holds size and blake2b digest of
-every other one. So a folder without a manifest does not exist, and a truncated file, or a foreign one that a loader of
-weights would look at, is named before anything is read.
+A manifest (`manifest.json`) is the last file of a folder and holds size and blake2b digest of every other one. So a
+folder without a manifest does not exist, and a truncated file, or a foreign one that a loader of weights would look at,
+is named before anything is read. Contents reach the disk before the name does, and the name before a writer returns:
+what a reader has seen survives a power cut.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +21,8 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 _LOADED = (".json", ".safetensors")  # files that libraries find by their names
+_HERE = -100  # AT_FDCWD of the system: relative paths begin at the working folder
+_EXCHANGE = 2  # RENAME_EXCHANGE of the system
 
 
 class CorruptFolderError(RuntimeError):
@@ -34,9 +39,9 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         write(temporary)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
+        _flush(temporary)
         temporary.replace(path)
+        _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -85,17 +90,45 @@ def write_folder(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[
     try:
         entries = write(temporary)
         manifest = {**entries, "files": describe_files(temporary)}
+        for path in temporary.rglob("*"):
+            _flush(path)
         write_json(temporary / MANIFEST, manifest)
         _put_in_place(temporary, folder)
+        _flush(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return manifest
 
 
+def _flush(path: Path) -> None:
+    """Have a file's content, or the names in a folder, on disk before anything else happens."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems flush no folders; all of them flush files.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Give two folders each other's name in one step; False where the system or its file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0
+
+
 def _put_in_place(made: Path, folder: Path) -> None:
-    """Rename a folder; what was there before is put aside, and back again if that fails."""
+    """Give a folder its name. What had it before has the temporary name then, or is gone.
+
+    Where folders cannot be exchanged the old one is put aside first, and back again if that fails: a process that is
+    killed between the two steps leaves no folder.
+    """
     if not folder.exists():
         made.replace(folder)
+        return
+    if _exchange(made, folder):
         return
     old = made.with_name(made.name.removesuffix(".tmp") + ".old.tmp")
     folder.replace(old)
@@ -162,6 +195,15 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder so that it never shows half-removed: its manifest goes first. No error if it is absent."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left half-written in a folder and below; nobody may be writing there."""
+    for path in list(folder.rglob(".*.tmp")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def nearest_folder(path: Path) -> Path:

@@ -83,9 +83,12 @@ class CheckpointsDataset(IterationPartitions):
         return self._path / f"{COMPLETE}.json"
 
     def prune(self, after: int) -> None:
-        """As in the base; the run is no longer complete."""
+        """As in the base, and what is left of checkpoints that were being removed; the run is no longer complete."""
         self._mark.unlink(missing_ok=True)
         super().prune(after)
+        for name in super().partitions():
+            if not (self._place(name) / MANIFEST).is_file():
+                self._remove(self._place(name))
 
     def _write(self, path: Path, value: CheckpointWriter) -> None:
         if not callable(value):

@@ -99,6 +99,7 @@ class RunHooks:
                 _check_selection(run_params)
             for folders in self._folders:
                 self._locks.append(_lock(folders.models))
+                folders.tidy()
             for run, folders in zip(runs, self._folders, strict=True):
                 if self._parameters.fresh:
                     log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)

@@ -1,0 +1,379 @@
+"""Writers that fail, or are killed, at each of their system calls in turn: the old state or the new one is visible.
+
+Each case runs in a forked child whose audit hook counts the calls that touch the case's folder, as the interpreter
+announces them: whoever calls, by whatever name. A run without a fault tells how many calls there are; then one run each
+for a kill and for an error at every one of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.io import DatasetError
+
+from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline import storage
+from geo_sokoban_pipeline.datasets import CheckpointsDataset, ResumeStateDataset, TrajectoriesDataset
+from geo_sokoban_pipeline.folders import open_policy, write_policy
+from geo_sokoban_pipeline.run_store import RunFolders
+from geo_sokoban_pipeline.storage import MANIFEST, read_json, read_manifest, remove_folder, write_folder, write_json
+from geo_sokoban_pipeline.trajectories import trajectories_to_table
+
+ANNOUNCED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "ctypes.dlsym"}
+KILLED, FAILED, DONE = 77, 78, 0
+Call = tuple[str, ...]  # name of the call, then the files that it names, relative to the folder
+
+
+def watch(folder: Path, fault: Callable[[int, Call], None]) -> None:
+    """Call `fault` before every system call on the folder; for the rest of this process."""
+    count = 0
+
+    def note(name: str, *paths: Any) -> None:
+        nonlocal count
+        names = [os.fsdecode(path) for path in paths if isinstance(path, str | bytes | os.PathLike)]
+        # Removal of trees names files relative to the handle of their folder.
+        inside = [name for name in names if not name.startswith("/") or Path(name).is_relative_to(folder)]
+        if inside:
+            count += 1
+            fault(count, (name, *(name.removeprefix(f"{folder}/") for name in inside)))
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "ctypes.dlsym":
+            note("os.exchange", arguments[1])
+        elif event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            pass  # who only reads changes nothing
+        elif event in ANNOUNCED:
+            note(event, *arguments[: 2 if event in ("os.rename", "os.link") else 1])
+
+    flush = os.fsync  # the one call that is not announced
+
+    def fsync(handle: int) -> None:
+        note("os.fsync", os.readlink(f"/proc/self/fd/{handle}"))
+        flush(handle)
+
+    os.fsync = fsync
+    sys.addaudithook(hear)
+
+
+def play(folder: Path, act: Callable[[], Any], fault: Callable[[int, Call], None]) -> tuple[int, list[Call]]:
+    """Act in a child with a fault; returns how it ended and the calls that were made."""
+    read, written = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = DONE
+        try:
+            os.close(read)
+
+            def journal(count: int, call: Call) -> None:
+                os.write(written, ("\t".join(call) + "\n").encode())
+                fault(count, call)
+
+            watch(folder, journal)
+            act()
+        except (OSError, DatasetError):
+            code = FAILED
+        except BaseException:
+            code = 99
+        finally:
+            os._exit(code)
+    os.close(written)
+    with os.fdopen(read, encoding="utf-8") as lines:
+        calls = [tuple(line.rstrip("\n").split("\t")) for line in lines]
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), calls
+
+
+def nothing(count: int, call: Call) -> None:
+    """No fault."""
+
+
+def killed_at(number: int) -> Callable[[int, Call], None]:
+    return lambda count, call: os._exit(KILLED) if count == number else None
+
+
+def failing_at(number: int) -> Callable[[int, Call], None]:
+    def fault(count: int, call: Call) -> None:
+        if count == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return fault
+
+
+@dataclass(frozen=True)
+class Case:
+    """A writer over a folder.
+
+    Attributes:
+        before: makes the old state.
+        act: what is interrupted.
+        look: what a reader sees; raises where anything is torn.
+        states: that may be seen, the old one first, the new one last.
+        tidy: what the next run does before anything else.
+    """
+
+    before: Callable[[Path], Any]
+    act: Callable[[Path], Any]
+    look: Callable[[Path], Any]
+    states: list[Any]
+    tidy: Callable[[Path], Any] = storage.remove_temporaries
+
+
+def look_json(folder: Path) -> Any:
+    return read_json(folder / "x.json") if (folder / "x.json").exists() else None
+
+
+def fill(text: str) -> Callable[[Path], dict[str, Any]]:
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "weights.safetensors").write_text(text * 10)
+        (folder / "config.json").write_text(f'{{"text": "{text}"}}')
+        return {"text": text}
+
+    return write
+
+
+def look_folder(folder: Path) -> Any:
+    manifest = read_manifest(folder / "made")
+    if manifest is None:
+        return None
+    assert (folder / "made" / "deep" / "weights.safetensors").read_text() == manifest["text"] * 10
+    return manifest["text"]
+
+
+def checkpoints(folder: Path) -> CheckpointsDataset:
+    return CheckpointsDataset(str(folder))
+
+
+def save_three(folder: Path) -> None:
+    checkpoints(folder).save({f"iter={n:05d}": fill(str(n)) for n in range(3)} | {"COMPLETE": {"iterations": 3}})
+
+
+def look_checkpoints(folder: Path) -> Any:
+    dataset = checkpoints(folder)
+    found = dataset.load()
+    for entry in found.values():
+        read_manifest(entry["dir"])
+        assert entry["manifest"]["text"] == str(entry["iteration"])
+    state = ResumeStateDataset(str(folder)).load()
+    assert state["stored"] == [entry["iteration"] for entry in found.values()]
+    return state["stored"], state["complete"] is not None
+
+
+def save_fourth(folder: Path) -> None:
+    checkpoints(folder).save({"iter=00003": fill("3"), "RETAIN": [1, 3], "COMPLETE": {"iterations": 4}})
+
+
+EPISODES = [trajectories_to_table(make_trajectories(4, seed=seed), CONTEXT) for seed in range(3)]
+PARTS = [f"iter=00000/part-{number:03d}" for number in range(2)]
+
+
+def look_episodes(folder: Path) -> Any:
+    seen = []
+    for read in TrajectoriesDataset(str(folder)).load().values():
+        table = read()
+        seen.append(next(n for n, one in enumerate(EPISODES) if table.equals(one.unify_dictionaries(), False)))
+    return seen
+
+
+CASES: dict[str, Case] = {
+    "a new file": Case(
+        lambda folder: None, lambda folder: write_json(folder / "x.json", [1]), look_json, [None, [1]]
+    ),
+    "a file in place of one": Case(
+        lambda folder: write_json(folder / "x.json", [0] * 999),
+        lambda folder: write_json(folder / "x.json", [1]),
+        look_json,
+        [[0] * 999, [1]],
+    ),
+    "a new folder": Case(
+        lambda folder: None, lambda folder: write_folder(folder / "made", fill("b")), look_folder, [None, "b"]
+    ),
+    "a folder in place of one": Case(
+        lambda folder: write_folder(folder / "made", fill("a")),
+        lambda folder: write_folder(folder / "made", fill("b")),
+        look_folder,
+        ["a", "b"],
+    ),
+    "a policy that is linked": Case(
+        lambda folder: write_folder(folder / "source", fill("c")),
+        lambda folder: write_policy(folder / "made", open_policy(folder / "source")),
+        look_folder,
+        [None, "c"],
+    ),
+    "a folder that is removed": Case(
+        lambda folder: write_folder(folder / "made", fill("a")),
+        lambda folder: remove_folder(folder / "made"),
+        look_folder,
+        ["a", None],
+    ),
+    "a checkpoint, older ones and the mark": Case(
+        save_three,
+        save_fourth,
+        look_checkpoints,
+        # The mark goes first: never is a run complete whose newest checkpoint it does not know.
+        [
+            ([0, 1, 2], True),
+            ([0, 1, 2], False),
+            ([0, 1, 2, 3], False),
+            ([0, 1, 2, 3], True),
+            ([1, 2, 3], True),
+            ([1, 3], True),
+        ],
+        lambda folder: checkpoints(folder).save({"PRUNE": 9}),
+    ),
+    "checkpoints that are taken back": Case(
+        save_three,
+        lambda folder: checkpoints(folder).save({"PRUNE": 0}),
+        look_checkpoints,
+        [([0, 1, 2], True), ([0, 1, 2], False), ([0, 1], False), ([0], False)],
+        lambda folder: checkpoints(folder).save({"PRUNE": 9}),
+    ),
+    "parts of episodes": Case(
+        lambda folder: TrajectoriesDataset(str(folder)).save({PARTS[0]: EPISODES[0]}),
+        lambda folder: TrajectoriesDataset(str(folder)).save(dict(zip(PARTS, EPISODES[1:], strict=True))),
+        look_episodes,
+        [[0], [1], [1, 2]],
+        lambda folder: TrajectoriesDataset(str(folder)).save({"PRUNE": 9}),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Callable[[Case], Path]:
+    """Factory of folders with a case's old state."""
+    numbers = iter(range(10_000))
+    old: dict[int, Path] = {}
+
+    def make(case: Case) -> Path:
+        if id(case) not in old:
+            old[id(case)] = tmp_path / f"old{len(old)}"
+            old[id(case)].mkdir()
+            case.before(old[id(case)])
+        return shutil.copytree(old[id(case)], tmp_path / f"{next(numbers)}")
+
+    return make
+
+
+def temporaries(folder: Path) -> list[Path]:
+    return list(folder.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_old_state_or_new_one_after_a_fault_at_any_call(name: str, fresh: Callable[[Case], Path]) -> None:
+    case = CASES[name]
+    folder = fresh(case)
+    assert case.look(folder) == case.states[0]
+    ended, calls = play(folder, lambda: case.act(folder), nothing)
+    assert (ended, case.look(folder), temporaries(folder)) == (DONE, case.states[-1], [])
+    seen = []
+    for number in range(1, len(calls) + 1):
+        for make, code in ((killed_at, KILLED), (failing_at, FAILED)):
+            folder = fresh(case)
+            ended, made = play(folder, lambda folder=folder: case.act(folder), make(number))
+            where = f"{make.__name__}({number}), {made[-1]}"
+            # An error while something is cleared away is no reason to stop.
+            assert ended in (code, DONE), where
+            assert case.look(folder) in case.states, where
+            seen.append(case.look(folder))
+            if code == FAILED and made[number - 1][0] not in ("os.remove", "os.rmdir"):
+                assert temporaries(folder) == [], where
+            case.tidy(folder)
+            assert temporaries(folder) == [], where
+            case.act(folder)
+            assert (case.look(folder), temporaries(folder)) == (case.states[-1], []), where
+    assert case.states[0] in seen and case.states[-1] in seen
+
+
+def last_rename(calls: list[Call]) -> int:
+    return max(n for n, call in enumerate(calls) if call[0] in ("os.rename", "os.exchange"))
+
+
+@pytest.mark.parametrize(("name", "final"), [("a new file", "x.json"), ("a file in place of one", "x.json")])
+def test_a_file_is_on_disk_before_its_name_and_its_name_before_the_end(
+    name: str, final: str, fresh: Callable[[Case], Path]
+) -> None:
+    folder = fresh(CASES[name])
+    _, calls = play(folder, lambda: CASES[name].act(folder), nothing)
+    renamed = last_rename(calls)
+    _, temporary, target = calls[renamed]
+    assert target == final
+    before, after = calls[:renamed], calls[renamed + 1 :]
+    opened = max(n for n, call in enumerate(before) if call == ("open", temporary))
+    assert ("os.fsync", temporary) in before[opened:]
+    assert ("os.fsync", str(folder)) in after
+
+
+@pytest.mark.parametrize("name", ["a new folder", "a folder in place of one", "a policy that is linked"])
+def test_a_folder_is_on_disk_before_its_name_and_its_manifest_is_last(name: str, fresh: Callable[[Case], Path]) -> None:
+    folder = fresh(CASES[name])
+    _, calls = play(folder, lambda: CASES[name].act(folder), nothing)
+    named = last_rename(calls)
+    flushed = [call[1] for call in calls[:named] if call[0] == "os.fsync"]
+    temporary = next(call[1] for call in calls if call[0] == "os.mkdir" and call[1].startswith(".made."))
+    sealed = next(n for n, call in enumerate(calls) if call[0] == "os.rename" and call[-1] == f"{temporary}/{MANIFEST}")
+    files = [f"{temporary}/{file}" for file in ("config.json", "deep/weights.safetensors", "deep")]
+    before_seal = [call[1] for call in calls[:sealed] if call[0] == "os.fsync"]
+    assert set(files) <= set(before_seal)
+    assert flushed[-1] == temporary, "the manifest's name"
+    assert ("os.fsync", str(folder)) in calls[named + 1 :]
+
+
+def test_a_folder_that_cannot_be_exchanged_is_put_aside_and_back(
+    fresh: Callable[[Case], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_exchange", lambda first, second: False)
+    case = CASES["a folder in place of one"]
+    folder = fresh(case)
+    ended, calls = play(folder, lambda: case.act(folder), nothing)
+    assert (ended, case.look(folder), temporaries(folder)) == (DONE, "b", [])
+    assert sum(call[0] == "os.rename" for call in calls) == 3  # the manifest, the old folder, the new one
+    for number in range(1, len(calls) + 1):
+        folder = fresh(case)
+        play(folder, lambda folder=folder: case.act(folder), failing_at(number))
+        assert case.look(folder) in case.states
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 16_000])
+@pytest.mark.parametrize("dies", [True, False], ids=["killed", "error"])
+def test_a_part_that_is_cut_off_while_it_is_written(size: int, dies: bool, fresh: Callable[[Case], Path]) -> None:
+    """The file may grow to so many bytes: whoever writes it, in whatever language, is stopped there."""
+    case = CASES["parts of episodes"]
+    folder = fresh(case)
+
+    def act() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if dies else signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        case.act(folder)
+
+    assert (folder / f"{PARTS[0]}.parquet").stat().st_size > 16_000
+    ended, _ = play(folder, act, nothing)
+    assert ended == (-signal.SIGXFSZ if dies else FAILED)
+    assert case.look(folder) == [0]
+    assert dies or temporaries(folder) == []
+
+
+def test_the_next_command_of_a_run_clears_what_killed_ones_left(tmp_path: Path) -> None:
+    folders = RunFolders.of(tmp_path, "train_sokoban", "default")
+    write_json(folders.reports / "eval_summary.json", {})
+    write_folder(folders.models / "policy", fill("a"))
+    for act in (
+        lambda: write_json(folders.reports / "eval_summary.json", {"new": 1}),
+        lambda: write_json(folders.outputs / "metrics" / "iter=00000.json", {}),
+        lambda: write_folder(folders.models / "policy", fill("b")),
+    ):
+        _, calls = play(tmp_path, act, nothing)
+        play(tmp_path, act, killed_at(last_rename(calls)))
+    assert len(temporaries(tmp_path)) >= 2
+    folders.tidy()
+    assert temporaries(tmp_path) == []
+    assert read_json(folders.reports / "eval_summary.json") == {"new": 1}
+    assert open_policy(folders.models / "policy").manifest["text"] == "b"
