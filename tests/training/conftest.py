@@ -1,0 +1,36 @@
+"""A policy of 132,000 weights that knows the form of a response, and episodes that it played."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.folders import write_policy
+from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.preparing import policy_writer
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+from training.world import SIZES, World, copied, settings, shaken
+
+
+@pytest.fixture(scope="session")
+def world(sokoban_rows: Any, train_options: TrainOptions, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Policy, episodes and rows, made once; nothing in it may be changed."""
+    rows = sokoban_rows(24, max_solution=3)
+    options = settings(train_options, {})
+    policy = build_tiny_policy(TinyPolicyOptions.model_validate(SIZES), seed=0)
+    imitate_teacher(policy, rows, rows, options, seed=0)
+    folder = write_policy(tmp_path_factory.mktemp("start") / "policy", policy_writer(policy, {}))
+    engine = build_engine(policy, options.rollout)
+    collector = Collector("train_sokoban", 0, options, rows, policy, engine)
+    episodes, _ = collector.collect(0, build_sampler(rows, options, 0, None))
+    engine.close()
+    for episode in episodes:
+        episode.advantage, episode.trained = None, False
+        for turn in episode.turns:
+            turn.advantage = None
+    return World(policy, shaken(copied(policy)), folder, rows, options, episodes)

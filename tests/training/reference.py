@@ -1,0 +1,309 @@
+"""One iteration of training written out in plain torch and numpy, against which the project's own is compared.
+
+Nothing of `grpo` or `training` is used here. Each episode has a forward pass of its own by the library's model,
+with all logits; the optimizers are written out. It is slow and short, so that it can be checked by reading it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+
+@dataclass
+class Moments:
+    """What an optimizer remembers of each parameter, by name; `steps` have been taken."""
+
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+    steps: int = 0
+
+    @classmethod
+    def empty(cls) -> Moments:
+        """Nothing yet."""
+        return cls({}, {})
+
+
+def train(
+    policy: Policy,
+    episodes: Sequence[Trajectory],
+    grpo: GrpoOptions,
+    optimizer: OptimizerOptions,
+    *,
+    temperature: float = 1.0,
+    iteration: int = 0,
+    seed: int = 0,
+    reference: Policy | None = None,
+    moments: Moments | None = None,
+) -> dict[str, float]:
+    """Train the policy in place on the episodes marked `trained`; returns the metrics of the update."""
+    trained = [episode for episode in episodes if episode.trained]
+    moments = moments or Moments.empty()
+    rate = scheduled_rate(optimizer, iteration)
+    masks = {e.trajectory_id: trained_tokens(e, episodes, grpo) for e in trained}
+    rollout = {e.trajectory_id: torch.tensor(e.rollout_log_probs)[masks[e.trajectory_id]] for e in trained}
+    old, kl_to = dict(rollout), {}
+    with torch.no_grad():
+        for e in trained:
+            name = e.trajectory_id
+            if grpo.old_log_probs == "recompute":
+                old[name] = log_probs_and_entropy(policy, e, masks[name], temperature)[0]
+            if grpo.kl_coefficient > 0:
+                assert reference is not None
+                kl_to[name] = log_probs_and_entropy(reference, e, masks[name], temperature)[0]
+
+    groups: dict[int, list[Trajectory]] = {}
+    for e in trained:
+        groups.setdefault(e.group_index, []).append(e)
+    rows: list[dict[str, float]] = []
+    for number in range(grpo.passes):
+        order = list(groups.values())
+        if number:
+            generator: random.Random = python_generator(seed, "pass", iteration, number)
+            generator.shuffle(order)
+        for minibatch in minibatches(order, grpo.groups_per_step):
+            tokens = sum(int(masks[e.trajectory_id].sum()) for e in minibatch)
+            denominator = {
+                "sample_mean": len(minibatch),
+                "token_mean": tokens,
+                "constant": grpo.constant_denominator,
+            }[grpo.reduction]
+            row = dict.fromkeys(("loss", "pg_loss", "pg_clipfrac", "ppo_kl", "entropy_loss"), 0.0)
+            row |= {"kl_loss": 0.0} if grpo.kl_coefficient > 0 else {}
+            policy.model.zero_grad()
+            for e in minibatch:
+                name = e.trajectory_id
+                new, entropy = log_probs_and_entropy(policy, e, masks[name], temperature)
+                advantage = torch.tensor(token_advantages(e))[masks[name]]
+                parts = token_terms(new, old[name], rollout[name], kl_to.get(name), advantage, entropy, grpo)
+                # Tokens of an episode add up, or count as one sample by their mean.
+                weight = 1 / denominator / (len(new) if grpo.reduction == "sample_mean" else 1)
+                for part, values in parts.items():
+                    row[part] += float(values.detach().sum()) * weight
+                (parts["loss"].sum() * weight).backward()
+            row["grad_norm"] = move(policy.model, optimizer, rate, moments)
+            rows.append(row)
+    means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    return means | {"train/steps": float(len(rows)), "train/lr-pg_0": rate}
+
+
+def token_terms(
+    new: Tensor,
+    old: Tensor,
+    rollout: Tensor,
+    kl_to: Tensor | None,
+    advantage: Tensor,
+    entropy: Tensor,
+    grpo: GrpoOptions,
+) -> dict[str, Tensor]:
+    """Loss of each trained token of an episode, and what it is made of."""
+    # Clipped policy loss.
+    ratio = torch.exp(new - old)
+    plain = -ratio * advantage
+    limited = -torch.clip(ratio, 1 - grpo.clip_low, 1 + grpo.clip_high) * advantage
+    policy_loss = torch.maximum(plain, limited)
+    if grpo.dual_clip is not None:
+        bound = torch.minimum(policy_loss, -grpo.dual_clip * advantage)
+        policy_loss = torch.where(advantage < 0, bound, policy_loss)
+    if grpo.importance_cap is not None:
+        policy_loss = policy_loss * torch.exp(old - rollout).clip(max=grpo.importance_cap)
+    terms = {
+        "loss": policy_loss - grpo.entropy_coefficient * entropy,
+        "pg_loss": policy_loss,
+        "pg_clipfrac": (limited > plain).float(),
+        "ppo_kl": (new - old).abs(),
+        "entropy_loss": entropy,
+    }
+    # KL to the reference policy.
+    if kl_to is not None:
+        difference = new - kl_to
+        k3 = torch.exp(-difference) - 1 + difference
+        kinds = {"k1": difference, "k2": difference**2 / 2, "k3": k3, "low_var_kl": torch.clip(k3, -10, 10)}
+        terms["kl_loss"] = kinds[grpo.kl_kind]
+        terms["loss"] = terms["loss"] + grpo.kl_coefficient * terms["kl_loss"]
+    return terms
+
+
+def log_probs_and_entropy(
+    policy: Policy, episode: Trajectory, mask: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the trained tokens at the temperature, and the entropy at their places at temperature 1."""
+    ids = torch.tensor(episode.token_ids, dtype=torch.long)[None]
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == policy.codec.image_pad_id).int()}
+    images = tuple(episode.images[index] for turn in episode.turns for index in turn.image_indices)
+    if images:
+        inputs |= pixels(policy.image_processor, images)
+    policy.model.model.rope_deltas = None
+    logits = policy.model(**inputs).logits[0, :-1].float()
+    logits[:, torch.tensor(policy.banned_ids)] = -torch.inf
+    logits, labels = logits[mask[1:]], ids[0, 1:][mask[1:]]
+    scores = torch.log_softmax(logits / temperature, -1)
+    plain = torch.log_softmax(logits, -1)
+    allowed = torch.isfinite(plain)
+    entropy = -(plain.exp() * plain.masked_fill(~allowed, 0.0)).sum(-1)
+    return scores.gather(1, labels[:, None])[:, 0], entropy
+
+
+@functools.cache
+def pixels(processor: Any, images: tuple[bytes, ...]) -> dict[str, Tensor]:
+    """Images as the library's processor gives them to the model."""
+    return dict(processor(images=[Image.open(io.BytesIO(png)).convert("RGB") for png in images], return_tensors="pt"))
+
+
+def trained_tokens(episode: Trajectory, episodes: Sequence[Trajectory], grpo: GrpoOptions) -> Tensor:
+    """(L,) bool: sampled tokens, with `mixed_versions: mask` those of the newest weights alone."""
+    mask = torch.tensor(episode.loss_mask == 1)
+    if grpo.mixed_versions == "mask":
+        newest = max(v for e in episodes for v, start, end in e.weight_spans if end > start)
+        for version, start, end in episode.weight_spans:
+            if version != newest:
+                mask[start:end] = False
+    return mask
+
+
+def token_advantages(episode: Trajectory) -> np.ndarray:
+    """(L,) float32 advantage of each token: of its turn, or of its episode where turns have none."""
+    values = np.zeros(len(episode.token_ids), np.float32)
+    for turn in responses(episode):
+        given = episode.advantage if turn.advantage is None else turn.advantage
+        values[turn.token_start : turn.token_end] = given
+    return values
+
+
+def minibatches(groups: list[list[Trajectory]], groups_per_step: int | None) -> list[list[Trajectory]]:
+    """Whole groups of an optimizer step: the nearest number of equal parts, the first ones larger by one."""
+    steps = 1 if groups_per_step is None else max(1, math.floor(len(groups) / groups_per_step + 0.5))
+    parts = np.array_split(np.arange(len(groups)), steps)
+    return [[e for number in part for e in groups[number]] for part in parts]
+
+
+def scheduled_rate(optimizer: OptimizerOptions, iteration: int) -> float:
+    """Learning rate of an iteration: up in a line, flat, down in a line over the last share of the schedule."""
+    base, warmup, length = optimizer.learning_rate, optimizer.warmup_iterations, optimizer.schedule_iterations
+    if iteration < warmup:
+        return base * (iteration + 1) / warmup
+    decay_from = max(length * (1 - optimizer.decay_fraction), warmup)
+    if optimizer.decay_fraction == 0 or iteration + 1 <= decay_from:
+        return base
+    progress = min((iteration + 1 - decay_from) / (length - decay_from), 1.0)
+    return base + (optimizer.decay_to * base - base) * progress
+
+
+def move(model: Any, options: OptimizerOptions, rate: float, moments: Moments) -> float:
+    """Clip the gradients, then take a step of AdamW, or of Muon on the matrices in the layers; returns the norm."""
+    parameters = {name: p for name, p in model.named_parameters() if p.grad is not None}
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters.values()))
+    moments.steps += 1
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            gradient = parameter.grad * min(1.0, options.clip / (norm + 1e-6))
+            inside = any(f".{part}." in name for part in ("layers", "blocks", "merger", "deepstack_merger_list"))
+            if options.matrices == "muon" and inside and parameter.ndim == 2:
+                _muon(name, parameter, gradient, options, rate * options.matrix_rate, moments)
+            else:
+                _adamw(name, parameter, gradient, options, rate, moments)
+    return norm
+
+
+def _adamw(name: str, parameter: Any, gradient: Tensor, options: OptimizerOptions, rate: float, held: Moments) -> None:
+    fast, slow = options.betas
+    first = fast * held.first.get(name, torch.zeros_like(gradient)) + (1 - fast) * gradient
+    second = slow * held.second.get(name, torch.zeros_like(gradient)) + (1 - slow) * gradient**2
+    held.first[name], held.second[name] = first, second
+    direction = (first / (1 - fast**held.steps)) / ((second / (1 - slow**held.steps)).sqrt() + options.eps)
+    parameter -= rate * options.weight_decay * parameter
+    parameter -= rate * direction
+
+
+def _muon(name: str, parameter: Any, gradient: Tensor, options: OptimizerOptions, rate: float, held: Moments) -> None:
+    momentum = options.momentum
+    average = momentum * held.first.get(name, torch.zeros_like(gradient)) + (1 - momentum) * gradient
+    held.first[name] = average
+    matrix = (1 - momentum) * gradient + momentum * average
+    if matrix.norm() > 0:
+        matrix = matrix / matrix.norm()
+    for _ in range(5):
+        gram = matrix @ matrix.T
+        matrix = 3.4445 * matrix - 4.7750 * gram @ matrix + 2.0315 * gram @ gram @ matrix
+    parameter -= rate * options.weight_decay * parameter
+    parameter -= rate * 0.2 * math.sqrt(max(parameter.shape)) * matrix
+
+
+def score(episodes: Sequence[Trajectory], grpo: GrpoOptions, reward_args: Mapping[str, Any]) -> None:
+    """Set `trained` and the advantages of episodes that all have a reward, with `filter: none`.
+
+    Args:
+        reward_args: `aggregate` and `distance_weight` of Sokoban's reward.
+    """
+    versions = [{v for v, start, end in e.weight_spans if end > start} for e in episodes]
+    newest = max(set().union(*versions))
+    for e, seen in zip(episodes, versions, strict=True):
+        e.trained = {"drop": seen == {newest}, "mask": newest in seen, "keep": True}[grpo.mixed_versions]
+    rows = [np.array([float(e.reward or 0.0)]) for e in episodes]
+    if grpo.credit == "turn":
+        rows = [returns(e, grpo.gamma, reward_args) for e in episodes]
+
+    # Each return against the mean of its group's at the same turn, or on the same board.
+    places: dict[Any, list[tuple[int, int]]] = {}
+    for number, (e, row) in enumerate(zip(episodes, rows, strict=True)):
+        users = [turn for turn in e.turns if turn.role == "user"]
+        for turn in range(len(row)):
+            board = (users[turn].text, *(e.images[index] for index in users[turn].image_indices))
+            places.setdefault((e.group_index, board if grpo.baseline == "board" else turn), []).append((number, turn))
+    centred = [np.zeros(len(row)) for row in rows]
+    for cell in places.values():
+        mean = np.mean([rows[number][turn] for number, turn in cell])
+        for number, turn in cell:
+            centred[number][turn] = rows[number][turn] - mean
+
+    if grpo.normalize == "std":
+        groups = [e.group_index for e in episodes]
+        pools = {g: np.concatenate([row for row, own in zip(centred, groups, strict=True) if own == g]) for g in groups}
+        scales = {g: pool.std(ddof=1) + 1e-6 if np.ptp(pool) > 1e-6 else 1.0 for g, pool in pools.items()}
+        centred = [row / scales[g] for row, g in zip(centred, groups, strict=True)]
+    if grpo.normalize == "rms":
+        pool = np.concatenate([row for e, row in zip(episodes, centred, strict=True) if e.trained])
+        centred = [row / np.sqrt(np.mean(pool**2)) for row in centred]
+    limit = np.inf if grpo.advantage_clip is None else grpo.advantage_clip
+    for e, row in zip(episodes, centred, strict=True):
+        values = np.clip(row, -limit, limit).tolist()
+        if grpo.credit == "episode":
+            e.advantage = values[0]
+        else:
+            for turn, value in zip(responses(e), values, strict=True):
+                turn.advantage = value
+
+
+def responses(episode: Trajectory) -> list[Any]:
+    """The policy's turns."""
+    return [turn for turn in episode.turns if turn.role == "assistant"]
+
+
+def returns(episode: Trajectory, gamma: float, reward_args: Mapping[str, Any]) -> np.ndarray:
+    """Discounted return from each turn on; turns that the environment never saw are worth nothing."""
+    seen = [turn for turn in responses(episode) if turn.reward is not None]
+    cells = [episode.reward_parts["dist0"], *(turn.info["box_target_distance"] for turn in seen)]
+    share = 1 / len(seen) if reward_args["aggregate"] == "mean" and seen else 1.0
+    worth = [
+        float(turn.reward or 0.0) * share + reward_args["distance_weight"] * (before - after)
+        for turn, before, after in zip(seen, cells, cells[1:], strict=False)
+    ]
+    if worth:
+        worth[-1] += episode.reward_parts["final_bonus"]
+    worth += [0.0] * (len(responses(episode)) - len(seen))
+    return np.array([sum(gamma**k * value for k, value in enumerate(worth[s:])) for s in range(len(worth))])

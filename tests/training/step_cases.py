@@ -1,0 +1,114 @@
+"""Cases of the reference step: which option is changed, beside which others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One change of options, by dotted name.
+
+    Attributes:
+        changed: what the case is about; without it the weights must come out otherwise.
+        given: what holds with and without the change.
+        iteration: of the update, which is the step of the schedule.
+        stale: whether some tokens are of earlier weights.
+        same: the change must leave the result as it is.
+    """
+
+    name: str
+    changed: dict[str, Any]
+    given: dict[str, Any] = field(default_factory=dict)
+    iteration: int = 1
+    stale: bool = False
+    same: bool = False
+
+
+RECOMPUTE = {"grpo.old_log_probs": "recompute"}
+KL = {"grpo.kl_coefficient": 0.5}
+STEPS = {"grpo.groups_per_step": 1}
+MUON = {"optimizer.matrices": "muon"}
+EPISODE = {"grpo.credit": "episode"}
+STD = {"grpo.normalize": "std"}
+RAW = {"grpo.normalize": "none"}
+# Gradients of this size pass the clip, so that what only scales them is seen.
+UNCLIPPED = {"optimizer.clip": 1e6, "optimizer.eps": 1e-2}
+T = "rollout.sampling.temperature"
+
+CASES = [
+    StepCase("as it is", {}),
+    # What the ratio is compared to, and how far it may go.
+    StepCase("narrow clip below", {"grpo.clip_low": 0.02}),
+    StepCase("narrow clip above", {"grpo.clip_high": 0.02}),
+    StepCase("no clip below", {"grpo.clip_low": 1.0}),
+    StepCase("no clip above", {"grpo.clip_high": 1e3}),
+    StepCase("dual clip", {"grpo.dual_clip": 1.05}),
+    StepCase("old log-probs of the trainer", RECOMPUTE),
+    StepCase("importance weights", {"grpo.importance_cap": 1.1}, RECOMPUTE),
+    StepCase("importance weights of two steps", {"grpo.importance_cap": 0.9}, RECOMPUTE | STEPS),
+    # Terms beside the policy loss.
+    *(StepCase(f"kl {kind}", KL | {"grpo.kl_kind": kind}) for kind in ("k1", "k2", "k3", "low_var_kl")),
+    *(StepCase(f"kl {kind} is no k3", {"grpo.kl_kind": kind}, KL | {"grpo.kl_kind": "k3"}) for kind in ("k1", "k2")),
+    StepCase("kl and temperature", KL, {T: 0.6}),
+    StepCase("kl by samples", KL, {"grpo.reduction": "sample_mean"}),
+    StepCase("entropy bonus", {"grpo.entropy_coefficient": 0.5}),
+    StepCase("no entropy bonus", {"grpo.entropy_coefficient": 0.0}, {"grpo.entropy_coefficient": 0.1}),
+    StepCase("entropy bonus at a temperature", {"grpo.entropy_coefficient": 0.5}, {T: 0.6}),
+    StepCase("cold", {T: 0.6}),
+    StepCase("hot", {T: 1.7}),
+    # How tokens add up.
+    StepCase("sample mean", {"grpo.reduction": "sample_mean"}, UNCLIPPED),
+    StepCase("constant", {"grpo.reduction": "constant", "grpo.constant_denominator": 30.0}, UNCLIPPED),
+    StepCase(
+        "larger constant",
+        {"grpo.constant_denominator": 300.0},
+        UNCLIPPED | {"grpo.reduction": "constant", "grpo.constant_denominator": 30.0},
+    ),
+    StepCase("sample mean of several steps", {"grpo.reduction": "sample_mean"}, STEPS),
+    # Whose advantage a token has.
+    StepCase("credit per episode", EPISODE),
+    StepCase("credit per episode, std", STD, EPISODE),
+    StepCase("credit per episode, raw", RAW, EPISODE | UNCLIPPED),
+    StepCase("credit per turn, std", STD),
+    StepCase("credit per turn, raw", RAW, UNCLIPPED),
+    StepCase("no discount", {"grpo.gamma": 1.0}),
+    StepCase("strong discount", {"grpo.gamma": 0.3}),
+    StepCase("baseline of the board", {"grpo.baseline": "board"}),
+    StepCase("low clip of advantages", {"grpo.advantage_clip": 0.5}),
+    StepCase("low clip of advantages, std", {"grpo.advantage_clip": 0.5}, STD),
+    StepCase("low clip of advantages, raw", {"grpo.advantage_clip": 0.02}, RAW | UNCLIPPED),
+    StepCase("low clip of advantages of episodes", {"grpo.advantage_clip": 0.5}, EPISODE),
+    StepCase("low clip of advantages of episodes, std", {"grpo.advantage_clip": 0.5}, EPISODE | STD),
+    StepCase("no clip of advantages", {"grpo.advantage_clip": None}, {"grpo.advantage_clip": 0.5}),
+    # Steps of an iteration.
+    StepCase("a step per group", {"grpo.groups_per_step": 1}),
+    StepCase("two groups a step", {"grpo.groups_per_step": 2}),
+    StepCase("three passes", {"grpo.passes": 3}, STEPS),
+    StepCase("two passes with fresh log-probs", {"grpo.passes": 2}, STEPS | RECOMPUTE),
+    StepCase("without older tokens", {"grpo.mixed_versions": "mask"}, {"grpo.mixed_versions": "keep"}, stale=True),
+    StepCase("without older episodes", {"grpo.mixed_versions": "drop"}, {"grpo.mixed_versions": "keep"}, stale=True),
+    StepCase("mask and fresh log-probs", RECOMPUTE | KL, {"grpo.mixed_versions": "mask"}, stale=True),
+    # The optimizer.
+    StepCase("learning rate", {"optimizer.learning_rate": 0.001}),
+    StepCase("first of the warm-up", {"optimizer.warmup_iterations": 2}, iteration=0),
+    StepCase("after the warm-up", {"optimizer.warmup_iterations": 0}, iteration=1),
+    StepCase("decay", {"optimizer.decay_fraction": 1.0}, iteration=8),
+    StepCase("no decay", {"optimizer.decay_fraction": 0.0}, iteration=17),
+    StepCase("shorter schedule", {"optimizer.schedule_iterations": 14}, iteration=12),
+    StepCase("decay to nothing", {"optimizer.decay_to": 0.0}, iteration=19),
+    StepCase("after the schedule", {"optimizer.decay_to": 0.5}, iteration=50),
+    StepCase("gradient clip", {"optimizer.clip": 1e-3}),
+    StepCase("hardly a gradient clip", {"optimizer.clip": 1e6}, {"optimizer.eps": 1e-2}),
+    StepCase("betas", {"optimizer.betas": [0.5, 0.6]}, STEPS),
+    StepCase("epsilon", {"optimizer.eps": 1e-2}),
+    StepCase("weight decay", {"optimizer.weight_decay": 0.5}),
+    StepCase("muon", MUON),
+    StepCase("muon's momentum", {"optimizer.momentum": 0.2}, MUON | STEPS),
+    StepCase("muon's rate", {"optimizer.matrix_rate": 0.5}, MUON),
+    StepCase("muon's weight decay", {"optimizer.weight_decay": 0.5}, MUON),
+    # How a step is cut changes nothing.
+    StepCase("small micro-batches", {"optimizer.max_tokens": 150}, same=True),
+    StepCase("few logits at once", {"optimizer.logit_chunk": 7}, same=True),
+]

@@ -1,0 +1,103 @@
+"""What the tests of training share: a small policy, its episodes, options at a small size, vectors of weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geo_sokoban_pipeline.folders import PolicyFolder
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.trajectories import Trajectory
+
+SIZES = {
+    "layers": 1,
+    "hidden": 32,
+    "heads": 2,
+    "kv_heads": 1,
+    "mlp": 64,
+    "vision_hidden": 32,
+    "vision_heads": 2,
+    "vision_mlp": 32,
+    "vision_grid": 8,
+}
+SMALL: dict[str, Any] = {
+    "policy": {"tiny": SIZES},
+    "warm_start": {
+        "steps": 30,
+        "episodes_per_step": 8,
+        "validation_episodes": 4,
+        "learning_rate": 0.004,
+        "warmup_steps": 0,
+        "play_every": 0,
+    },
+    "rollout": {"max_turns": 3},
+    "grpo": {"groups": 4, "group_size": 3, "groups_per_step": None, "filter": "none"},
+    # A larger epsilon: moments near 0 would turn the rounding of two sums into steps of full size.
+    "optimizer": {"learning_rate": 0.003, "eps": 1e-5, "warmup_iterations": 4, "schedule_iterations": 20},
+    "loop": {"iterations": 1, "eval_interval": 0},
+}
+
+
+@dataclass(frozen=True, repr=False)
+class World:
+    """A policy, the episodes that it played, and another policy near it that is to be trained on them.
+
+    Attributes:
+        policy: after a short warm start.
+        trained: the same with noise on all weights, so that ratios, importance weights and the KL differ from 1 and 0.
+        folder: of `policy`.
+        episodes: of 4 groups of 3, played by `policy`, without advantages.
+    """
+
+    policy: Policy
+    trained: Policy
+    folder: PolicyFolder
+    rows: list[dict[str, Any]]
+    options: TrainOptions
+    episodes: list[Trajectory]
+
+
+def copied(policy: Policy) -> Policy:
+    """The policy with a model of its own, to be trained; tokenizer and image processor are shared."""
+    return replace(policy, model=copy.deepcopy(policy.model))
+
+
+def settings(base: TrainOptions, changes: Mapping[str, Any]) -> TrainOptions:
+    """Options at the small size with changes by dotted name, such as `grpo.passes`."""
+    values = _merged(base.model_dump(), SMALL)
+    for name, value in changes.items():
+        *sections, field = name.split(".")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[field] = value
+    return TrainOptions.model_validate(values)
+
+
+def shaken(policy: Policy, share: float = 0.1) -> Policy:
+    """The policy with noise of a share of each tensor's own spread."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(share * parameter.std(correction=0) * noise)
+    return policy
+
+
+def weights(policy: Policy) -> Tensor:
+    """All weights of a policy as one copied vector."""
+    return torch.cat([parameter.detach().flatten().clone() for parameter in policy.model.parameters()])
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = _merged(result[name], value) if both else value
+    return result
