@@ -11,6 +11,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.own_code import hash_own_code
 from geo_sokoban_pipeline.seeding import content_hash
 
 Fingerprint = dict[str, Any]
@@ -20,6 +21,16 @@ _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_resp
 
 # At these values nothing is computed otherwise than without the name, so a run that was stored without it goes on.
 _OPTIONAL = {"rollout.over_sampling": 1.0, "rollout.partial": False, "grpo.mixed_versions": "drop"}
+
+# What is computed together, and what ends a run that goes wrong: no result depends on it beyond the order of sums, so a
+# run that was out of memory goes on with smaller sizes.
+_SIZES = frozenset({"optimizer.logit_chunk", "optimizer.max_tokens", "warm_start.max_tokens"})
+_LIMITS = frozenset({"optimizer.max_skipped", "rollout.max_failed_share"})
+# These also decide when a reply is there, and with over-sampling that decides which groups are aborted.
+_PLAYED_SIZES = frozenset(
+    {"rollout.draft_share", "rollout.max_conversations", "rollout.prefill_tokens", "rollout.reuse_cache"}
+)
+_CODE = ":"  # between the option that names own code and a file of it, which no name of an option holds
 
 
 class FingerprintError(RuntimeError):
@@ -42,13 +53,25 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Fingerprint:
 
 
 def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
-    """One line per name that differs, sorted; empty where both are equal."""
+    """One line per name that differs, sorted; empty where both are equal but for sizes that change no result."""
     lines = []
-    for name in sorted({*stored, *current}):
+    free = _sizes(stored, current) | _LIMITS
+    for name in sorted({*stored, *current} - free):
         before, now = stored.get(name, "(absent)"), current.get(name, "(absent)")
         if before != now:
-            lines.append(f"{name}: stored {_short(before)}, now {_short(now)}")
+            lines.append(f"{_described(name)}: stored {_short(before)}, now {_short(now)}")
     return lines
+
+
+def size_differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
+    """One line per size that differs, sorted: a run continues with it, but not to the last bit as without it."""
+    both = sorted(name for name in _sizes(stored, current) if name in stored and name in current)
+    return [f"{name}: stored {stored[name]}, now {current[name]}" for name in both if stored[name] != current[name]]
+
+
+def _sizes(*fingerprints: Fingerprint) -> frozenset[str]:
+    over_sampling = any(one.get("rollout.over_sampling", 1.0) > 1 for one in fingerprints)
+    return _SIZES if over_sampling else _SIZES | _PLAYED_SIZES
 
 
 def check_fingerprint(what: str, stored: Fingerprint, current: Fingerprint) -> None:
@@ -83,7 +106,10 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
     rollout = options.rollout.model_dump(mode="json", include=_DEMONSTRATED)
     values = options.model_dump(mode="json", include={"task", "policy", "env"})
     values["warm_start"] = _imitation(options)
-    return flatten({**values, "rollout": rollout, "seed": seed, "data": dict(data)})
+    named = {"env.factory": options.env.factory}
+    if options.warm_start.steps:  # without one, nobody is imitated
+        named["warm_start.teacher.factory"] = options.warm_start.teacher.factory
+    return {**flatten({**values, "rollout": rollout, "seed": seed, "data": dict(data)}), **_own_code(named)}
 
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
@@ -94,8 +120,24 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
     values["warm_start"] = _imitation(options)
     values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
     values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}
-    flat = flatten({**values, "seed": seed, "data": dict(data)})
+    named = {
+        "env.factory": options.env.factory,
+        "reward.function": options.reward.function,
+        "rollout.function": options.rollout.function,
+    }
+    flat = flatten({**values, "seed": seed, "data": dict(data)}) | _own_code(named)
     return {name: value for name, value in flat.items() if name not in _OPTIONAL or value != _OPTIONAL[name]}
+
+
+def _own_code(named: Mapping[str, str]) -> Fingerprint:
+    """Hash of each file of own code, by the option that names it and the file; nothing of this project's own code."""
+    hashes = ((option, hash_own_code(spec)) for option, spec in named.items())
+    return {f"{option}{_CODE}{file}": digest for option, files in hashes for file, digest in files.items()}
+
+
+def _described(name: str) -> str:
+    option, mark, file = name.partition(_CODE)
+    return f"{option}, code in {file}" if mark else name
 
 
 def _playing(options: TrainOptions) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import json
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.audit_files import audit_files
 from geo_sokoban_pipeline.fingerprint import FingerprintError
@@ -186,6 +188,22 @@ def test_settings_that_change_no_result_are_no_other_settings(finished_run, clon
         params={"train_sokoban": {"loop": loop, "evaluation": {"prompts": 4}}}, to_nodes=["train_sokoban.train_grpo"]
     )
     assert read_run(clone.root)["weights"] == read_run(finished_run.root)["weights"]
+
+
+def test_a_run_goes_on_with_smaller_micro_batches(finished_run, clone, tmp_path, caplog):
+    """As one that was out of memory must: the same weights, but for the last bits, and the log says so."""
+    longer = {"loop": {"iterations": 4}}
+    other = finished_run.clone(tmp_path / "other")
+    other.run(params={"train_sokoban": longer}, to_nodes=["train_sokoban.train_grpo"])
+    assert "other sizes" not in caplog.text
+    sizes = {"optimizer": {"max_tokens": 256, "logit_chunk": 32}, "rollout": {"max_conversations": 4}}
+    clone.run(params={"train_sokoban": {**longer, **sizes}}, to_nodes=["train_sokoban.train_grpo"])
+    assert "optimizer.max_tokens: stored 8192, now 256" in caplog.text
+    tensors = [
+        load_file(one.folder("06_models") / "checkpoints/iter=00003/model.safetensors") for one in (other, clone)
+    ]
+    for name, weight in tensors[0].items():
+        torch.testing.assert_close(weight, tensors[1][name], rtol=0, atol=1e-5)
 
 
 def test_run_ids_lie_side_by_side_and_fresh_clears_one(finished_run, clone):

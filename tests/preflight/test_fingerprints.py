@@ -66,6 +66,10 @@ def write(folder, fingerprint):
         {RUN: {"evaluation": {"samples": 4}, "threads": 1}},
         {"evaluate_sokoban": {"source": {"checkpoint": "best"}}},
         {"sokoban": {"cell_px": 16}},  # given, but as it is by default
+        {RUN: {"optimizer": {"max_tokens": 512, "logit_chunk": 64, "max_skipped": 9}}},
+        {RUN: {"warm_start": {"max_tokens": 512}}},
+        {RUN: {"rollout": {"max_conversations": 8, "prefill_tokens": 256, "reuse_cache": False, "draft_share": None}}},
+        {RUN: {"rollout": {"max_failed_share": 0.5}}},
     ],
 )
 def test_what_changes_no_result(tmp_path, changes):
@@ -102,6 +106,68 @@ def test_each_stage_is_compared_with_what_it_depends_on(tmp_path):
     check_stored_run(RUN, tmp_path, parameters(train_sokoban={"grpo": {"gamma": 0.5}}))
     with pytest.raises(FingerprintError, match=r"warm_start\.steps"):
         check_stored_run(RUN, tmp_path, parameters(train_sokoban={"warm_start": {"steps": 1}}))
+
+
+def test_with_over_sampling_sizes_decide_which_groups_are_aborted(tmp_path):
+    given = {"rollout": {"over_sampling": 2.0}}
+    store(tmp_path, parameters(train_sokoban=given))
+    smaller = {"rollout": {"over_sampling": 2.0, "max_conversations": 8}, "optimizer": {"max_tokens": 512}}
+    with pytest.raises(FingerprintError, match=r"rollout\.max_conversations: stored 512, now 8\nGive"):
+        check_stored_run(RUN, tmp_path, parameters(train_sokoban=smaller))
+
+
+OWN = {
+    "own.py": "import prices\nfrom inner import world\n\ndef reward(outcome, args): return prices.PRICE\n",
+    "prices.py": "PRICE = 1\n",
+    "inner/world.py": "def build_env(sample, args): ...\n",
+    "inner/expert.py": "def build_teacher(name, patience, noise): ...\n",
+    "play.py": "def play_episodes(*_): ...\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("edited", "stages_stored", "named"),
+    [
+        ("prices.py", "all", ["reward.function, code in prices.py"]),
+        ("prices.py", "warm start", []),
+        ("own.py", "all", ["reward.function, code in own.py"]),
+        ("play.py", "all", ["rollout.function, code in play.py"]),
+        ("play.py", "warm start", []),
+        ("inner/expert.py", "warm start", ["warm_start.teacher.factory, code in expert.py"]),
+        ("inner/expert.py", "starting policy", []),
+        # The environment is also imported by the reward.
+        ("inner/world.py", "all", ["env.factory, code in world.py", "reward.function, code in inner/world.py"]),
+        ("inner/world.py", "warm start", ["env.factory, code in world.py"]),
+        ("inner/world.py", "starting policy", []),
+        ("unused.py", "all", []),
+    ],
+)
+def test_edited_own_code_is_another_setting(tmp_path, edited, stages_stored, named):
+    for name, text in OWN.items():
+        path = tmp_path / "own" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    own = {
+        "env": {"factory": f"{tmp_path}/own/inner/world.py"},
+        "reward": {"function": f"{tmp_path}/own/own.py"},
+        "rollout": {"function": f"{tmp_path}/own/play.py"},
+        "warm_start": {"teacher": {"factory": f"{tmp_path}/own/inner/expert.py"}},
+    }
+    models, given = tmp_path / "models", parameters(train_sokoban=own)
+    store(models, given, checkpoints=(0, 9, 10) if stages_stored == "all" else ())
+    if stages_stored == "starting policy":
+        (models / "policy" / "manifest.json").unlink()
+    check_stored_run(RUN, models, given)
+    with (tmp_path / "own" / edited).open("a") as file:
+        file.write("# edited\n")
+    if not named:
+        check_stored_run(RUN, models, given)
+        return
+    with pytest.raises(FingerprintError) as error:
+        check_stored_run(RUN, models, given)
+    _, *lines, ways_out = str(error.value).splitlines()
+    assert [line.partition(": stored ")[0].strip() for line in lines] == named
+    assert "run_id=<new>" in ways_out and "fresh=true" in ways_out
 
 
 def test_only_training_runs_continue_and_a_new_one_has_nothing_to_compare(tmp_path):

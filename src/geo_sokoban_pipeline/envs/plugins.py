@@ -1,7 +1,8 @@
 """User code by name: a dotted path or a `.py` file in the parameters becomes the object it names.
 
 A file is executed once per process and path, under a module name derived from its path, so two files of one name do
-not collide. Errors in finding the object say what was tried; errors inside the user's code pass through unchanged.
+not collide. Its folder is added at the end of the Python path, so that it can import the files beside it. Errors in
+finding the object say what was tried; errors inside the user's code pass through unchanged (`own_code.explain`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from geo_sokoban_pipeline.own_code import own_files, pin
 
 
 class PluginError(ValueError):
@@ -46,7 +49,7 @@ def load_object(spec: str, default_name: str | None = None) -> Any:
 
 def _module(module: str, spec: str) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         # Only the named module itself or a parent: a missing import inside the user's code is the user's error.
         if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
@@ -54,6 +57,8 @@ def _module(module: str, spec: str) -> ModuleType:
                 f"{spec!r}: there is no module {error.name!r}; check the spelling and the Python path"
             ) from error
         raise
+    pin(found, spec)
+    return found
 
 
 def _file_module(path: str, spec: str) -> ModuleType:
@@ -66,7 +71,12 @@ def _file_module(path: str, spec: str) -> ModuleType:
     found = importlib.util.spec_from_file_location(name, file)
     if found is None or found.loader is None:
         raise PluginError(f"{spec!r}: {file} cannot be loaded as Python source")
+    _check_names(file, spec)
+    if str(file.parent) not in sys.path:
+        # At the end: a file beside it must not hide a library's module from the rest of the process.
+        sys.path.append(str(file.parent))
     module = importlib.util.module_from_spec(found)
+    pin(module, str(file))
     # Registered before execution: dataclasses and pydantic look their module up there.
     sys.modules[name] = module
     done = False
@@ -77,6 +87,15 @@ def _file_module(path: str, spec: str) -> ModuleType:
         if not done:
             del sys.modules[name]
     return module
+
+
+def _check_names(file: Path, spec: str) -> None:
+    """See that what a file imports from its own folder is found there, and not another module of that name."""
+    for name, path in own_files(str(file)).items():
+        module = ".".join(Path(name).with_suffix("").parts).removesuffix(".__init__")
+        taken = getattr(sys.modules.get(module), "__file__", None)
+        if path != file and isinstance(taken, str) and Path(taken).resolve() != path:
+            raise PluginError(f"{spec!r}: it imports {path}, but {taken} has the name {module!r}; rename the former")
 
 
 def _attribute(module: ModuleType, name: str, spec: str) -> Any:

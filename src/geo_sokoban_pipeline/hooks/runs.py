@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.launch import check_submit
 from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.own_code import forget_edited
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING, check_stored_run
 from geo_sokoban_pipeline.preflight.plugins import check_plugins
 from geo_sokoban_pipeline.preflight.policies import check_starting_policy
@@ -90,6 +91,7 @@ class RunHooks:
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         # A run of this process that was interrupted (in a notebook, say) has not come to release its locks.
         self._release()
+        forget_edited()
         runs = run_names(pipeline, pipelines)
         self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
         try:

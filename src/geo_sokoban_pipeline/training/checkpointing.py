@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.fingerprint import Fingerprint, size_differences
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
@@ -77,6 +78,17 @@ def compare_workers(manifest: Mapping[str, Any], workers: Mapping[str, int]) -> 
                 name,
                 count,
             )
+
+
+def compare_sizes(stored: Fingerprint, current: Fingerprint) -> None:
+    """Warn where a run goes on with other sizes, such as of its micro-batches."""
+    lines = size_differences(stored, current)
+    if lines:
+        logger.warning(
+            "the run goes on with other sizes (%s): sums are added in another order, so that last bits may differ from "
+            "here on",
+            "; ".join(lines),
+        )
 
 
 def retained(saved: list[int], keep_last: int | None, best: int | None) -> list[int]:

@@ -26,7 +26,13 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend, build_scorer
-from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter, checkpoint_entries, compare_workers, retained
+from geo_sokoban_pipeline.training.checkpointing import (
+    CheckpointWriter,
+    checkpoint_entries,
+    compare_sizes,
+    compare_workers,
+    retained,
+)
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.crew import Crew
 from geo_sokoban_pipeline.training.process import (
@@ -128,6 +134,7 @@ class _Loop:
         self.workers = {"threads": prepare_process(options.threads), "processes": options.processes}
         freeze_survivors()
         compare_workers(manifest, self.workers)
+        compare_sizes(manifest.get("fingerprint", {}), fingerprint)
         self.policy = load_as(options.policy, inputs.policy.path)
         self.backend = FsdpBackend(self.policy, options.optimizer, options.rollout.sampling.temperature)
         self.best: dict[str, Any] | None = manifest.get("best")
