@@ -58,7 +58,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format bench bench-memory bench-peer sglang-env clean-data
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-peer sglang-env clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -112,6 +112,9 @@ test-fast: check ## The same without the slow tests.
 format: $(DEV_STAMP) ## Rewrite the code in the project's format.
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
+
+docs: $(DEV_STAMP) ## Write docs/parameters.md from the option models and conf/base.
+	$(BIN)/python -m scripts.parameter_docs
 
 $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 	@echo 'Installing into $(PEER_VENV), which takes a minute or two'

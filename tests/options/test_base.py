@@ -67,7 +67,11 @@ class Root(StrictModel):
         ({"pet": {"kind": "cat", "live": 3}}, "pet.live=3: unknown name. Did you mean pet.lives?"),
         ({"pet": {"kind": "cat", "lives": 0}}, "pet.lives=0: input should be"),
         ({"several": [{}, {"rat": 1}]}, "several.1.rat=1: unknown name. Did you mean several.1.rate?"),
-        ({"optional": {"z": 1}}, "optional.z=1: unknown name. Known here: iterations, rate, save_interval."),
+        (
+            {"optional": {"z": 1}},
+            "optional.z=1: unknown name. Known here: iterations, rate, save_interval. "
+            "What each means: docs/parameters.md.",
+        ),
     ],
 )
 def test_error_lines(params, line):

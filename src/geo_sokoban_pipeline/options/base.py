@@ -75,7 +75,7 @@ def parameter_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         path = f"{prefix}.{name}" if prefix else name
         yield path
-        for nested in _models_in(field.annotation):
+        for nested in nested_models(field.annotation):
             if nested is not model:
                 yield from parameter_names(nested, path)
 
@@ -127,11 +127,11 @@ def _real_path(location: Location, params: Any) -> list[int | str]:
     return path
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def nested_models(annotation: Any) -> list[type[BaseModel]]:
     """All models that a field's annotation mentions, through unions, lists and mappings."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in typing.get_args(annotation) for model in _models_in(argument)]
+    return [model for argument in typing.get_args(annotation) for model in nested_models(argument)]
 
 
 def _known_names(location: Location, section: str, model: type[BaseModel], prefix: str) -> str:
@@ -141,13 +141,13 @@ def _known_names(location: Location, section: str, model: type[BaseModel], prefi
     for part in parents:
         fields = [candidate.model_fields[part] for candidate in models if part in candidate.model_fields]
         # A part that is no field is the tag of a union, an index or a free key: the models stay the same.
-        models = [nested for field in fields for nested in _models_in(field.annotation)] or models
+        models = [nested for field in fields for nested in nested_models(field.annotation)] or models
     siblings = sorted({name for candidate in models for name in candidate.model_fields} - {unknown})
     if nearest := difflib.get_close_matches(unknown, siblings, n=1):
         return f"Did you mean {_dotted(section, nearest[0])}?"
     paths = [path for path in parameter_names(model, prefix) if path.endswith(f".{unknown}")]
-    elsewhere = f" It is known as {', '.join(paths[:3])}." if paths else ""
-    return f"Known here: {', '.join(siblings)}.{elsewhere}"
+    further = f"It is known as {', '.join(paths[:3])}." if paths else "What each means: docs/parameters.md."
+    return f"Known here: {', '.join(siblings)}. {further}"
 
 
 def _nearest(word: str, known: list[str]) -> str:

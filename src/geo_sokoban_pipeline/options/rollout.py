@@ -42,9 +42,13 @@ class SamplingOptions(StrictModel):
 class SamplingOverrides(StrictModel):
     """Fields of `SamplingOptions` that differ from the rollout's; None: as in the rollout."""
 
-    temperature: PositiveFloat | None = Field(None, description="Divides the logits.")
-    top_p: float | None = Field(None, gt=0, le=1, description="See SamplingOptions.")
-    top_k: int | None = Field(None, ge=0, description="See SamplingOptions.")
+    temperature: PositiveFloat | None = Field(None, description="Divides the logits. None: as in the rollout.")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Smallest set of tokens with this probability. None: as in the rollout."
+    )
+    top_k: int | None = Field(
+        None, ge=0, description="Number of likeliest tokens sampled from; 0: all. None: as in the rollout."
+    )
 
 
 class RolloutRules(StrictModel):

@@ -20,8 +20,8 @@ from geo_sokoban_pipeline.options.rollout import (
 class GrpoOptions(StrictModel):
     """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
 
-    groups: PositiveInt = Field(32, description="Prompts of an iteration.")
-    group_size: PositiveInt = Field(8, description="Episodes of a prompt.")
+    groups: PositiveInt = Field(32, description="Prompts of an iteration; each is played by one group of episodes.")
+    group_size: PositiveInt = Field(8, description="Episodes of each prompt.")
     credit: Literal["episode", "turn"] = Field("turn", description="One advantage per episode, or one per turn.")
     gamma: float = Field(0.95, gt=0, le=1, description="Discount per turn, with credit per turn.")
     normalize: Literal["std", "rms", "none"] = Field(
@@ -38,24 +38,32 @@ class GrpoOptions(StrictModel):
     )
     min_groups: int = Field(4, ge=0, description="With fewer groups left by the filter, all are trained.")
     max_refill: PositiveFloat = Field(
-        1.0, description="Groups fetched at most, in multiples of `groups`, to replace dropped ones."
+        1.0, description="Groups fetched at most, in multiples of `groups`, to replace those that the filter dropped."
     )
     groups_per_step: PositiveInt | None = Field(
-        5, description="Groups of an optimizer step. None: one step an iteration."
+        5, description="Groups of an optimizer step (a minibatch). None: one step an iteration."
     )
-    passes: PositiveInt = Field(1, description="Times that each trained episode is used in an iteration.")
-    clip_low: float = Field(0.2, ge=0, description="Ratios below 1 minus this are clipped.")
-    clip_high: float = Field(0.28, ge=0, description="Ratios above 1 plus this are clipped.")
-    dual_clip: float | None = Field(None, gt=1, description="Bound of the loss of negative advantages. None: off.")
+    passes: PositiveInt = Field(1, description="PPO epochs: times that each trained episode is used in an iteration.")
+    clip_low: float = Field(0.2, ge=0, description="Ratios of new to old probability below 1 minus this are clipped.")
+    clip_high: float = Field(0.28, ge=0, description="Ratios of new to old probability above 1 plus this are clipped.")
+    dual_clip: float | None = Field(
+        None, gt=1, description="Largest ratio that counts where the advantage is negative (dual-clip PPO). None: off."
+    )
     kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = Field("low_var_kl", description="Estimator of the KL term.")
     kl_coefficient: float = Field(
         0.0, ge=0, description="Weight of the KL to the warm-start policy; 0: no reference model."
     )
-    entropy_coefficient: float = Field(0.005, ge=0, description="Weight of the entropy bonus.")
-    reduction: Literal["sample_mean", "token_mean", "constant"] = Field(
-        "token_mean", description="How token losses add up."
+    entropy_coefficient: float = Field(
+        0.005, ge=0, description="Weight of the entropy bonus (mean entropy of a token, nats); 0: none."
     )
-    constant_denominator: PositiveFloat | None = Field(None, description="Denominator of the reduction `constant`.")
+    reduction: Literal["sample_mean", "token_mean", "constant"] = Field(
+        "token_mean",
+        description="How token losses add up: the mean over tokens of each episode, then over episodes; the mean over "
+        "all tokens; or the sum over `constant_denominator`.",
+    )
+    constant_denominator: PositiveFloat | None = Field(
+        None, description="Denominator of the reduction `constant`, which needs it. None: for the other reductions."
+    )
     old_log_probs: Literal["rollout", "recompute"] = Field(
         "rollout", description="Whose log-probs the ratio is taken to: the engine's, or a fresh pass of the trainer."
     )
@@ -123,7 +131,9 @@ class PromptOptions(StrictModel):
         description="Epochs of a shuffled list; or weighted by p(1 − p) + floor, p the moving solve rate of the "
         "prompt's difficulty, or of the prompt itself.",
     )
-    floor: float = Field(0.03, gt=0, description="Weight that every difficulty keeps.")
+    floor: float = Field(
+        0.03, gt=0, description="Weight that every difficulty (or prompt) keeps, however often it is solved."
+    )
     smoothing: float = Field(0.1, gt=0, le=1, description="Share of a new observation in the moving solve rate.")
 
 

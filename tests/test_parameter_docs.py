@@ -1,0 +1,88 @@
+"""docs/parameters.md: current, complete, and true to the models."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
+from scripts.parameter_docs.page import Leaf, all_sections, unit_of, write_page
+
+from geo_sokoban_pipeline.options.base import parameter_names
+from geo_sokoban_pipeline.options.project import ProjectParameters
+
+ROOT = Path(__file__).parents[1]
+NAMES = "scripts/parameter_docs/names.py"
+
+
+@pytest.fixture(scope="module")
+def leaves() -> list[Leaf]:
+    places = [place for _, places in all_sections() for place in places]
+    return [leaf for place in places for section in place.values() for leaf in section.leaves]
+
+
+def test_the_page_is_current():
+    stored = (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8")
+    assert stored == write_page(), "docs/parameters.md is not current; `make docs` writes it"
+
+
+def test_every_parameter_is_on_the_page(leaves):
+    """Each name of the models, with the task or study that stands in it as on the page."""
+    shown = {leaf.name.replace("[]", "") for leaf in leaves}
+    shown |= {name[:at] for name in shown for at, letter in enumerate(name) if letter == "."}
+    patterns = (
+        (r"^(train|rollout|update|evaluate|control|check)_(sokoban|geo3k_multi_turn|geo3k)\b", r"\1_*"),
+        (r"^(geo3k_multi_turn|geo3k)\b", "geo3k*"),
+        (r"^study_\w+", "study_*"),
+    )
+    missing = []
+    for name in parameter_names(ProjectParameters):
+        known = name
+        for pattern, word in patterns:
+            known = re.sub(pattern, word, known)
+        missing += [] if known in shown or f"{known}.source" in shown or known in {"train_*"} else [name]
+    assert missing == []
+
+
+def test_every_parameter_has_a_meaning_and_says_what_none_is(leaves):
+    assert [leaf.name for leaf in leaves if len(leaf.meaning) < 5] == [], f"describe the field, or add to {NAMES}"
+    silent = [leaf.name for leaf in leaves if leaf.nullable and not re.search(r"\b(None|null)\b", leaf.meaning)]
+    assert silent == []
+
+
+def test_every_number_has_a_unit(leaves):
+    assert [leaf.name for leaf in leaves if leaf.numeric and not unit_of(leaf.name)] == [], f"add a unit to {NAMES}"
+
+
+def test_no_table_names_what_does_not_exist(leaves):
+    names = {leaf.name for leaf in leaves}
+    assert OTHER_NAMES.keys() - names == set()
+    assert ARGUMENTS.keys() - names == set()
+    assert UNITS.keys() - names - {name.rpartition(".")[2] for name in names} == set()
+
+
+def test_rows_are_true_to_models_and_configuration():
+    rows = {line.split("|")[1].strip(): line for line in write_page().splitlines() if line.startswith("| `")}
+    size, temperature = rows["`train_*.grpo.group_size`"], rows["`train_*.rollout.sampling.temperature`"]
+    assert "| `8` | episodes | Episodes of each prompt." in size and "`num_generations` | `rollout.n`" in size
+    assert "number > 0 | `1.0` | factor |" in temperature
+    groups = rows["`train_*.grpo.groups`"]
+    assert "sokoban: `32`<br>geo3k: `48`<br>geo3k_multi_turn: `48`" in groups  # conf/base, not the model's 32
+    assert "`direct`, `solver`, `random_legal`, `random`" in rows["`train_*.warm_start.teacher.name`"]
+    assert "`-0.1` | reward |" in rows["`train_sokoban.env.args.rewards.lost`"]  # conf/base, not the environment's 0
+    assert "`&lt;" not in write_page() and "with &lt;image> once" in rows["`sokoban.instruction`"]
+
+
+def test_links_lead_to_headings():
+    page = write_page()
+    headings = re.findall(r"^##+ (.*)$", page, flags=re.MULTILINE)
+    anchors = {"".join(c for c in head.lower().replace(" ", "-") if c.isalnum() or c in "-_") for head in headings}
+    assert set(re.findall(r"\]\(#([^)]*)\)", page)) <= anchors
+    assert len(headings) == len(set(headings))
+
+
+def test_make_docs_writes_it():
+    done = subprocess.run(["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "-m scripts.parameter_docs" in done.stdout
