@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import CONTEXT, PAD, make_trajectories
+from geo_sokoban_pipeline.contract import PART_COLUMNS
 from geo_sokoban_pipeline.schemas import (
     TRAJECTORY_SCHEMA,
     TrajectoryContract,
@@ -107,6 +108,9 @@ MUTATIONS: dict[str, tuple[str, Callable[[Trajectory], None]]] = {
     "image index negative": ("turns", set_turn(0, image_indices=[-1])),
     "turn reward is infinite": ("turns", set_turn(1, reward=np.inf)),
     "turn advantage is NaN": ("turns", set_turn(1, advantage=np.nan)),
+    "turn credit is NaN": ("turns", set_turn(1, credit=np.nan)),
+    "credit does not add up": ("turns", set_turn(1, credit=1e3)),
+    "credit of a prompt": ("turns", set_turn(0, credit=0.0)),
     "weights are unknown": ("weight_spans", set_to("weight_spans", [])),
     "weight spans overlap": ("weight_spans", set_to("weight_spans", [(0, 0, 20), (1, 10, 30)])),
     "weight span beyond the tokens": ("weight_spans", set_to("weight_spans", [(0, 0, 10**6)])),
@@ -212,6 +216,44 @@ def test_named_values_are_sorted() -> None:
     assert caught.value.trajectory_id == table["trajectory_id"][1].as_py()
 
 
+REPEATED = ["success", "n_turns", "optimal_steps", *PART_COLUMNS]
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("value", [0, None])
+def test_columns_repeat_the_lists(name: str, value: int | None) -> None:
+    trajectories = make_trajectories(3)
+    for trajectory in trajectories:
+        trajectory.metrics = {"optimal_steps": 4.0, "success": 1.0}
+        trajectory.reward_parts = dict.fromkeys(PART_COLUMNS, 0.5)
+    trajectories[0].metrics, trajectories[0].reward_parts = {}, {}
+    table = trajectories_to_table(trajectories, CONTEXT)
+    validate_trajectories(table)
+    first, second, _ = table[name].to_pylist()
+    assert first == (3 if name == "n_turns" else None)
+    assert second == {"success": True, "n_turns": 3, "optimal_steps": 4}.get(name, 0.5)
+    if value is None and name == "n_turns":
+        return
+    place, kind = table.column_names.index(name), table.schema.field(name)
+    other = bool(value) if name == "success" and value is not None else value
+    changed = table.set_column(place, kind, pa.array([first, other, second], kind.type))
+    with pytest.raises(TrajectoryError) as caught:
+        validate_trajectories(changed)
+    assert (caught.value.column, caught.value.trajectory_id) == (name, trajectories[1].trajectory_id)
+
+
+def test_credit_adds_up_to_the_reward() -> None:
+    trajectories = make_trajectories(2, turns=2)
+    replies = [turn for turn in trajectories[1].turns if turn.role == "assistant"]
+    for turn in replies:
+        turn.credit = trajectories[1].reward / 2
+    check(trajectories)
+    replies[0].credit += 1e-3
+    with pytest.raises(TrajectoryError, match="adds up") as caught:
+        check(trajectories)
+    assert caught.value.trajectory_id == trajectories[1].trajectory_id
+
+
 def empty_episode(trajectory: Trajectory) -> None:
     """An episode that failed before its first token."""
     fail_with()(trajectory)
@@ -282,7 +324,7 @@ def test_foreign_tables_are_named() -> None:
     with pytest.raises(TrajectoryError, match="trajectories_to_table"):
         validate_trajectories(table.replace_schema_metadata(None))
     metadata = {**table.schema.metadata, b"schema_version": b"0"}
-    with pytest.raises(TrajectoryError, match="version 1"):
+    with pytest.raises(TrajectoryError, match="reads 2"):
         validate_trajectories(table.replace_schema_metadata(metadata))
 
 
@@ -340,7 +382,7 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 def as_values(trajectory: Trajectory) -> dict[str, object]:
     """Fields of an episode, arrays as their type and bytes, so that equality is bit for bit."""
-    values = {name: getattr(trajectory, name) for name in TRAJECTORY_SCHEMA.names}
+    values = {name: getattr(trajectory, name) for name in Trajectory.__dataclass_fields__}
     return {name: (v.dtype, v.tobytes()) if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
 

@@ -13,6 +13,7 @@ from builders import CONTEXT, make_png, make_trajectories
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TrajectoryError, read_context, validate_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
 from geo_sokoban_pipeline.trajectory_files import (
+    OtherVersionError,
     TornFileError,
     decoded_size,
     name_parts,
@@ -87,6 +88,35 @@ def test_polars_and_pandas_open_it(part: Path) -> None:
     assert rows["token_ids"][1].tolist() == trajectories[1].token_ids.tolist()
 
 
+def test_success_by_iteration_needs_no_unpivot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
+    import datasets
+
+    for iteration in (0, 1):
+        trajectories = make_trajectories(4, iteration=iteration)
+        for number, trajectory in enumerate(trajectories):
+            trajectory.metrics = {"success": float(number <= iteration), "optimal_steps": 3.0}
+        trajectories[3].metrics = {}  # a failed episode: unknown, not unsolved
+        write_trajectories(tmp_path / f"iter=0000{iteration}.parquet", trajectories_to_table(trajectories, CONTEXT))
+    files, wanted = str(tmp_path / "*.parquet"), {0: 1 / 3, 1: 2 / 3}
+    query = f"select iteration, avg(success::int) from read_parquet('{files}') group by iteration"
+    assert dict(duckdb.sql(query).fetchall()) == pytest.approx(wanted)
+    means = pl.read_parquet(files).group_by("iteration").agg(pl.col("success").mean())
+    assert dict(means.iter_rows()) == pytest.approx(wanted)
+    frame = pd.concat(map(pd.read_parquet, sorted(tmp_path.glob("*.parquet"))))
+    assert frame.astype({"success": "boolean"}).groupby("iteration")["success"].mean().to_dict() == pytest.approx(
+        wanted
+    )
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert [value for value in rows["success"]] == [True, False, False, None, True, True, False, None]
+    assert rows["distance_delta"][0] == 1.0
+    assert (rows["n_turns"][0], rows["optimal_steps"][0], rows["format"][0]) == (3, 3, None)
+
+
 @pytest.mark.parametrize("px", [96, 384])
 @pytest.mark.parametrize("episodes", [8, 64])
 @pytest.mark.parametrize("reply_tokens", [8, 300])
@@ -146,6 +176,18 @@ def strip_metadata(path: Path) -> None:
 def test_torn_and_foreign_files_are_named(damage, part: Path) -> None:
     damage(part)
     with pytest.raises(TornFileError, match=r"part-000\.parquet.*(delete it|move it)"):
+        read_trajectories(part)
+
+
+def age(path: Path) -> None:
+    """A file as the first version of the schema had it: fewer columns, another number."""
+    table = pq.read_table(path).drop_columns(["success", "n_turns"])
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"schema_version": b"1"}), path)
+
+
+def test_files_of_another_version_are_refused(part: Path) -> None:
+    age(part)
+    with pytest.raises(OtherVersionError, match=r"part-000\.parquet was written by another .*'1'.* reads 2.*run_id"):
         read_trajectories(part)
 
 

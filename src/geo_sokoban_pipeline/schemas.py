@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from geo_sokoban_pipeline.contract import TrajectoryError, check_episodes
+from geo_sokoban_pipeline.contract import PART_COLUMNS, TrajectoryError, check_episodes
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 PRUNE = "PRUNE"  # key of a partition dict whose value is an iteration, not a table
 COMPLETE = "COMPLETE"  # key of a checkpoint dict: the run reached its goal
 RETAIN = "RETAIN"  # key of a checkpoint dict: iterations whose checkpoints stay
@@ -27,6 +27,7 @@ __all__ = [
     "TableContext",
     "TrajectoryContract",
     "TrajectoryError",
+    "check_version",
     "read_context",
     "schema_metadata",
     "validate_schema",
@@ -49,6 +50,7 @@ _TURN = pa.struct(
         ("image_indices", _list(pa.int32())),
         ("action", pa.string()),
         ("reward", pa.float64()),
+        ("credit", pa.float64()),
         ("advantage", pa.float64()),
         ("info", pa.string()),
     ]
@@ -82,12 +84,19 @@ _COLUMNS: dict[str, pa.DataType] = {
     "response": pa.string(),
     "reward": pa.float64(),
     "advantage": pa.float64(),
+    # One value per episode of what the lists below hold, for queries without an unpivot.
+    "success": pa.bool_(),
+    "n_turns": pa.int32(),
+    "difficulty": pa.string(),
+    "optimal_steps": pa.int32(),
+    **dict.fromkeys(PART_COLUMNS, pa.float64()),
     "reward_parts": _NAMED_VALUES,
     "metrics": _NAMED_VALUES,
     "timings": _NAMED_VALUES,
 }
 _NULLABLE = frozenset(
     ["finish_reason", "error", "drop_reason", "old_log_probs", "ref_log_probs", "label", "reward", "advantage"]
+    + ["success", "difficulty", "optimal_steps", *PART_COLUMNS]
 )
 
 # `images` is never null either, but `datasets` decodes a column as images only if its field is marked nullable.
@@ -139,11 +148,21 @@ def read_context(schema: pa.Schema) -> TableContext:
             raise TrajectoryError("schema metadata", None, f"no `{name}`", "build tables with trajectories_to_table")
         return metadata[name.encode()].decode()
 
-    version = entry("schema_version")
-    if version != SCHEMA_VERSION:
-        raise TrajectoryError("schema_version", None, version, f"this package reads version {SCHEMA_VERSION}")
+    entry("schema_version")
+    check_version(schema)
     hashes = (entry(name) for name in ("tokenizer_hash", "template_hash", "processor_hash"))
     return TableContext(int(entry("image_pad_id")), int(entry("merge_size")), *hashes)
+
+
+def check_version(schema: pa.Schema) -> None:
+    """Refuse a table that another version of this project has written.
+
+    Raises:
+        TrajectoryError: the metadata name another schema version; without such an entry nothing is refused here.
+    """
+    version = (schema.metadata or {}).get(b"schema_version", SCHEMA_VERSION.encode()).decode()
+    if version != SCHEMA_VERSION:
+        raise TrajectoryError("schema_version", None, version, f"this version of the project reads {SCHEMA_VERSION}")
 
 
 def _features() -> dict[str, Any]:
@@ -163,11 +182,12 @@ def _feature(kind: pa.DataType) -> dict[str, Any]:
 
 
 def validate_schema(schema: pa.Schema) -> None:
-    """Compare names, order and types with `TRAJECTORY_SCHEMA`; dictionary encoding and null flags may differ.
+    """Compare version, names, order and types with `TRAJECTORY_SCHEMA`; dictionary encoding and null flags may differ.
 
     Raises:
-        TrajectoryError: naming the first differing column and both types.
+        TrajectoryError: naming the version, or the first differing column and both types.
     """
+    check_version(schema)
     names, wanted = schema.names, TRAJECTORY_SCHEMA.names
     missing = [name for name in wanted if name not in names]
     extra = [name for name in names if name not in wanted]

@@ -138,3 +138,13 @@ def task_of(name: str) -> Task:
 def prompt_key(row: Mapping[str, Any]) -> str:
     """What an episode is known by across runs: the content hash of its level or problem, else the id of its row."""
     return str(row.get("level_hash") or row.get("problem_hash") or row["id"])
+
+
+def difficulty_text(task: str, row: Mapping[str, Any]) -> str | None:
+    """Difficulty of a prompts row as the trajectories keep it; None where it, or the task, is not known.
+
+    A text serves every task: the family of a problem is a name, and the length of a level is a number that the column
+    `optimal_steps` holds as such.
+    """
+    value = TASKS[task].difficulty_of(row) if task in TASKS else None
+    return None if value is None else str(value)

@@ -15,9 +15,18 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.contract.columns import one_array
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TableContext, schema_metadata
-from geo_sokoban_pipeline.trajectory_columns import Spans, build_column, gather_columns, read_column
+from geo_sokoban_pipeline.trajectory_columns import (
+    DERIVED_COLUMNS,
+    Spans,
+    build_column,
+    derive_columns,
+    gather_columns,
+    read_column,
+)
 
 __all__ = ["TableContext", "Trajectory", "TrajectoryBatch", "Turn", "table_to_trajectories", "trajectories_to_table"]
+
+_FIELDS = [name for name in TRAJECTORY_SCHEMA.names if name not in DERIVED_COLUMNS]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,8 +40,10 @@ class Turn:
         token_start, token_end: half-open span in `token_ids`.
         image_indices: positions in the episode's `images`.
         action: what the environment understood; None where there was nothing to understand.
-        reward: of this turn; None for turns that earn none.
-        advantage: None unless credit is given per turn.
+        reward: of the environment for this turn; None for turns that earn none.
+        credit: share of the episode's reward that credit per turn gives to this reply; the replies' shares add up to
+            the reward. None with credit per episode, and in evaluation.
+        advantage: what the reply was trained with; None unless credit is given per turn.
         info: JSON values from the environment; turns of which it said the same may share one dict.
     """
 
@@ -43,6 +54,7 @@ class Turn:
     image_indices: list[int] = field(default_factory=list)
     action: str | None = None
     reward: float | None = None
+    credit: float | None = None
     advantage: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -51,11 +63,15 @@ class Turn:
 class Trajectory:
     """One episode: fields, types and meaning of the columns of `TRAJECTORY_SCHEMA`.
 
+    The columns that repeat a value of the lists (`DERIVED_COLUMNS`) are no fields: a table's are made from the lists.
+
     Attributes:
         sampling: JSON text of an object: engine, its version, temperature and limits.
         token_ids: (T,) int32. loss_mask: (T,) int8. rollout_log_probs: (T,) float32, nats.
         old_log_probs, ref_log_probs: (T,) float32 or None.
         weight_spans: (policy version, start, end) per span of tokens.
+        difficulty: of the prompt, as text, by which its task draws prompts: the fewest moves of a level, the family of
+            a geometry problem. None where it is not known.
         images: PNG bytes. image_grid_thw: (t, h, w) in patches, one per image.
         reward_parts, metrics, timings: by name; stored sorted by it. Timings are seconds.
     """
@@ -88,6 +104,7 @@ class Trajectory:
     response: str
     reward: float | None = None
     advantage: float | None = None
+    difficulty: str | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
@@ -114,9 +131,11 @@ def trajectories_to_table(trajectories: Sequence[Trajectory], context: TableCont
         ValueError, TypeError: a turn's `info` is not JSON (NaN included) or a value does not fit its column.
     """
     arrays, fields = [], []
-    columns = gather_columns(trajectories, TRAJECTORY_SCHEMA.names)
-    for spec, values in zip(TRAJECTORY_SCHEMA, columns, strict=True):
-        array = build_column(spec.name, values, spec.type)
+    columns = dict(zip(_FIELDS, gather_columns(trajectories, _FIELDS), strict=True))
+    built = {name: build_column(name, values, TRAJECTORY_SCHEMA.field(name).type) for name, values in columns.items()}
+    built |= derive_columns(columns["metrics"], columns["reward_parts"], built["turns"])
+    for spec in TRAJECTORY_SCHEMA:
+        array = built[spec.name]
         arrays.append(array)
         fields.append(spec.with_type(array.type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema_metadata(context)))
@@ -128,7 +147,7 @@ def table_to_trajectories(table: pa.Table) -> list[Trajectory]:
     Arrays of numbers are writable views into one copy per column; equal images of a table are one `bytes` object.
     """
     table = table.unify_dictionaries().combine_chunks()
-    columns = {name: read_column(name, one_array(table, name)) for name in TRAJECTORY_SCHEMA.names}
+    columns = {name: read_column(name, one_array(table, name)) for name in _FIELDS}
     columns["turns"] = [[Turn(**cells) for cells in turns] for turns in columns["turns"]]
     rows = zip(*columns.values(), strict=True)
     return [Trajectory(**dict(zip(columns, row, strict=True))) for row in rows]

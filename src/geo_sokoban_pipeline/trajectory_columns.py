@@ -17,8 +17,10 @@ import orjson
 import pyarrow as pa
 
 from geo_sokoban_pipeline.contract.columns import Ragged
+from geo_sokoban_pipeline.contract.values import PART_COLUMNS, SOLVED, count_replies
 
 Spans = list[tuple[int, int, int]]
+DERIVED_COLUMNS = ("success", "n_turns", "optimal_steps", *PART_COLUMNS)  # each repeats a value of a list
 
 
 def build_column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -37,6 +39,30 @@ def gather_columns(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any
     Each item is read in one call: one look-up per name and item would be a fifth of the writing.
     """
     return list(zip(*map(attrgetter(*names), items), strict=True)) or [()] * len(names)
+
+
+def derive_columns(
+    metrics: Sequence[dict[str, float]], parts: Sequence[dict[str, float]], turns: pa.Array
+) -> dict[str, pa.Array]:
+    """The columns of `DERIVED_COLUMNS`, from the lists that they repeat.
+
+    Args:
+        turns: the built column.
+    """
+    solved = [None if (value := row.get("success")) is None else value >= SOLVED for row in metrics]
+    fewest = [None if (value := row.get("optimal_steps")) is None else int(value) for row in metrics]
+    # Most of these columns are empty: a task has but some of the parts.
+    present = set(chain.from_iterable(set(map(tuple, parts))))
+    missing = pa.nulls(len(parts), pa.float64())
+    return {
+        "success": pa.array(solved, pa.bool_()),
+        "n_turns": pa.array(count_replies(Ragged.of(turns)), pa.int32()),
+        "optimal_steps": pa.array(fewest, pa.int32()),
+        **{
+            name: pa.array([row.get(name) for row in parts], pa.float64()) if name in present else missing
+            for name in PART_COLUMNS
+        },
+    }
 
 
 def _build_plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -62,7 +88,8 @@ def _build_numbers(values: Sequence[np.ndarray | None], kind: pa.DataType) -> pa
 
 
 def _build_integers(rows: Sequence[Sequence[Sequence[int]]], width: int) -> np.ndarray:
-    return np.array(list(chain.from_iterable(rows)), np.int32).reshape(-1, width)
+    # Flattened to numbers first: NumPy looks for a shape in every tuple of a list of tuples.
+    return np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int32).reshape(-1, width)
 
 
 def _build_weight_spans(values: Sequence[Spans], kind: pa.DataType) -> pa.Array:
@@ -95,7 +122,7 @@ def _build_turns(values: Sequence[list[Any]], kind: pa.DataType) -> pa.Array:
     children = []
     for spec, cells in zip(fields, columns, strict=True):
         if spec.name == "image_indices":
-            flat = np.array(list(chain.from_iterable(cells)), np.int32)
+            flat = np.fromiter(chain.from_iterable(cells), np.int32)
             children.append(_lists(map(len, cells), pa.array(flat), spec.type))
         else:
             children.append(pa.array(_to_texts(cells) if spec.name == "info" else cells, spec.type))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.contract import TrajectoryError
-from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TableContext, read_context, validate_schema
+from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TableContext, check_version, read_context, validate_schema
 from geo_sokoban_pipeline.storage import CorruptFolderError, write_atomic
 from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
 
@@ -28,6 +28,10 @@ _TEXTS = frozenset({"trajectory_id", "task_id", "error", "response"})  # columns
 
 class TornFileError(CorruptFolderError):
     """A trajectory file is truncated or foreign; the message names it and the way out."""
+
+
+class OtherVersionError(TornFileError):
+    """A trajectory file of another schema version; the message names it and the way out."""
 
 
 def write_trajectories(path: Path, table: pa.Table) -> None:
@@ -85,21 +89,48 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
         TornFileError: the file is no parquet, is cut off, or holds another schema than the contract's.
         FileNotFoundError: no such file.
     """
+    check_file(path)
     try:
-        schema = pq.read_schema(path)
-        validate_schema(schema)
-        read_context(schema)
         with pq.ParquetFile(path, read_dictionary=[IMAGE_BYTES], page_checksum_verification=True) as file:
             return file.read(columns=None if columns is None else list(columns))
-    except TrajectoryError as error:
-        way_out = "It was not written by this project or by another version of it: move it out of this folder"
-        raise TornFileError(f"{path} is a foreign parquet file. {error} {way_out}.") from error
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        way_out = "It was cut off or changed: restore it, or delete it to go on without these episodes"
-        raise TornFileError(f"{path} cannot be read as parquet ({reason}). {way_out}.") from error
+        raise _torn(path, error) from error
+
+
+def check_file(path: Path) -> None:
+    """Check that a file holds episodes of this schema version, from its footer alone.
+
+    Raises:
+        OtherVersionError: another version of this project has written it.
+        TornFileError, FileNotFoundError: as in `read_trajectories`.
+    """
+    try:
+        schema = pq.read_schema(path)
+        check_version(schema)
+    except TrajectoryError as error:
+        way_out = (
+            "Other tools still read the file. To run this version, choose another run_id, or start this one over with "
+            "fresh=true"
+        )
+        raise OtherVersionError(f"{path} was written by another version of this project. {error} {way_out}.") from error
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise _torn(path, error) from error
+    try:
+        validate_schema(schema)
+        read_context(schema)
+    except TrajectoryError as error:
+        way_out = "It was not written by this project: move it out of this folder"
+        raise TornFileError(f"{path} is a foreign parquet file. {error} {way_out}.") from error
+
+
+def _torn(path: Path, error: Exception) -> TornFileError:
+    reason = " ".join(str(error).split())
+    way_out = "It was cut off or changed: restore it, or delete it to go on without these episodes"
+    return TornFileError(f"{path} cannot be read as parquet ({reason}). {way_out}.")
 
 
 def split_parts(trajectories: Sequence[Trajectory], limit: int = PART_LIMIT) -> list[list[Trajectory]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import node, pipeline
@@ -116,6 +117,30 @@ def test_frame_of_chosen_iterations(tmp_path: Path) -> None:
     TrajectoriesDataset(str(tmp_path)).save({f"iter=0000{i}/part-000": batch(i) for i in range(3)})
     frame = TrajectoriesFrameDataset(str(tmp_path), iterations=[1]).load()
     assert frame["iteration"].tolist() == [1] * 4
+
+
+def test_missing_values_keep_their_column_a_number(tmp_path: Path) -> None:
+    episodes = make_trajectories(2)
+    episodes[0].metrics, episodes[1].metrics = {"optimal_steps": 5.0, "success": 1.0}, {}
+    table = trajectories_to_table(episodes, CONTEXT)
+    TrajectoriesDataset(str(tmp_path)).save({"iter=00000/part-000": table})
+    frame = TrajectoriesFrameDataset(str(tmp_path)).load()
+    assert frame["success"].mean() == 1.0
+    assert frame["success"].isna().tolist() == frame["optimal_steps"].isna().tolist() == [False, True]
+    assert frame["optimal_steps"].dtype == "Int32"
+
+
+def test_a_run_of_another_version_is_not_continued(tmp_path: Path) -> None:
+    dataset = TrajectoriesDataset(str(tmp_path))
+    dataset.save({f"iter=0000{i}/part-000": batch(i) for i in range(2)})
+    path = tmp_path / "iter=00000" / "part-000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"schema_version": b"1"}), path)
+    with pytest.raises(DatasetError, match=r"iter=00000/part-000\.parquet was written by another version.*fresh=true"):
+        dataset.save({"PRUNE": 1, "iter=00002/part-000": batch(2)})
+    assert dataset.partitions() == ["iter=00000/part-000", "iter=00001/part-000"]
+    dataset.save({"PRUNE": -1, "iter=00000/part-000": batch(0)})  # fresh: nothing of the other version stays
+    assert dataset.partitions() == ["iter=00000/part-000"]
 
 
 def test_frame_of_nothing_has_all_columns(tmp_path: Path) -> None:

@@ -53,6 +53,14 @@ def test_newest_episodes():
         show.load_newest({})
 
 
+def test_what_counts_of_an_episode_is_what_was_trained_with():
+    episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
+    episode.advantage = -3.0
+    assert show.largest_advantage(episode) == 3.0
+    episode.turns[1].advantage = -0.5
+    assert show.largest_advantage(episode) == 0.5
+
+
 def test_catalog_outside_a_project(tmp_path):
     with pytest.raises(ValueError, match="is in no Kedro project"):
         show.open_catalog(folder=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,15 @@ def test_a_failing_environment_costs_its_own_episode_alone(place):
     if place in ("step", "format_observation"):
         assert failed.loss_mask.sum() == 4, "what was sampled is kept"
         assert 1 in engine.released
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"), [("sokoban", ["7", None]), ("geo3k", ["areas", None]), ("own", [None, None])]
+)
+def test_episodes_know_how_difficult_their_prompt_is(task, wanted):
+    rows = [{"env": {"ends_after": 1}, "solution_length": 7, "family": "areas"}, {"env": {"raises": "build"}}]
+    episodes, _ = play_scripted({0: [STOP]}, replace(make_settings(), task=task), rows)
+    assert [episode.difficulty for episode in episodes] == wanted
 
 
 def test_an_environment_that_fails_to_close_costs_nothing():

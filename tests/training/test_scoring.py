@@ -69,6 +69,21 @@ def test_a_reply_the_environment_never_saw_is_worth_nothing() -> None:
     assert cut[1].advantage < 0 < replies(episodes[1])[1].advantage
 
 
+@pytest.mark.parametrize("credit", ["turn", "episode"])
+def test_turns_keep_the_credit_that_was_trained_on(credit: str) -> None:
+    episodes = play([[0.2, -0.01], [0.2]], [True, False])
+    score_trajectories(episodes, GrpoOptions(credit=credit, normalize="none", filter="none"), SUM)
+    given = [[turn.credit for turn in episode.turns] for episode in episodes]
+    if credit == "episode":
+        assert given == [[None] * 4] * 2
+        return
+    # Turn reward and a cell nearer each; the bonus in the turn that solved; nothing for a reply that was cut off.
+    assert [value is None for value in given[0]] == [True, False, True, False]
+    assert np.allclose(given[0][1::2], [0.3, -0.01 + 0.1 + 1.0])
+    assert np.allclose(given[1][1::2], [0.3, 0.0])
+    assert [sum(row[1::2]) for row in given] == pytest.approx([episode.reward for episode in episodes])
+
+
 def test_turns_that_do_not_add_up_are_an_error() -> None:
     episodes = play([[0.2], [0.1]], [False, False])
     episodes[1].reward += 1.0

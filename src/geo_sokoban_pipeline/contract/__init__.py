@@ -11,21 +11,24 @@ from collections.abc import Callable, Set
 
 import pyarrow as pa
 
-from geo_sokoban_pipeline.contract import rows, spans, tokens
+from geo_sokoban_pipeline.contract import rows, spans, tokens, values
 from geo_sokoban_pipeline.contract.columns import Episodes, TrajectoryError, check_nulls
+from geo_sokoban_pipeline.contract.values import PART_COLUMNS
 
-__all__ = ["CHECKS", "TrajectoryError", "check_episodes"]
+__all__ = ["CHECKS", "PART_COLUMNS", "TrajectoryError", "check_episodes"]
 
 CHECKS: tuple[Callable[[Episodes], None], ...] = (
     rows.check_identity,
     rows.check_outcome,
-    rows.check_named_values,
+    values.check_named_values,
+    values.check_value_columns,
     tokens.check_lengths,
     tokens.check_mask,
     tokens.check_log_probs,
     tokens.check_images,
     tokens.check_image_pads,
     spans.check_turns,
+    values.check_credits,
     spans.check_generated_runs,
     spans.check_weight_spans,
     rows.check_group_advantages,

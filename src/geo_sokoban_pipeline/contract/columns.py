@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_NESTED_NULLABLE = frozenset({"turns.action", "turns.reward", "turns.advantage", "images.path"})
+_NESTED_NULLABLE = frozenset({"turns.action", "turns.reward", "turns.credit", "turns.advantage", "images.path"})
 
 
 class TrajectoryError(ValueError):
@@ -72,6 +72,31 @@ class Ragged:
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
 
+class Named:
+    """Values by name, of one column of lists of (name, value)."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self.items = Ragged.of(column)
+        self.numbers: np.ndarray = self.items.values.field("value").to_numpy(zero_copy_only=False)
+
+    @cached_property
+    def _codes(self) -> tuple[list[str], np.ndarray]:
+        # Names are few and repeat in every row: comparing numbers is several times quicker than comparing texts.
+        names = self.items.values.field("name")
+        names = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
+        return names.dictionary.to_pylist(), names.indices.to_numpy(zero_copy_only=False)
+
+    def pick(self, name: str) -> np.ndarray | None:
+        """(rows,) float64 value of a name, NaN in rows that have none; None where no row has it."""
+        names, codes = self._codes
+        if name not in names:
+            return None
+        found = np.full(len(self.items.offsets) - 1, np.nan)
+        places = codes == names.index(name)
+        found[self.items.rows[places]] = self.numbers[places]
+        return found
+
+
 class Episodes:
     """A table of episodes, its columns unpacked on first use.
 
@@ -83,6 +108,7 @@ class Episodes:
     def __init__(self, table: pa.Table, image_pad_id: int, merge_size: int) -> None:
         self.table = table.unify_dictionaries().combine_chunks()
         self.image_pad_id, self.merge_size = image_pad_id, merge_size
+        self._named: dict[str, Named] = {}
 
     def column(self, name: str) -> pa.Array:
         """One Arrow array of a column."""
@@ -92,6 +118,12 @@ class Episodes:
         """A top-level number column; NaN where a float is null."""
         values: np.ndarray = self.column(name).to_numpy(zero_copy_only=False)
         return values
+
+    def named(self, name: str) -> Named:
+        """A column of named values, unpacked on first use."""
+        if name not in self._named:
+            self._named[name] = Named(self.column(name))
+        return self._named[name]
 
     @cached_property
     def token_ids(self) -> Ragged:

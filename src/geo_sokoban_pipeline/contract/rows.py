@@ -1,4 +1,4 @@
-"""Rules on whole episodes: identity, outcome, named values, and advantages within a group."""
+"""Rules on whole episodes: identity, outcome, and advantages within a group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geo_sokoban_pipeline.contract.columns import Episodes, Ragged, TrajectoryError, flags, nulls
+from geo_sokoban_pipeline.contract.columns import Episodes, TrajectoryError, flags, nulls
 
 STATUSES = ("completed", "truncated", "aborted", "failed")
 
@@ -54,19 +54,6 @@ def _has_turn_advantage(episodes: Episodes) -> np.ndarray:
     credited = np.zeros(episodes.table.num_rows, bool)
     credited[episodes.turns.rows[~nulls(episodes.turns.values.field("advantage"))]] = True
     return credited
-
-
-def check_named_values(episodes: Episodes) -> None:
-    """Reward parts, metrics and timings are finite and strictly sorted by name."""
-    for column in ("reward_parts", "metrics", "timings"):
-        items = Ragged.of(episodes.column(column))
-        values = items.values.field("value").to_numpy(zero_copy_only=False)
-        episodes.fail_item(~np.isfinite(values), column, items, "values are finite")
-        names = items.values.field("name")
-        if len(names) > 1:
-            ordered = flags(pc.less(names[:-1], names[1:]))
-            bad = np.concatenate([[False], ~ordered & (items.rows[1:] == items.rows[:-1])])
-            episodes.fail_item(bad, column, items, "sorted by name, no name twice")
 
 
 def check_group_advantages(episodes: Episodes) -> None:

@@ -17,7 +17,7 @@ def check_turns(episodes: Episodes) -> None:
     _check_order(episodes, "turns", turns, "token_start", "token_end")
     known = pc.is_in(turns.values.field("role"), pa.array(ROLES))
     episodes.fail_item(~flags(known), "turns", turns, f"role is one of {', '.join(ROLES)}")
-    for name in ("reward", "advantage"):
+    for name in ("reward", "credit", "advantage"):
         field = turns.values.field(name)
         bad = ~nulls(field) & ~np.isfinite(field.to_numpy(zero_copy_only=False))
         episodes.fail_item(bad, "turns", turns, f"{name} is finite or null")

@@ -13,7 +13,13 @@ from kedro.io import AbstractDataset, DatasetError
 from geo_sokoban_pipeline.datasets.partitions import IterationPartitions, read_iteration
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TrajectoryContract
 from geo_sokoban_pipeline.signposts import EPISODES_SAVED, reached
-from geo_sokoban_pipeline.trajectory_files import read_trajectories, write_trajectories
+from geo_sokoban_pipeline.trajectory_files import (
+    OtherVersionError,
+    TornFileError,
+    check_file,
+    read_trajectories,
+    write_trajectories,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +46,21 @@ class TrajectoriesDataset(IterationPartitions):
     def save(self, data: dict[str, Any]) -> None:
         super().save(data)
         reached(EPISODES_SAVED)
+
+    def prune(self, after: int) -> None:
+        """As of all partitions; refuses to go on beside episodes of another schema version.
+
+        Raises:
+            OtherVersionError: the oldest partition that stays is of another one.
+        """
+        super().prune(after)
+        for name in self.partitions()[:1]:
+            try:
+                check_file(self._place(name))
+            except OtherVersionError:
+                raise
+            except TornFileError:
+                pass  # a damaged file is named when it is read, and costs a continuing run nothing before
 
     def _write(self, path: Path, value: Any) -> None:
         write_trajectories(path, TrajectoryContract.to_table(value))
@@ -127,6 +148,9 @@ class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):
 
 
 def _frame_dtype(name: str) -> str:
-    kind = str(TRAJECTORY_SCHEMA.field(name).type)
+    field = TRAJECTORY_SCHEMA.field(name)
+    kind = str(field.type)
+    if field.nullable and kind in ("bool", "int32"):
+        return {"bool": "boolean", "int32": "Int32"}[kind]  # pandas' own types that know missing values
     names = {"string": "str", "double": "float64", "int32": "int32", "int64": "int64", "bool": "bool"}
     return names.get(kind, "object")

@@ -82,6 +82,12 @@ def load_newest(parts: Mapping[str, Callable[[], pa.Table]]) -> list[Trajectory]
     ]
 
 
+def largest_advantage(episode: Trajectory) -> float:
+    """Largest magnitude of what an episode was trained with: of its turns where they have advantages, else its own."""
+    of_turns = [abs(turn.advantage) for turn in episode.turns if turn.advantage is not None]
+    return max(of_turns, default=abs(episode.advantage or 0.0))
+
+
 def read_image_pad_id(parts: Mapping[str, Callable[[], pa.Table]]) -> int:
     """Id of the token that stands for pictures, from the metadata of the newest partition."""
     return int(parts[list(parts)[-1]]().schema.metadata[b"image_pad_id"])

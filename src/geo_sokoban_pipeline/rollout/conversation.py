@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.rollout.closing import (
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.rollout.transcript import Transcript
-from geo_sokoban_pipeline.tasks import prompt_key
+from geo_sokoban_pipeline.tasks import difficulty_text, prompt_key
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ class Conversation:
             image_grid_thw=[image.grid for image in said.images],
             label=None if row.get("answer") is None else str(row["answer"]),
             response=response,
+            difficulty=difficulty_text(self._settings.task, row),
             reward=parts.get("reward"),
             reward_parts={name: value for name, value in parts.items() if name != "reward"},
             metrics=metrics,

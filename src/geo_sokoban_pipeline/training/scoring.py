@@ -123,6 +123,9 @@ def _turn_credit(
     graded: Sequence[Trajectory], options: GrpoOptions, reward_args: Mapping[str, Any]
 ) -> list[np.ndarray]:
     values = [_turn_values(episode, reward_args) for episode in graded]
+    for episode, row in zip(graded, values, strict=True):
+        for turn, value in zip(replies(episode), row, strict=True):
+            turn.credit = float(value)
     boards = [_board_keys(episode) for episode in graded] if options.baseline == "board" else None
     return turn_advantages(
         values,
