@@ -196,11 +196,7 @@ def evaluate(
 
 def test_an_evaluation_is_of_run_seed_prompt_and_sample(smallest: Policy, options: TrainOptions) -> None:
     rows = rows_of(2)
-    found = {
-        (seed, *key): stream
-        for seed in (0, 1)
-        for key, stream in evaluate(smallest, options, rows, seed).items()
-    }
+    found = {(seed, *key): stream for seed in (0, 1) for key, stream in evaluate(smallest, options, rows, seed).items()}
     assert len(found) == 8
     rollouts = [stream for seed in (0, 1) for stream in streams(collect(smallest, options, seed)).values()]
     assert len({*found.values(), *rollouts}) == 8 + len(rollouts)

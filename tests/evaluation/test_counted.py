@@ -1,0 +1,492 @@
+"""The whole evaluation on counted prompts and pictures: who plays what, how often, what is shown, what is summed up.
+
+Real environments, rewards and pictures; `rollout.function` is one of the tests' own, which answers every request with
+a given text and keeps what was asked, so that each number of a summary can be counted again by hand.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from geo_sokoban_pipeline.envs.data_uris import read_data_uri
+from geo_sokoban_pipeline.envs.sokoban.env import build_env
+from geo_sokoban_pipeline.envs.teachers import make_teacher
+from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
+from geo_sokoban_pipeline.evaluation.validation import validate_policy
+from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
+from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+from geo_sokoban_pipeline.options.policy import TeacherOptions
+from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.pipelines.train import nodes
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.preparing import policy_writer
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+
+MAX_BYTES, MAX_PIXELS = 1 << 24, 1 << 24
+LIMITED = "!"  # before a reply that ends at the limit of tokens
+
+
+@dataclass
+class Played:
+    """One call of the rollout function."""
+
+    settings: PlaySettings
+    tasks: Sequence[EpisodeTask]
+    requests: list[Request]
+    trajectories: list[Trajectory]
+
+    @property
+    def label(self) -> str:
+        return self.tasks[0].trajectory_id.rsplit("/", 2)[0]
+
+    @property
+    def prompts(self) -> list[str]:
+        return [task.prompt["id"] for task in self.tasks]
+
+
+calls: list[Played] = []
+# (prompt row, number of the episode of it, number of the reply) → its text
+script: dict[str, Callable[[dict[str, Any], int, int], str]] = {}
+
+
+class Answering:
+    """Answers at once by the script; the engine that it stands before is only asked for its version."""
+
+    name, software_version, seeded = "answering", "1", True
+
+    def __init__(self, version: int, policy: Policy, tasks: Sequence[EpisodeTask]) -> None:
+        self.version, self._policy, self._tasks = version, policy, tasks
+        self.requests: list[Request] = []
+        self._queue: list[Request] = []
+        self._replies: Counter[int] = Counter()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        # An episode goes on with its own list of pictures.
+        self.requests += [replace(request, images=list(request.images)) for request in requests]
+        self._queue += requests
+
+    def poll(self) -> list[Result]:
+        asked, self._queue = self._queue, []
+        return [self._answer(request) for request in asked]
+
+    def _answer(self, request: Request) -> Result:
+        task = self._tasks[request.id]
+        text = script["now"](task.prompt, task.sample_index, self._replies[request.id])
+        self._replies[request.id] += 1
+        ids = self._policy.codec.encode_text(text.removeprefix(LIMITED))
+        if not text.startswith(LIMITED):
+            ids = np.append(ids, np.int32(self._policy.codec.end_id))
+        reason: Any = "length" if text.startswith(LIMITED) else "stop"
+        return Result(request.id, ids, np.full(len(ids), -0.5, np.float32), reason, self.version)
+
+    def abort(self, ids: Any) -> None:
+        raise AssertionError("an evaluation aborts nothing")
+
+    def release(self, ids: Any) -> None:
+        """Nothing is held."""
+
+
+def play(engine: Any, policy: Policy, tasks: Any, settings: PlaySettings, *rest: Any) -> list[Trajectory]:
+    answering: Any = Answering(engine.version, policy, tasks)
+    trajectories = play_episodes(answering, policy, tasks, settings, *rest)
+    calls.append(Played(settings, tasks, answering.requests, trajectories))
+    return trajectories
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    calls.clear()
+    yield
+    calls.clear()
+
+
+def set_options(options: TrainOptions, **changes: dict[str, Any]) -> TrainOptions:
+    values = options.model_dump()
+    values["rollout"] |= {"function": f"{__name__}.play"}
+    for section, change in changes.items():
+        values[section] |= change
+    return type(options).model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> PolicyFolder:
+    return write_policy(tmp_path_factory.mktemp("policy") / "policy", policy_writer(tiny_policy, {"policy_version": 7}))
+
+
+@pytest.fixture(scope="module")
+def geometry_folder(tmp_path_factory: pytest.TempPathFactory) -> PolicyFolder:
+    policy = build_tiny_policy(Geo3kTrainOptions().policy.tiny, 0)
+    return write_policy(tmp_path_factory.mktemp("geometry") / "policy", policy_writer(policy, {}))
+
+
+@pytest.fixture(scope="module")
+def levels(sokoban_rows: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Training rows, and others to evaluate on."""
+    rows = [{**row, "id": f"level{number}"} for number, row in enumerate(sokoban_rows(20))]
+    return rows[:12], rows[12:]
+
+
+@pytest.fixture(scope="module")
+def problems(geometry_rows: Any) -> list[dict[str, Any]]:
+    return geometry_rows(6)
+
+
+def evaluate(
+    options: TrainOptions, folder: PolicyFolder, levels: Any, **kw: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    training, held_out = levels
+    policies = {"warm_start": folder, "final": folder}
+    return evaluate_policies("train_sokoban", 0, policies, held_out, options, training=training, **kw)
+
+
+def up(row: dict[str, Any], sample: int, turn: int) -> str:
+    return "<answer>Up</answer>"
+
+
+TURNS = {"max_turns": 2, "max_tokens_per_turn": None}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "counts"),
+    [
+        ({}, {"sampled": 8, "greedy": 8, "blank_sampled": 8, "blank_greedy": 8}),
+        ({"prompts": 5}, {"sampled": 5, "greedy": 5, "blank_sampled": 5, "blank_greedy": 5}),
+        ({"prompts": 99}, {"sampled": 8, "greedy": 8, "blank_sampled": 8, "blank_greedy": 8}),
+        ({"prompts": 3, "samples": 4}, {"sampled": 12, "greedy": 3, "blank_sampled": 3, "blank_greedy": 3}),
+        ({"greedy": False}, {"sampled": 8, "blank_sampled": 8}),
+        ({"blank_images": False}, {"sampled": 8, "greedy": 8}),
+        ({"prompts": 2, "greedy": False, "blank_images": False, "samples": 2}, {"sampled": 4}),
+    ],
+    ids=str,
+)
+def test_prompts_and_episodes(
+    evaluation: dict[str, Any], counts: dict[str, int], folder: PolicyFolder, levels: Any, train_options: TrainOptions
+) -> None:
+    """The first evaluation prompts, each as often as the options say, for policies and players alike."""
+    script["now"] = up
+    training, held_out = levels
+    options = set_options(train_options, rollout=TURNS, evaluation=evaluation)
+    summary, parts = evaluate(options, folder, levels)
+    wanted = [row["id"] for row in held_out[: evaluation.get("prompts")]]
+    assert summary["prompts"] == len(wanted)
+    assert not set(wanted) & {row["id"] for row in training}
+
+    names = {"warm_start": ["sampled", "greedy"], "final": ["sampled", "greedy", "blank_sampled", "blank_greedy"]}
+    expected = {
+        f"train_sokoban/{name}{'_blank' if 'blank' in mode else ''}/{mode.removeprefix('blank_')}": counts[mode]
+        for name, modes in names.items()
+        for mode in modes
+        if mode in counts
+    }
+    assert {call.label: len(call.tasks) for call in calls} == expected
+    for call in calls:
+        samples = len(call.tasks) // len(wanted)
+        assert call.prompts == [identity for identity in wanted for _ in range(samples)]
+        assert [task.sample_index for task in call.tasks] == list(range(samples)) * len(wanted)
+        assert len({(task.prompt["id"], task.seed) for task in call.tasks}) == len(call.tasks)
+        assert call.settings.rollout == options.rollout and call.settings.env == options.env
+    rows = {f"train_sokoban/{row['policy']}/{row['mode']}": row for row in summary["rows"] if row["mode"] != "-"}
+    assert {label: row["episodes"] for label, row in rows.items()} == expected
+    players = [row for row in summary["rows"] if row["mode"] == "-"]
+    assert len(players) >= 4 and {row["episodes"] for row in players} == {len(wanted)}
+
+    # What is stored is what was played with true pictures, by policy.
+    stored = {name: table_to_trajectories(table) for name, table in parts.items()}
+    assert sorted(stored) == ["iter=00000/part-000", "iter=00001/part-000"]
+    for number, name in enumerate(names):
+        episodes = stored[f"iter={number:05d}/part-000"]
+        played = [e for call in calls if f"/{name}/" in call.label for e in call.trajectories]
+        assert [e.trajectory_id for e in episodes] == [e.trajectory_id for e in played]
+        assert {(e.iteration, e.policy_version) for e in episodes} == {(number, 7)}
+
+
+def test_without_players_and_disguises(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
+    script["now"] = up
+    options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 2})
+    summary, _ = evaluate(options, folder, levels, baselines=False, disguises=False)
+    rows = [(row["policy"], row["mode"]) for row in summary["rows"]]
+    assert rows == [(name, mode) for name in ("warm_start", "final") for mode in ("sampled", "greedy")]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "evaluation", "expected"),
+    [
+        ({}, {}, SamplingOptions()),
+        ({"temperature": 0.7, "top_p": 0.9}, {}, SamplingOptions(temperature=0.7, top_p=0.9)),
+        ({"top_k": 5}, {"temperature": 0.6, "top_p": 0.8}, SamplingOptions(temperature=0.6, top_p=0.8, top_k=5)),
+        ({"top_k": 5, "temperature": 2.0}, {"top_k": 3}, SamplingOptions(temperature=2.0, top_k=3)),
+    ],
+)
+def test_sampling(
+    rollout: dict[str, Any],
+    evaluation: dict[str, Any],
+    expected: SamplingOptions,
+    folder: PolicyFolder,
+    levels: Any,
+    train_options: TrainOptions,
+    tiny_policy: Policy,
+) -> None:
+    """As in the rollout but for the overrides; greedy episodes are greedy and nothing else."""
+    script["now"] = up
+    options = set_options(
+        train_options, rollout=TURNS | {"sampling": rollout}, evaluation={"prompts": 1, "sampling": evaluation}
+    )
+    evaluate(options, folder, levels, baselines=False)
+    assert len(calls) == 6
+    validate_policy("run", 0, options, levels[1][:1], tiny_policy, build_engine(tiny_policy, options.rollout), 0)
+    for call in calls:
+        wanted = SamplingOptions(greedy=True) if call.label.endswith("greedy") else expected
+        assert call.settings.sampling == wanted, call.label
+        assert {request.sampling for request in call.requests} == {wanted}
+
+
+def shown(request: Request) -> list[np.ndarray]:
+    return [np.asarray(Image.open(io.BytesIO(image.png)).convert("RGB")) for image in request.images]
+
+
+def true_pictures(row: dict[str, Any]) -> list[np.ndarray]:
+    images = (read_data_uri(uri, max_bytes=MAX_BYTES, max_pixels=MAX_PIXELS) for uri in row["images"])
+    return [np.asarray(image.convert("RGB")) for image in images]
+
+
+def test_pictures_of_levels(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
+    """Blank means every picture, the prompt's and each later one; nobody else is shown a blank one."""
+    script["now"] = up
+    options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 4})
+    evaluate(options, folder, levels)
+    assert {call.label.endswith(("_blank/sampled", "_blank/greedy")) for call in calls} == {True, False}
+    boards = 0
+    for call in calls:
+        blank = "_blank/" in call.label
+        assert len(call.requests) == 2 * len(call.tasks)
+        for request in call.requests:
+            row = call.tasks[request.id].prompt
+            pictures, (first,) = shown(request), true_pictures(row)
+            assert [picture.shape for picture in pictures] == [first.shape] * len(pictures)
+            boards += len(pictures)
+            for number, picture in enumerate(pictures):
+                assert picture.any() != blank, (call.label, number)
+            if not blank:
+                np.testing.assert_array_equal(pictures[0], first)
+        assert max(len(request.images) for request in call.requests) == 2
+    assert boards == 6 * 4 * (1 + 2)
+
+
+def test_pictures_of_problems(geometry_folder: PolicyFolder, problems: Any) -> None:
+    """Shuffled means another problem's picture beside the own text and label; blank is blank."""
+    script["now"] = lambda row, sample, turn: "\\boxed{1}"
+    options = set_options(Geo3kTrainOptions(), rollout={}, evaluation={"greedy": False})
+    summary, _ = evaluate_policies("train_geo3k", 3, {"final": geometry_folder}, problems, options, training=problems)
+    by_name = {call.label.split("/")[1]: call for call in calls}
+    assert set(by_name) == {"final", "final_blank", "final_shuffled"}
+    own = {row["id"]: true_pictures(row)[0] for row in problems}
+    for name, call in by_name.items():
+        assert len(call.requests) == len(problems)
+        for request in call.requests:
+            (picture,) = shown(request)
+            identity = problems[request.id]["id"]
+            assert call.tasks[request.id].prompt["prompt"] == problems[request.id]["prompt"]
+            assert call.tasks[request.id].prompt["answer"] == problems[request.id]["answer"]
+            same = [other for other, true in own.items() if np.array_equal(true, picture)]
+            if name == "final":
+                assert same == [identity]
+            elif name == "final_shuffled":
+                assert len(same) == 1 and same != [identity]
+            else:
+                assert not picture.any() and picture.shape == own[identity].shape
+    # The pictures are the same ones, each shown once.
+    shuffled = [shown(request)[0].tobytes() for request in by_name["final_shuffled"].requests]
+    assert sorted(shuffled) == sorted(picture.tobytes() for picture in own.values())
+    without = set_options(options, evaluation={"greedy": False, "shuffled_images": False})
+    evaluate_policies("train_geo3k", 3, {"final": geometry_folder}, problems, without, baselines=False)
+    assert {call.label.split("/")[1] for call in calls[3:]} == {"final", "final_blank"}
+
+
+def wilson(solved: int, count: int) -> tuple[float, float]:
+    """Rates p for which (p − solved / count)² = z² p (1 − p) / count."""
+    z2 = 1.959964**2
+    a, b, c = count + z2, -(2 * solved + z2), solved**2 / count
+    root = math.sqrt(b * b - 4 * a * c)
+    return (-b - root) / (2 * a), (-b + root) / (2 * a)
+
+
+def check_counts(counts: dict[str, Any], outcomes: Sequence[bool]) -> None:
+    low, high = wilson(sum(outcomes), len(outcomes))
+    assert (counts["episodes"], counts["solved"]) == (len(outcomes), sum(outcomes))
+    assert counts["solve_rate"] == pytest.approx(sum(outcomes) / len(outcomes))
+    assert (counts["low"], counts["high"]) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
+
+
+def pass_at(k: int, outcomes: dict[str, list[bool]]) -> float:
+    """Share of all choices of k episodes of a prompt that hold a solved one, averaged over prompts."""
+    from itertools import combinations
+
+    shares = []
+    for solved in outcomes.values():
+        choices = list(combinations(solved, k))
+        shares.append(sum(map(any, choices)) / len(choices))
+    return sum(shares) / len(shares)
+
+
+def solution(row: dict[str, Any]) -> list[str]:
+    env = build_env(row, {})
+    env.reset()
+    teacher = make_teacher(TeacherOptions(name="solver"), row)
+    replies: list[str] = []
+    done = False
+    while not done:
+        replies.append(teacher.reply(env, python_generator(0)))
+        _, done, _ = env.step(replies[-1])
+    return replies
+
+
+def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
+    """Episodes that are solved, that go astray, that are invalid and that are cut off; each number counted by hand."""
+    held_out = levels[1]
+    solutions = {row["id"]: solution(row) for row in held_out}
+
+    def answer(row: dict[str, Any], sample: int, turn: int) -> str:
+        number = held_out.index(row)
+        if (number + sample) % 3 == 0:
+            return solutions[row["id"]][turn]
+        if (number + sample) % 3 == 1:
+            return "no move at all" if turn % 2 else "<answer>Down</answer>"
+        return LIMITED + "<answer>Up"
+
+    script["now"] = answer
+    options = set_options(
+        train_options, rollout={"max_turns": 8, "max_tokens_per_turn": None}, evaluation={"samples": 4}
+    )
+    summary, parts = evaluate_policies("run", 0, {"final": folder}, held_out, options)
+    episodes = [e for table in parts.values() for e in table_to_trajectories(table)]
+    assert summary["task"] == "sokoban" and summary["move_limit"] == 8 * options.env.args.get("max_actions_per_turn", 1)
+    for mode, samples in (("sampled", 4), ("greedy", 1)):
+        row = next(row for row in summary["rows"] if (row["policy"], row["mode"]) == ("final", mode))
+        own = [e for e in episodes if f"/{mode}/" in e.trajectory_id]
+        assert len(own) == samples * len(held_out)
+        # A reply that follows the solution ends its episode as solved; the others hold no moves that push a box home.
+        solved = [(held_out.index(held_out[e.group_index]) + e.sample_index) % 3 == 0 for e in own]
+        assert [e.metrics.get("success", 0.0) == 1.0 for e in own] == solved and 0 < sum(solved) < len(solved)
+        check_counts(row, solved)
+        rewards = [e.reward for e in own if e.reward is not None]
+        assert row["mean_return"] == pytest.approx(sum(rewards) / len(rewards))
+        # A reply that is cut off does not reach the environment, whose turns these are.
+        replies = [turn.text for e in own for turn in e.turns if turn.role == "assistant"]
+        turns = sum(text.endswith("</answer>") or "no move" in text for text in replies)
+        invalid = sum("no move" in text for text in replies)
+        assert invalid and row["invalid_share"] == pytest.approx(invalid / turns)
+        assert row["steps_over_optimal"] == pytest.approx(1.0)
+        lengths = [held_out[e.group_index]["solution_length"] for e in own]
+        assert [part["length"] for part in row["by_length"]] == sorted(set(lengths))
+        for part in row["by_length"]:
+            check_counts(part, [s for s, length in zip(solved, lengths, strict=True) if length == part["length"]])
+        by_prompt: dict[str, list[bool]] = {}
+        for e, one in zip(own, solved, strict=True):
+            by_prompt.setdefault(held_out[e.group_index]["id"], []).append(one)
+        expected = None if samples == 1 else {str(k): pytest.approx(pass_at(k, by_prompt)) for k in (1, 2, 4)}
+        assert row["pass_at_k"] == expected
+    solver = next(row for row in summary["rows"] if row["policy"] == "solver")
+    assert (solver["episodes"], solver["solved"]) == (len(held_out), len(held_out))
+
+
+def test_numbers_of_problems(geometry_folder: PolicyFolder, geometry_rows: Any) -> None:
+    """Right, plausible, wrong and missing answers, with and without the tool; each number counted by hand."""
+    problems = geometry_rows(8, "geo3k_multi_turn")
+    kinds = ("right", "plausible", "wrong", "none")
+
+    def kind_of(number: int, sample: int) -> str:
+        return kinds[(number + 2 * sample + number // 4) % 4]
+
+    def other(row: dict[str, Any]) -> str:
+        """A rule's answer that is not the label."""
+        return next(one["label"] for one in row["candidates"] if one["label"] != row["answer"])
+
+    def call(answer: str) -> str:
+        arguments = f'{{"answer": "{answer}"}}'
+        return f'<tool_call>{{"name": "calc_score", "arguments": {arguments}}}</tool_call>'
+
+    def answer(row: dict[str, Any], sample: int, turn: int) -> str:
+        number = [one["id"] for one in problems].index(row["id"])
+        kind = kind_of(number, sample)
+        if number % 2 and turn == 0:
+            # The tool hears something wrong first; the last answer of an episode is another one.
+            return call("0")
+        said = {"right": row["answer"], "plausible": other(row), "wrong": "0.123", "none": ""}[kind]
+        return f"It is \\boxed{{{said}}}" if said else "I do not know"
+
+    script["now"] = answer
+    options = set_options(
+        Geo3kMultiTurnTrainOptions(),
+        rollout={"max_tokens_per_turn": None},
+        evaluation={"samples": 2, "greedy": False, "blank_images": False, "shuffled_images": False},
+    )
+    summary, parts = evaluate_policies("run", 0, {"final": geometry_folder}, problems, options, training=problems)
+    row = next(row for row in summary["rows"] if row["policy"] == "final")
+    own = [e for table in parts.values() for e in table_to_trajectories(table)]
+    said = [kind_of(e.group_index, e.sample_index) for e in own]
+    called = [e.group_index % 2 == 1 for e in own]
+    assert Counter(said) == dict.fromkeys(kinds, 4) and sum(called) == 8
+
+    solved = [kind == "right" for kind in said]
+    check_counts(row, solved)
+    check_counts(row["first_attempt"], [s and not c for s, c in zip(solved, called, strict=True)])
+    # Answers that a rule of the figure gives, the right one among them, of all episodes whose rules are known.
+    assert row["plausible_share"] == pytest.approx(8 / 16)
+    assert row["tools"]["called_share"] == 0.5 and row["tools"]["calls"] == 0.5 and row["tools"]["valid_share"] == 1.0
+    rewards = [e.reward for e in own]
+    assert row["mean_return"] == pytest.approx(sum(rewards) / 16) == pytest.approx(4 / 16)
+    tokens = [int((e.loss_mask == 1).sum()) for e in own]
+    assert row["responses"]["tokens_mean"] == pytest.approx(sum(tokens) / 16)
+    assert row["responses"]["tokens_median"] == median(tokens) and row["responses"]["tokens_max"] == max(tokens)
+    assert row["responses"]["truncated_share"] == sum(e.status == "truncated" for e in own) / 16
+    for column, parts_of in row["breakdowns"].items():
+        labels = [str(problems[e.group_index][column]) for e in own]
+        assert [part["label"] for part in parts_of] == sorted(set(labels))
+        for part in parts_of:
+            check_counts(part, [s for s, label in zip(solved, labels, strict=True) if label == part["label"]])
+
+
+def test_numbers_of_a_validation(tiny_policy: Policy, levels: Any, train_options: TrainOptions) -> None:
+    held_out = levels[1]
+    solutions = {row["id"]: solution(row) for row in held_out}
+    script["now"] = lambda row, sample, turn: solutions[row["id"]][turn] if held_out.index(row) % 4 else "nothing"
+    options = set_options(train_options, rollout={"max_turns": 8, "max_tokens_per_turn": None})
+    engine = build_engine(tiny_policy, options.rollout)
+    episodes, metrics = validate_policy("run", 0, options, held_out, tiny_policy, engine, 3)
+    assert [call.prompts for call in calls] == [[row["id"] for row in held_out]] * 2
+    assert len(episodes) == 16 and {e.iteration for e in episodes} == {3}
+    low, high = wilson(6, 8)
+    for mode in ("sampled", "greedy"):
+        assert metrics[f"eval/validation/{mode}_solve_rate"] == 6 / 8
+        assert metrics[f"eval/validation/{mode}_low"] == pytest.approx(low, abs=1e-9)
+        assert metrics[f"eval/validation/{mode}_high"] == pytest.approx(high, abs=1e-9)
+
+
+def test_the_node_evaluates_on_the_evaluation_prompts(
+    folder: PolicyFolder, levels: Any, train_options: TrainOptions
+) -> None:
+    script["now"] = up
+    training, held_out = levels
+    options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 3})
+    frames = [pd.DataFrame(rows) for rows in (training, held_out)]
+    summary, _ = nodes.evaluate_policies(folder, folder, *frames, options.model_dump(mode="json"), 0)
+    assert summary["prompts"] == 3
+    assert {identity for call in calls for identity in call.prompts} == {row["id"] for row in held_out[:3]}
