@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the time left on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of long work: a bar with the time left on a terminal; elsewhere plain lines, after 5 s, then every 10 s."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from geo_sokoban_pipeline.console import on_terminal
 
 logger = logging.getLogger(__name__)
 LINE_SECONDS = 10.0
+FIRST_LINE_SECONDS = 5.0
 
 
 class Progress:
@@ -26,7 +27,8 @@ class Progress:
         """Note that more is done."""
         self.done += count
         now = time.monotonic()
-        if now - self._line >= LINE_SECONDS or (self.done >= self.total and now - self._began >= LINE_SECONDS):
+        first = self._line == self._began and now - self._began >= FIRST_LINE_SECONDS
+        if first or now - self._line >= LINE_SECONDS or (self.done >= self.total and now - self._began >= LINE_SECONDS):
             self._line = now
             left = (now - self._began) / max(self.done, 1) * (self.total - self.done)
             logger.info(

@@ -128,7 +128,7 @@ def test_real_rows(tmp_path, shared_data):
 
 def test_boxoban_levels_and_bad_rows(tmp_path, shared_data):
     levels = [row["xsb"] for _, row in read_rows(f"{shared_data / 'boxoban_sample.jsonl'}@[:9]")]
-    bad = ["#####\n#@?.#\n#####", "#####\n#@$.\n#####", "#####\n# $.#\n#####"]
+    bad = ["#####\n#@?.#\n#####", "#####\n#P√\n#####", "#####\n# $.#\n#####"]
     text = "\n\n".join(f"; {i}\n{level}" for i, level in enumerate([*levels, *bad]))
     (tmp_path / "levels.txt").write_text(text)
     catalog = run(tmp_path / "data", file_parameters(tmp_path / "levels.txt", solver_states=20))
@@ -141,6 +141,23 @@ def test_boxoban_levels_and_bad_rows(tmp_path, shared_data):
     assert report["unsolved_within_limit"] == 9
     lengths = [length for name in PROMPT_TABLES for length in catalog.load(name)["solution_length"]]
     assert lengths == [None] * 9
+
+
+def test_a_published_collection_and_its_move_limit(tmp_path, caplog):
+    """Titles become ids; what the text says of a level passes through; one faulty level is left out, and said."""
+    own = (ROOT / "tests" / "envs" / "sokoban" / "collections" / "own.txt").read_text()
+    (tmp_path / "own.txt").write_text(f"{own}\n; 11\n\n#####\n#@?.#\n#####\n")
+    catalog = run(tmp_path / "data", file_parameters(tmp_path / "own.txt", max_steps=14))
+    assert "1 of 11 entries rejected (see sokoban.rejected)" in caplog.text
+    rows = {row["id"]: row for name in PROMPT_TABLES for row in catalog.load(name).to_dict("records")}
+    assert set(rows) == {"1", "Corner shop", *map(str, range(3, 11))}
+    assert (rows["Corner shop"]["title"], rows["Corner shop"]["author"]) == ("Corner shop", "A. Tester")
+    report = catalog.load("sokoban.data_report")
+    assert (report["levels"], report["rows_rejected"], report["longest_solution"]) == (10, 1, 20)
+    assert report["move_limit_note"].startswith("sokoban.max_steps=14: 2 of 10 levels need more moves, the longest 20")
+    assert report["move_limit_note"] in caplog.text
+    again = run(tmp_path / "again", file_parameters(tmp_path / "own.txt", max_steps=20))
+    assert again.load("sokoban.data_report")["move_limit_note"] is None
 
 
 def test_one_layout_is_reported(tmp_path, caplog):

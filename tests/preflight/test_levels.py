@@ -34,8 +34,8 @@ def source(make_subject: Any, **options: Any) -> list[Any]:
     ("text", "state", "words"),
     [
         (LEVEL, "ok", "file: 1 rows looked at, 1 levels"),
-        (f"{LEVEL}\n#####\n#@$ #\n#####\n", "warning", "1 of 2 rows are no levels"),
-        ("no level at all", "failure", "none of its 1 rows is a playable level"),
+        (f"{LEVEL}\n#####\n#@$ #\n#####\n", "warning", "1 of 2 entries rejected"),
+        ("no level at all", "failure", "holds no rows and no levels"),
     ],
 )
 def test_a_file_of_levels(make_subject: Any, tmp_path: Path, text: str, state: str, words: str) -> None:

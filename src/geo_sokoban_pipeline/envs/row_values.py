@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,22 @@ def row_as_text(row: Any) -> str:
     characters.
     """
     return json.dumps(row, ensure_ascii=False, default=_plain).encode("utf-8", "replace").decode("utf-8")
+
+
+def unique_ids(ids: Sequence[str]) -> list[str]:
+    """Ids with `_2`, `_3`, … behind repeated ones; sources joined from several splits repeat theirs."""
+    seen: Counter[str] = Counter()
+    taken = set(ids)
+    unique = []
+    for name in ids:
+        seen[name] += 1
+        new = name
+        while seen[name] > 1 and new in taken:
+            new = f"{name}_{seen[name]}"
+            seen[name] += new in taken
+        taken.add(new)
+        unique.append(new)
+    return unique
 
 
 def _plain(value: Any) -> Any:

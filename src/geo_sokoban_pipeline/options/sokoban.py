@@ -46,15 +46,17 @@ class HubOptions(StrictModel):
 
 
 class FileOptions(StrictModel):
-    """A local file of levels."""
+    """A local file of levels, or a folder of level collections."""
 
     path: str | None = Field(
-        None, description="Path, with an optional slice such as levels.parquet@[0:100]. None: not set."
+        None,
+        description="File, or folder of level collections, with an optional slice such as levels.parquet@[0:100]. "
+        "None: not set.",
     )
     format: Literal["auto", "raw_parquet", "processed_parquet", "xsb", "boxoban"] = Field(
         "auto",
-        description="auto: by suffix and columns. xsb: text, levels parted by blank or `;` lines. "
-        "boxoban: text with `; number` headers, or .jsonl with a field xsb. The parquet schemas may be .jsonl too.",
+        description="auto: by suffix and columns. xsb, boxoban: level collections as they are published (.txt, .xsb, "
+        ".sok), or .jsonl with a field xsb. The parquet schemas may be .jsonl too.",
     )
 
 

@@ -68,7 +68,8 @@ def sample_levels(
     text = f"{options.source}: {reading.rows_read} rows looked at, {len(reading.levels)} levels"
     checks = [Check(_GROUP, "source", "ok", text)]
     if reading.rejected:
-        text = f"{len(reading.rejected)} of {reading.rows_read} rows are no levels; first: {reading.rejected[0].reason}"
+        first = reading.rejected[0].reason
+        text = f"{len(reading.rejected)} of {reading.rows_read} entries rejected; first: {first}"
         checks.append(Check(_GROUP, "rows", "warning", text, "they are left out; see sokoban.rejected"))
     return checks, reading
 

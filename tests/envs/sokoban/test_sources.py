@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.levels import LevelsExhaustedError
 from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
 from geo_sokoban_pipeline.envs.sokoban.solver import solve
-from geo_sokoban_pipeline.envs.sokoban.sources import level_texts, read_source
+from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 from geo_sokoban_pipeline.envs.sokoban.yields import setting_yield, split_yields
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
@@ -251,6 +251,7 @@ def test_lines_that_are_no_rows_are_reported(tmp_path):
         ("empty.txt", b"\n; nothing\n\n", ValueError, "holds no rows"),
         ("bad.txt", b"###\n#?#\n\n###\n#@#\n", ValueError, "none of its 2 rows is a playable level: .*unknown symbol"),
         ("bad.jsonl", b'{"xsb": "###"}\n{"xsb": 4}', ValueError, "none of its 2 rows"),
+        ("prose.txt", b"There is no level\nin this # file.\n", ValueError, "prose.txt holds no rows and no levels"),
     ],
 )
 def test_files_that_stop_the_run(tmp_path, name, content, error, message):
@@ -266,24 +267,9 @@ def test_other_suffixes_are_no_row_files(tmp_path):
         read_source(file_options(tmp_path / "rows.csv", "raw_parquet"))
 
 
-@pytest.mark.parametrize(
-    ("text", "levels"),
-    [
-        (f"{ONE}\n\n{TWO}\n", [("level_0", ONE), ("level_1", TWO)]),
-        (f"; first\n{ONE}\n; second\n{TWO}", [("level_0", ONE), ("level_1", TWO)]),
-        (f"; 17\n{ONE}\n\n; 3\n\n{TWO}\n", [("17", ONE), ("3", TWO)]),
-        (f"\r\n{ONE}\n\n\n".replace("\n", "\r\n"), [("level_0", ONE)]),
-        ("; 4\n\n; title\n" + ONE, [("level_0", ONE)]),
-        ("", []),
-    ],
-)
-def test_level_texts(text, levels):
-    assert list(level_texts(text)) == levels
-
-
 @pytest.mark.parametrize("name", ["levels.xsb", "levels.txt", "levels.jsonl"])
 def test_levels_as_text(tmp_path, name):
-    bad = "###\n#@"
+    bad = "#####\n#@?.#\n#####"
     if name.endswith(".jsonl"):
         content = "\n".join(json.dumps({"xsb": text, "index": i}) for i, text in enumerate([ONE, bad, TWO, ONE, THREE]))
     else:
@@ -294,7 +280,7 @@ def test_levels_as_text(tmp_path, name):
     assert {level.solution_length for level, _ in reading.levels} == {1, 2}
     assert (reading.rows_read, reading.rows_collapsed, reading.split_rule) == (5, 1, "layout")
     (rejected,) = reading.rejected
-    assert "ragged" in rejected.reason
+    assert rejected.reason.startswith("unknown symbol '?' in row 1")
     assert rejected.source == name
     assert rejected.row_id in ("1", "row_1")
     assert bad in rejected.raw.replace("\\n", "\n")

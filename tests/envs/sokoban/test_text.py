@@ -46,11 +46,11 @@ def test_all_spellings_of_a_level_are_one_board(text):
         ("####\n#@@#\n####", "2 players"),
         ("####\n#@+#\n####", "2 players"),
         ("#####\n#P_S#\n#####", "2 players"),
-        ("####\n#@ #\n###", "row 2 has 3 cells, row 0 has 4"),
+        ("####\n#P_#\n###", "row 2 has 3 cells, row 0 has 4"),
         ("####\n#@x#\n####", "unknown symbol 'x' in row 1, column 2"),
         ("####\n#P?#\n####", r"unknown symbol '\?'"),
         ("####\n#@X#\n####", "mixes XSB '@' with the data set's symbols 'X'"),
-        ("######\n#@ $.#\n\n######", "row 2 has 0 cells"),
+        ("######\n#@ $.#\n\n######", "row 2 of the level is blank"),
         ("####\n#@\t#\n####", "mixes XSB"),
     ],
 )
@@ -70,3 +70,23 @@ def test_open_grids_and_single_cells_are_levels_too(text):
     board = Board.from_text(text)
     assert Board.from_text(board.to_xsb()) == board
     assert Board.from_text(board.to_symbols()) == board
+
+
+@pytest.mark.parametrize(
+    ("text", "padded"),
+    [
+        ("#####/#@$.#/#####", "#####/#@$.#/#####"),
+        ("  ####/###  #/#@$ .#/#####", "######/###  #/#@$ .#/######"),
+        ("  ####  /###  #  /#@$ .#/#####   ", "######/###  #/#@$ .#/######"),
+        ("   #####/   #@$.#/   #####", "#####/#@$.#/#####"),
+        ("#####/#@$.#/#####/## ##", "#####/#@$.#/#####/#####"),  # a gap at the edge that leads nowhere
+        ("#######/#   #/#@$.# #/#   #/#######", "#######/#   ###/#@$.###/#   ###/#######"),
+        ("#######/#@$. #/### ###/# # # #/#######", "#######/#@$. ##/### ###/# # # #/#######"),  # closed rooms stay
+        ("#####/#@$./#####", "#####/#@$.#/#####"),
+        ("--####/###  #/#@$ .#/######", "--####/###  #/#@$ .#/######"),  # written floor is floor
+    ],
+)
+def test_what_is_outside_of_the_walls_is_wall(text, padded):
+    board = Board.from_text(rows(text))
+    assert board == Board.from_text(rows(padded))
+    assert board.to_xsb() == rows(padded)

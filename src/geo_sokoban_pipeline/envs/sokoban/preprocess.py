@@ -15,6 +15,7 @@ from typing import Any
 from geo_sokoban_pipeline.envs.data_uris import read_data_uri
 from geo_sokoban_pipeline.envs.row_values import check_unicode, json_columns
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.collection import classic_rows
 from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, data_source_name
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 from geo_sokoban_pipeline.options.data import ImageLimits
@@ -76,12 +77,12 @@ def level_from_processed(row: Mapping[str, Any], number: int, source: str, limit
 
 
 def level_from_text(text: str, row_id: str, source: str, columns: Mapping[str, Any] | None = None) -> LevelRow:
-    """Level of a text in XSB or in the data set's symbols.
+    """Level of a text in XSB, its forms of `classic_rows` included, or in the data set's symbols.
 
     Raises:
-        ValueError: as `Board.from_text`.
+        ValueError: as `classic_rows` and `Board.from_text`.
     """
-    board = Board.from_text(text)
+    board = Board.from_text(classic_rows(text))
     return LevelRow(row_id, source, data_source_name(board), board, columns=json_columns(columns or {}))
 
 

@@ -6,14 +6,15 @@ not one good row, stops the run before anything is written.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice, take_slice
 from geo_sokoban_pipeline.envs.row_values import RejectedRow, row_as_text
+from geo_sokoban_pipeline.envs.sokoban.collection import SUFFIXES, Entry, read_collection
 from geo_sokoban_pipeline.envs.sokoban.generation import generate_rows
 from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
 from geo_sokoban_pipeline.envs.sokoban.preprocess import (
@@ -25,10 +26,10 @@ from geo_sokoban_pipeline.envs.sokoban.preprocess import (
 from geo_sokoban_pipeline.envs.sokoban.splits import SplitRule, collapse_rows, split_levels
 from geo_sokoban_pipeline.options.data import ImageLimits
 from geo_sokoban_pipeline.options.sokoban import FileOptions, HubOptions, SokobanDataOptions
+from geo_sokoban_pipeline.progress import track
 
 HubLoader = Callable[[HubOptions], Iterable[Mapping[str, Any]]]
 ROW_SUFFIXES = (".parquet", ".jsonl")
-_LEVEL_NUMBER = re.compile(r";\s*(\d+)\s*")
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row before it is checked: its place, the id it has or gets, and what it holds."""
+    """A row before it is checked: its place, the id it has or gets, what it holds, and its file within a folder."""
 
     number: int
     row_id: str
-    row: Mapping[str, Any] | BadRow | str
+    row: Mapping[str, Any] | BadRow | Entry
+    file: str = ""
 
 
 def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = None) -> Reading:
@@ -88,10 +90,10 @@ def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = N
 
 
 def file_rows(options: FileOptions) -> Iterator[Candidate]:
-    """Rows of a file: parquet, JSON lines, or levels as text; `path@[a:b]` takes a slice.
+    """Rows of a file: parquet, JSON lines, or levels as text (a folder of such files too); `path@[a:b]` takes a slice.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: no such file, or a folder without collections.
         ValueError: a row format whose suffix is neither .parquet nor .jsonl, or a torn file.
     """
     path, window = split_slice(options.path or "")
@@ -99,33 +101,44 @@ def file_rows(options: FileOptions) -> Iterator[Candidate]:
         for number, row in read_rows(options.path or ""):
             yield Candidate(number, _row_id(row, number), row)
         return
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(
             f"sokoban.file.path={options.path}: no file at {path}; relative paths start at the working folder."
         )
-    # Undecodable bytes become U+FFFD, which is no symbol of a level, so only the level that holds them is rejected.
-    texts = level_texts(path.read_text(encoding="utf-8", errors="replace"))
-    for number, (row_id, text) in take_slice(enumerate(texts), window):
-        yield Candidate(number, row_id, text)
+    yield from take_slice(_folder_levels(path) if path.is_dir() else _file_levels(path), window)
 
 
-def level_texts(text: str) -> Iterator[tuple[str, str]]:
-    """(id, level) of each level in XSB or Boxoban text: blank lines and lines that begin with `;` part levels.
-
-    The id is the number of a Boxoban header `; 12` right above the level, else `level_<n>` by its place.
-    """
-    lines: list[str] = []
-    header: str | None = None
+def _folder_levels(folder: Path) -> Iterator[Candidate]:
+    """Levels of all collections below a folder in the order of their names; ids begin with the file's name."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not files:
+        raise FileNotFoundError(
+            f"sokoban.file.path={folder}: no {', '.join(SUFFIXES)} in this folder; give a folder of level collections, "
+            "or one file."
+        )
+    names = [path.relative_to(folder).as_posix() for path in files]
+    stems = [path.relative_to(folder).with_suffix("").as_posix() for path in files]
     number = 0
-    for line in [*text.replace("\r\n", "\n").split("\n"), ""]:
-        if line.strip() and not line.startswith(";"):
-            lines.append(line)
-            continue
-        if lines:
-            yield header or f"level_{number}", "\n".join(lines)
-            number, lines, header = number + 1, [], None
-        found = _LEVEL_NUMBER.fullmatch(line)
-        header = found[1] if found else (header if not line.strip() else None)
+    for path, name, stem in zip(files, names, stems, strict=True):
+        prefix = stem if stems.count(stem) == 1 else name
+        for candidate in _file_levels(path):
+            yield Candidate(number, f"{prefix}/{candidate.row_id}", candidate.row, name)
+            number += 1
+
+
+def _file_levels(path: Path) -> Iterator[Candidate]:
+    # Line by line: bytes that are no UTF-8 are letters of a title in an older encoding, or no symbol of a level, so
+    # only the level that holds them is rejected.
+    text = "\n".join(_decode(line) for line in path.read_bytes().split(b"\n"))
+    for number, entry in enumerate(read_collection(text)):
+        yield Candidate(number, entry.row_id, entry)
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return line.decode("cp1252", "replace")
 
 
 def _sort_out(candidates: Iterable[Candidate], source: str, file_format: str, options: SokobanDataOptions) -> Reading:
@@ -135,16 +148,19 @@ def _sort_out(candidates: Iterable[Candidate], source: str, file_format: str, op
     for candidate in candidates:
         rows_read += 1
         try:
-            good.append(_to_level(candidate, source, file_format, options.limits))
+            good.append(_to_level(candidate, candidate.file or source, file_format, options.limits))
         except ValueError as error:
-            rejected.append(RejectedRow(candidate.row_id, str(error), _raw_text(candidate.row), source))
+            raw = _raw_text(candidate.row)
+            rejected.append(RejectedRow(candidate.row_id, str(error), raw, candidate.file or source))
     distinct = collapse_rows(good, options.collapse)
     levels: list[LevelRow] = []
-    for level in distinct:
-        try:
-            levels.append(with_solution_length(level, options.solver_states))
-        except ValueError as error:
-            rejected.append(RejectedRow(level.row_id, str(error), level.board.to_xsb(), source))
+    with track("solve levels", len(distinct)) as progress:
+        for level in distinct:
+            try:
+                levels.append(with_solution_length(level, options.solver_states))
+            except ValueError as error:
+                rejected.append(RejectedRow(level.row_id, str(error), level.board.to_xsb(), level.source))
+            progress.advance()
     if not levels:
         raise ValueError(_nothing_good(source, rows_read, rejected))
     split, rule = split_levels(levels, options.shares, options.counts, options.seed)
@@ -155,8 +171,8 @@ def _to_level(candidate: Candidate, source: str, file_format: str, limits: Image
     row = candidate.row
     if isinstance(row, BadRow):
         raise ValueError(row.reason)
-    if isinstance(row, str):
-        return level_from_text(row, candidate.row_id, source)
+    if isinstance(row, Entry):
+        return level_from_text(row.rows, candidate.row_id, source, row.columns)
     if "xsb" in row and file_format in ("auto", "xsb", "boxoban"):
         if not isinstance(row["xsb"], str):
             raise ValueError(f"xsb is a {type(row['xsb']).__name__}; the level as text is expected")
@@ -174,15 +190,15 @@ def _row_id(row: Mapping[str, Any] | BadRow, number: int) -> str:
     return f"row_{number}" if known is None else str(known)
 
 
-def _raw_text(row: Mapping[str, Any] | BadRow | str) -> str:
+def _raw_text(row: Mapping[str, Any] | BadRow | Entry) -> str:
     if isinstance(row, BadRow):
         return row.raw
-    return row if isinstance(row, str) else row_as_text(row)
+    return row.rows if isinstance(row, Entry) else row_as_text(row)
 
 
 def _nothing_good(source: str, rows_read: int, rejected: list[RejectedRow]) -> str:
     if rows_read == 0:
-        return f"{source} holds no rows; check the file, its slice and its format."
+        return f"{source} holds no rows and no levels; check the file, its slice and its format."
     reasons = "; ".join(
         f"{times} × {reason}" for reason, times in Counter(row.reason for row in rejected).most_common(3)
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.envs.row_values import unique_ids
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.pipelines.frames import as_frame
@@ -38,7 +39,7 @@ def read_levels(parameters: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame,
     for row, row_id in zip(rows, unique_ids([row["row_id"] for row in rows]), strict=True):
         row["row_id"] = row_id
     if reading.rejected:
-        logger.warning("%d of %d rows are no levels; see sokoban.rejected", len(reading.rejected), reading.rows_read)
+        logger.warning("%d of %d entries rejected (see sokoban.rejected)", len(reading.rejected), reading.rows_read)
     if reading.split_rule == "level":
         logger.warning("fewer wall layouts than splits: the splits share layouts, but no level (up to symmetry)")
     numbers = {
@@ -83,6 +84,8 @@ def report_data(
     options = as_options(parameters)
     tables = {"train": prompts, "validation": validation_prompts, "eval": eval_prompts}
     rule = reading["split_rule"]
+    known = raw_levels["solution_length"].dropna()
+    longest = int(known.max()) if len(known) else None
     report = {
         "source": options.source,
         "rows_read": reading["rows_read"],
@@ -92,6 +95,9 @@ def report_data(
         "rows_collapsed": reading["rows_collapsed"],
         "rows_left_out": reading["rows_left_out"],
         "unsolved_within_limit": int(raw_levels["solution_length"].isna().sum()),
+        "longest_solution": longest,
+        "move_limit": options.max_steps,
+        "move_limit_note": limit_note(raw_levels, options.max_steps),
         "setting_yields": setting_yield(options) if options.source == "generate" else None,
         "split_rule": rule,
         "split_note": split_note(rule),
@@ -101,6 +107,8 @@ def report_data(
             "levels": overlaps({split: frame["level_hash"] for split, frame in tables.items()}),
         },
     }
+    if report["move_limit_note"]:
+        logger.warning("%s", report["move_limit_note"])
     logger.info("levels: %s; split by %s", {split: len(frame) for split, frame in tables.items()}, rule)
     return report
 
@@ -120,6 +128,18 @@ def describe_split(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def limit_note(raw_levels: pd.DataFrame, max_steps: int) -> str | None:
+    """Levels that no policy can solve within the move limit; None where there are none."""
+    known = raw_levels["solution_length"].dropna()
+    beyond = int((known > max_steps).sum())
+    if not beyond:
+        return None
+    return (
+        f"sokoban.max_steps={max_steps}: {beyond} of {len(raw_levels)} levels need more moves, the longest "
+        f"{int(known.max())}; no policy can solve them. Raise sokoban.max_steps, or leave these levels out."
+    )
+
+
 def split_note(rule: str) -> str:
     """The rule of the split in words, for the report."""
     if rule == "layout":
@@ -132,19 +152,3 @@ def as_options(parameters: Mapping[str, Any] | SokobanDataOptions) -> SokobanDat
     if isinstance(parameters, SokobanDataOptions):
         return parameters
     return validate_parameters(parameters, SokobanDataOptions, prefix="sokoban")
-
-
-def unique_ids(ids: Sequence[str]) -> list[str]:
-    """Ids with `_2`, `_3`, … behind repeated ones; sources joined from several splits repeat theirs."""
-    seen: Counter[str] = Counter()
-    taken = set(ids)
-    unique = []
-    for name in ids:
-        seen[name] += 1
-        new = name
-        while seen[name] > 1 and new in taken:
-            new = f"{name}_{seen[name]}"
-            seen[name] += new in taken
-        taken.add(new)
-        unique.append(new)
-    return unique

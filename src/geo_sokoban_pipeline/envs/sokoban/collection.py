@@ -1,0 +1,284 @@
+"""Collections of levels as they are published: levels between titles, authors and comments, rows ended early.
+
+Read are `.txt`, `.xsb` and `.sok` files: `; number` or `; title` lines, `::` comments, lines such as `Title: …` and
+`Comment: … Comment-End:`, plain text, levels with `-` or `_` as floor, with the letters `p P b B o`, and run-length
+rows such as `4#|#@$.#|4#`. A line is a row of a level if it looks like one, also where one symbol of it is wrong: then
+this level is rejected, and the others stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from geo_sokoban_pipeline.envs.row_values import unique_ids
+
+SUFFIXES = (".sok", ".txt", ".xsb")
+
+_CLASSIC = frozenset("# .*$@+-_")
+_ROW = _CLASSIC | frozenset("\t|()0123456789pPbBoO√XS")
+_LETTERS = str.maketrans("pPbBo", "@+$*.")
+_KEY = re.compile(r"(?!level\b)([a-z][A-Za-z0-9 _/-]{0,30}?)\s*:(?!//)\s*(.*)", re.IGNORECASE)
+_COMMENT_END = re.compile(r"comment[ _-]?end\s*:?.*", re.IGNORECASE)
+_NUMBERED = re.compile(r"#\s*\d+\W?")
+_NUMBER_AND_TITLE = re.compile(r"""(\d+)(?:\s*[.:)-]\s*|\s+)(?:(?P<quote>['"])(.+)(?P=quote)|([^'"].*))""")
+_LEVEL_NUMBER = re.compile(r"level\s*(\d+)", re.IGNORECASE)
+_MOVES = re.compile(r"[lurdLURD0-9()\s]{6,}")
+_RUN = re.compile(r"(\d*)(\(|\)|[^\d()])|\d+")
+_TITLE_LENGTH = 80
+# Cells of a level in run-length form: a text of a few bytes may stand for any number.
+_MAX_CELLS = 100_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A level of a collection: its id, the rows as written, and what is said about it (title, author, comment)."""
+
+    row_id: str
+    rows: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Note:
+    """A line of text between levels."""
+
+    kind: str  # key (`Key: value`), remark (`; text`) or plain
+    key: str
+    value: str
+    paragraph: int  # counted from the level above; 0 touches it
+    touches_below: bool = False
+
+
+def read_collection(text: str) -> list[Entry]:
+    """The levels of a file, each with an id of its own: its title, its number, or `level_<place>`."""
+    levels, gaps = _part(text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    if not levels:
+        return []
+    notes = [_notes(gap, last=number == len(levels)) for number, gap in enumerate(gaps)]
+    above = {kind: _stands_above(notes, kind) for kind in ("key", "remark", "plain")}
+    authors = [[note.value for note in gap if note.key == "author"] for gap in notes]
+    # An author at the head is everybody's, unless every level has a head like it.
+    everyone = authors[0][0] if authors[0] and not (above["key"] and any(authors[1:])) else ""
+    names, entries = [], []
+    for number, rows in enumerate(levels):
+        own = {
+            kind: [note for note in notes[number if is_above else number + 1] if note.kind == kind]
+            for kind, is_above in above.items()
+        }
+        if number == 0:
+            own = {kind: _of_first_level(found, notes, kind) if above[kind] else found for kind, found in own.items()}
+        name, columns = _describe(own, above)
+        columns["author"] = columns["author"] or everyone
+        names.append(name or f"level_{number}")
+        entries.append(
+            ("\n".join(rows), {key: columns[key] for key in ("title", "author", "comment") if columns.get(key)})
+        )
+    return [Entry(name, *entry) for name, entry in zip(unique_ids(names), entries, strict=True)]
+
+
+def classic_rows(text: str) -> str:
+    """The rows of a level in plain XSB: run lengths written out, letters replaced, `-` and `_` as blanks.
+
+    Texts in the data set's symbols come back as they are.
+
+    Raises:
+        ValueError: run lengths that do not add up to rows.
+    """
+    if set(text) & set("pbBo") and not set(text) & set("√\t"):
+        text = text.translate(_LETTERS)
+    if set(text) & set("|()0123456789"):
+        text = _write_out(text)
+    lines = text.split("\n")
+    if set(text) <= _CLASSIC | {"\n"} and all("#" in line for line in lines if line.strip()):
+        return text.replace("-", " ").replace("_", " ")
+    return text
+
+
+def looks_like_row(line: str, within: bool) -> bool:
+    """Whether a line is a row of a level, if perhaps a faulty one.
+
+    Args:
+        within: the line before it is a row.
+    """
+    symbols = "".join(line.split())
+    if "#" in symbols:
+        if _NUMBERED.fullmatch(symbols):
+            return False
+        known = sum(symbol in _ROW for symbol in symbols)
+        return known == len(symbols) or (known * 2 >= len(symbols) and not re.search("[a-zA-Z]{3}", line))
+    if set(symbols) <= _CLASSIC:
+        return bool(symbols) and (within or bool(set(symbols) & set("@$")))
+    return within and set(symbols) <= _ROW and bool(set(line) & set("\t_"))
+
+
+def _part(lines: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
+    """Rows of each level, and the lines before, between and behind the levels."""
+    levels: list[list[str]] = []
+    gaps: list[list[str]] = [[]]
+    rows: list[str] = []
+    comment_until = -1
+    for number, line in enumerate([*lines, ""]):
+        is_row = number > comment_until and looks_like_row(line, bool(rows))
+        if is_row:
+            rows.append(line)
+            continue
+        if rows:
+            level, rule = _without_rules(rows)
+            if level:
+                levels.append(level)
+                gaps.append([])
+            gaps[-1] += rule
+            rows = []
+        if number > comment_until and re.match(r"\s*comment\s*:", line, re.IGNORECASE):
+            comment_until = _end_of_comment(lines, number)
+        gaps[-1].append(line)
+    return levels, gaps
+
+
+def _without_rules(rows: list[str]) -> tuple[list[str], list[str]]:
+    """Rows of a walled level, and apart from them the lines of dashes or stars directly below."""
+    end = len(rows)
+    if any("#" in row for row in rows):
+        while end and not rows[end - 1].strip("-_ .*+"):
+            end -= 1
+    return rows[:end], rows[end:]
+
+
+def _end_of_comment(lines: Sequence[str], start: int) -> int:
+    """Number of the line that ends a comment of several lines; -1 for a comment of one line."""
+    for number in range(start + 1, len(lines)):
+        if _COMMENT_END.fullmatch(lines[number].strip()):
+            return number
+        if re.match(r"\s*comment\s*:", lines[number], re.IGNORECASE):
+            break
+    return -1
+
+
+def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
+    """What the lines between two levels say.
+
+    Args:
+        last: no level follows.
+    """
+    notes: list[_Note] = []
+    paragraph, number = 0, 0
+    # Without a blank line below them the lines belong to the level that follows.
+    below = len(gap)
+    while below and gap[below - 1].strip():
+        below -= 1
+    while number < len(gap):
+        line, start = gap[number].strip(), number
+        number += 1
+        if not line:
+            paragraph += 1
+            continue
+        kind, key, value = "plain", "", line
+        if line[0] in ";:" or line.startswith("//"):
+            kind, value = "remark", line.lstrip(";:/ ")
+        # `; Title: X` says the same as `Title: X`.
+        found = _KEY.fullmatch(value)
+        if found:
+            kind, key, value = "key", found[1].lower(), found[2].strip()
+            key = "title" if key == "name" else key
+        if key == "comment" and (end := _end_of_comment(gap, start)) >= 0:
+            value = "\n".join(text for text in (value, *map(str.strip, gap[number:end])) if text)
+            number = end + 1
+        if key != "comment":
+            value = value.strip("-=*~;:# ")
+        if kind != "key" and (numbered := _LEVEL_NUMBER.fullmatch(value)):
+            value = numbered[1]
+        if value and not _MOVES.fullmatch(value):
+            notes.append(_Note(kind, key, value, paragraph, not last and start >= below))
+    return notes
+
+
+def _stands_above(notes: Sequence[Sequence[_Note]], kind: str) -> bool:
+    """Whether notes of a kind describe the level below them.
+
+    They do unless the file begins without one and ends with one. Where it has both (a header, an epilogue), the side
+    that they touch decides; without any such sign `Key: value` lines stand below their level, other notes above.
+    """
+    of_kind = [[note for note in gap if note.kind == kind] for gap in notes]
+    if bool(of_kind[0]) != bool(of_kind[-1]):
+        return bool(of_kind[0])
+    inner = [note for gap in of_kind[1:-1] for note in gap]
+    down = sum(note.touches_below for note in inner)
+    up = sum(note.paragraph == 0 for note in inner)
+    return down > up if down != up else kind != "key"
+
+
+def _of_first_level(found: list[_Note], notes: Sequence[Sequence[_Note]], kind: str) -> list[_Note]:
+    """The notes at the head of a file without those that are said of the whole collection.
+
+    These stand in paragraphs of their own, or are the only ones of their kind.
+    """
+    if len(notes) > 2 and not any(note.kind == kind for gap in notes[1:] for note in gap):
+        return []
+    return [note for note in found if note.paragraph == notes[0][-1].paragraph]
+
+
+def _describe(own: dict[str, list[_Note]], above: dict[str, bool]) -> tuple[str, dict[str, str]]:
+    """Id of a level (empty without a name for it) and the columns title, author and comment."""
+    keyed: dict[str, str] = {}
+    said: list[str] = []
+    for note in own["key"]:
+        if note.key in ("title", "author") and note.key not in keyed:
+            keyed[note.key] = note.value
+        elif note.key == "comment":
+            said.append(note.value)
+    title, number = keyed.get("title", ""), ""
+    for kind in ("remark", "plain"):
+        found = own[kind]
+        nearest = [note for note in found if note.paragraph == (found[-1] if above[kind] else found[0]).paragraph]
+        numbers = [note for note in nearest if note.value.isdigit()]
+        chosen = numbers[0] if numbers else _title_of(nearest, above[kind])
+        said += [note.value for note in found if note is not chosen]
+        if chosen is None:
+            continue
+        if numbers:
+            number = number or chosen.value
+        elif title:
+            said.append(chosen.value)
+        else:
+            title = chosen.value
+    if parts := _NUMBER_AND_TITLE.fullmatch(title):
+        title = parts[3] or parts[4]
+    title = " ".join(title.split())
+    columns = {"title": title, "author": keyed.get("author", ""), "comment": "\n".join(said)}
+    return title[:_TITLE_LENGTH] or number, columns
+
+
+def _title_of(notes: Sequence[_Note], above: bool) -> _Note | None:
+    if not notes:
+        return None
+    note = notes[-1] if above else notes[0]
+    return note if len(note.value) <= _TITLE_LENGTH else None
+
+
+def _write_out(text: str) -> str:
+    """Rows of a text in run-length form, in which `3#` stands for `###`, `2(#-)` for `#-#-` and `|` ends a row."""
+    groups: list[tuple[int, list[str]]] = [(1, [])]
+    size = 0
+    for found in _RUN.finditer(text):
+        times, symbol = int(found[1] or 1) if found[2] else 0, found[2]
+        if not times or times > _MAX_CELLS:
+            raise ValueError(
+                f"run length {found[0]!r} of the level: a number from 1 stands before a symbol or a bracket"
+            )
+        if symbol == "(":
+            groups.append((times, []))
+            continue
+        if symbol == ")":
+            if len(groups) == 1 or found[1]:
+                raise ValueError("brackets of the level's run lengths do not match")
+            times, inner = groups.pop()
+            symbol = "".join(inner)
+        size += times * len(symbol)
+        if size > _MAX_CELLS:
+            raise ValueError(f"run lengths of the level stand for more than {_MAX_CELLS:,} cells")
+        groups[-1][1].append(symbol * times)
+    if len(groups) > 1:
+        raise ValueError("brackets of the level's run lengths do not match")
+    return "".join(groups[0][1]).replace("|", "\n")
