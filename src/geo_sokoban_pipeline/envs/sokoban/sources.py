@@ -26,9 +26,9 @@ from geo_sokoban_pipeline.envs.sokoban.preprocess import (
 from geo_sokoban_pipeline.envs.sokoban.splits import SplitRule, collapse_rows, split_levels
 from geo_sokoban_pipeline.options.data import ImageLimits
 from geo_sokoban_pipeline.options.sokoban import FileOptions, HubOptions, SokobanDataOptions
-from geo_sokoban_pipeline.progress import track
 
 HubLoader = Callable[[HubOptions], Iterable[Mapping[str, Any]]]
+Watch = Callable[[list[LevelRow]], Iterator[LevelRow]]
 ROW_SUFFIXES = (".parquet", ".jsonl")
 
 
@@ -63,12 +63,13 @@ class Candidate:
     file: str = ""
 
 
-def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = None) -> Reading:
+def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = None, watch: Watch = iter) -> Reading:
     """Levels of the chosen source, split.
 
     Args:
         options: the data's parameters.
         load_hub_rows: gives the rows of a data set of the hub; a world knows no hub client, so its caller hands one in.
+        watch: gives the levels one by one while they are solved; a caller that shows progress counts them.
 
     Raises:
         FileNotFoundError, ValueError: the file is missing, of another format, torn, or without one good row.
@@ -86,7 +87,7 @@ def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = N
     else:
         source, file_format = split_slice(options.file.path or "")[0].name, options.file.format
         candidates = file_rows(options.file)
-    return _sort_out(candidates, source, file_format, options)
+    return _sort_out(candidates, source, file_format, options, watch)
 
 
 def file_rows(options: FileOptions) -> Iterator[Candidate]:
@@ -141,7 +142,9 @@ def _decode(line: bytes) -> str:
         return line.decode("cp1252", "replace")
 
 
-def _sort_out(candidates: Iterable[Candidate], source: str, file_format: str, options: SokobanDataOptions) -> Reading:
+def _sort_out(
+    candidates: Iterable[Candidate], source: str, file_format: str, options: SokobanDataOptions, watch: Watch
+) -> Reading:
     good: list[LevelRow] = []
     rejected: list[RejectedRow] = []
     rows_read = 0
@@ -154,13 +157,11 @@ def _sort_out(candidates: Iterable[Candidate], source: str, file_format: str, op
             rejected.append(RejectedRow(candidate.row_id, str(error), raw, candidate.file or source))
     distinct = collapse_rows(good, options.collapse)
     levels: list[LevelRow] = []
-    with track("solve levels", len(distinct)) as progress:
-        for level in distinct:
-            try:
-                levels.append(with_solution_length(level, options.solver_states))
-            except ValueError as error:
-                rejected.append(RejectedRow(level.row_id, str(error), level.board.to_xsb(), level.source))
-            progress.advance()
+    for level in watch(distinct):
+        try:
+            levels.append(with_solution_length(level, options.solver_states))
+        except ValueError as error:
+            rejected.append(RejectedRow(level.row_id, str(error), level.board.to_xsb(), level.source))
     if not levels:
         raise ValueError(_nothing_good(source, rows_read, rejected))
     split, rule = split_levels(levels, options.shares, options.counts, options.seed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,12 @@ from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.pipelines.frames import as_frame
 from geo_sokoban_pipeline.pipelines.hub_rows import hub_rows
+from geo_sokoban_pipeline.progress import track
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ def read_levels(parameters: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame,
     from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 
     options = as_options(parameters)
-    reading = read_source(options, lambda hub: hub_rows(hub, section="sokoban"))
+    reading = read_source(options, lambda hub: hub_rows(hub, section="sokoban"), _count)
     rows = [raw_level_row(level, split, reading.split_rule) for level, split in reading.levels]
     for row, row_id in zip(rows, unique_ids([row["row_id"] for row in rows]), strict=True):
         row["row_id"] = row_id
@@ -126,6 +129,13 @@ def describe_split(frame: pd.DataFrame) -> dict[str, Any]:
         "layouts": len(set(frame["layout_hash"])),
         "by_length": {key: lengths[key] for key in sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))},
     }
+
+
+def _count(levels: list[LevelRow]) -> Iterator[LevelRow]:
+    with track("solve levels", len(levels)) as progress:
+        for level in levels:
+            yield level
+            progress.advance()
 
 
 def limit_note(raw_levels: pd.DataFrame, max_steps: int) -> str | None:
