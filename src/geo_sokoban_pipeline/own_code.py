@@ -89,16 +89,20 @@ def forget_edited() -> None:
 
 
 def explain(error: BaseException) -> str:
-    """An error with its class, and the last line of the user's code in its traceback, if there is any."""
-    text = f"{type(error).__name__}: {error}"
+    """An error in one line: its class, its text, and the last line of the user's code in its traceback, if any."""
+    text = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}{where(error)}"
+
+
+def where(error: BaseException) -> str:
+    """`, in file.py, line 3: the line`, the last one of the user's code in an error's traceback; empty without any."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f"{type(error).__name__}: {error.msg}, in {_shown(Path(error.filename))}, line {error.lineno}"
+        return f", in {_shown(Path(error.filename))}, line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     if not frames:
-        return text
+        return ""
     last = frames[-1]
-    line = f": {last.line}" if last.line else ""
-    return f"{text}, in {_shown(Path(last.filename))}, line {last.lineno}{line}"
+    return f", in {_shown(Path(last.filename))}, line {last.lineno}" + (f": {last.line}" if last.line else "")
 
 
 def _follow(files: list[Path], root: Path, top: str | None) -> dict[str, Path]:

@@ -45,5 +45,14 @@ def test_own_code_is_only_looked_up(tmp_path: Path) -> None:
     check_plugins(RUN, ProjectParameters.model_validate({RUN: section}))
 
 
+def test_own_code_that_cannot_be_loaded_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("import json\n1 / 0\n")
+    with pytest.raises(ParameterError) as error:
+        check_plugins(RUN, ProjectParameters.model_validate({RUN: {"reward": {"function": "own.py"}}}))
+    said = "it cannot be loaded. ZeroDivisionError: division by zero, in own.py, line 2: 1 / 0"
+    assert str(error.value) == f"train_sokoban.reward.function=own.py: {said}"
+
+
 def test_other_pipelines_are_not_looked_at() -> None:
     check_plugins("evaluate_sokoban", ProjectParameters())

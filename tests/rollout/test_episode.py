@@ -44,7 +44,7 @@ def test_a_failing_environment_costs_its_own_episode_alone(place):
     episodes, engine = play_scripted({n: [STOP, STOP] for n in range(3)}, make_settings(), rows)
     assert [episode.status for episode in episodes] == ["completed", "failed", "completed"]
     failed = episodes[1]
-    assert failed.error == f"RuntimeError: broken {place}"
+    assert failed.error.startswith(f"RuntimeError: broken {place}, in tests/rollout/scripted.py, line ")
     assert (failed.reward, failed.drop_reason) == (None, "failed")
     assert [episode.reward for episode in episodes[::2]] == [2.0, 2.0]
     assert not failed.trained
@@ -77,9 +77,9 @@ def test_every_environment_is_closed_once():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rewards_raise", "KeyError: 'grid'"),
-        ("rewards_nan", "ValueError: reward.function gave reward=nan"),
-        ("rewards_missing", r"ValueError: reward.function gave \['score'\], but no `reward`"),
+        ("rewards_raise", r"KeyError: 'grid', in tests/rollout/test_episode\.py, line 33: raise KeyError"),
+        ("rewards_nan", r"ValueError: reward\.function=.*:rewards_nan gave reward=nan"),
+        ("rewards_missing", r"ValueError: reward\.function=.*: must return .* 'reward' .*; its dict has 'score'"),
     ],
 )
 def test_a_failing_reward_fails_the_episode(name, message):

@@ -16,6 +16,8 @@ from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.options.geo3k_training import GeometryTeacherOptions
 from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.own_code import explain
+from geo_sokoban_pipeline.rollout.closing import begin_reward, check_reward, check_step, conclude_episode
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import World, task_of
@@ -61,7 +63,7 @@ def play_baseline(
         try:
             records.append(record(_play(player, row, build_env, reward, options, seed)))
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
-            errors.append(f"{type(error).__name__}: {error}")
+            errors.append(explain(error))
             records.append(record(Ending(row, {}, None)))
     if errors:
         logger.warning(
@@ -140,17 +142,11 @@ def _play(
         if text is None:
             break
         replies.append(text)
-        _, done, info = env.step(text)
+        _, done, info = check_step(env.step(text), options.env.factory)
         infos.append(info)
-    if hasattr(env, "conclude"):
-        env.conclude(replies, "completed")
-    metadata = env.metadata() if hasattr(env, "metadata") else {}
-    outcome = Outcome(row, "completed", replies, "", infos, metadata)
-    ending = Ending(
-        row=row,
-        metrics=env.final_metrics(),
-        ret=float(reward(outcome, options.reward.args)["reward"]),
-        replies=replies,
-    )
+    outcome = conclude_episode(env, Outcome(row, "completed", replies, "", infos))
+    given = begin_reward(reward, outcome, options.reward.args)()
+    ret = check_reward(given, options.reward.function)["reward"]
+    ending = Ending(row=row, metrics=outcome.metrics, ret=ret, replies=replies)
     env.close()
     return ending

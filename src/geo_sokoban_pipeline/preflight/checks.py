@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from geo_sokoban_pipeline.own_code import where
+
 State = Literal["ok", "warning", "failure", "skipped"]
 
 
@@ -45,7 +47,7 @@ def guard(group: str, name: str, check: Callable[[], Sequence[Check]]) -> list[C
 
 
 def failure_of(group: str, name: str, error: Exception) -> Check:
-    """A failure that says what an error says; its class stands before texts that are not this project's own."""
-    text = " ".join(str(error).split()) or "no message"
+    """A failure that says what an error says, and where in own code; its class stands before texts of others."""
+    text = (" ".join(str(error).split()) or "no message") + where(error)
     own = type(error).__module__.startswith("geo_sokoban_pipeline") or isinstance(error, FileNotFoundError | ValueError)
     return Check(group, name, "failure", text if own else f"{type(error).__name__}: {text}")

@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.own_code import explain
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
 
 _LEVEL = "#####\n#@$.#\n#####"
@@ -80,6 +81,8 @@ def _find(path: str, spec: str, default_name: str) -> Any:
         return load_object(spec, default_name=default_name)
     except PluginError as error:
         raise ParameterError(f"{path}={spec}: {error}") from error
+    except Exception as error:  # own code may raise anything when it is loaded
+        raise ParameterError(f"{path}={spec}: it cannot be loaded. {explain(error)}") from error
 
 
 def _find_module(path: str, spec: str) -> None:

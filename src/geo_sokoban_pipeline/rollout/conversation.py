@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from geo_sokoban_pipeline.own_code import explain
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.closing import (
     begin_reward,
+    check_environment,
     check_reward,
+    check_step,
     close_environment,
     conclude_episode,
     describe_sampling,
@@ -78,6 +81,7 @@ class Conversation:
         began = time.perf_counter()
         try:
             self._env = build_env(self.task.prompt, self._settings.env.args)
+            check_environment(self._env, self._settings.env.factory)
             self._env.reset()
             self._said.add_prompt(self.task.prompt)
         except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
@@ -227,7 +231,7 @@ class Conversation:
         )
 
     def _step(self, text: str, result: Result) -> None:
-        observation, done, info = self._env.step(text)
+        observation, done, info = check_step(self._env.step(text), self._settings.env.factory)
         self._infos.append(info)
         turn = self._said.turns[-1]
         turn.action = ",".join(info.get("parsed_actions") or []) or None
@@ -260,12 +264,12 @@ class Conversation:
         if self.status == "failed" or self._env is None:
             return {}, metrics
         try:
-            metrics |= measure_episode(self._env)
-            return {} if self._parts is None else check_reward(self._parts()), metrics
+            metrics |= measure_episode(self._env) if self._outcome is None else self._outcome.metrics
+            return {} if self._parts is None else check_reward(self._parts(), self._settings.reward.function), metrics
         except Exception as error:  # an own reward may raise anything; the episode keeps it as a row
             self._fail(error)
             return {}, metrics
 
     def _fail(self, error: Exception) -> None:
         self.status = "failed"
-        self._error = f"{type(error).__name__}: {error}"
+        self._error = explain(error)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from PIL import Image
 
@@ -50,7 +52,20 @@ class PlaySettings:
 def load_player(options: RolloutOptions) -> Play:
     """What `rollout.function` names: `play_episodes`, or an own function with its signature."""
     play: Play = load_object(options.function, default_name="play_episodes")
-    return play
+    return play if play is play_episodes else partial(_play_own, play, options.function)
+
+
+def _play_own(play: Play, name: str, *arguments: Any, **named: Any) -> list[Trajectory]:
+    """An own function's trajectories.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    given: Any = play(*arguments, **named)
+    if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
+        found = type(given).__name__
+        raise TypeError(f"rollout.function={name}: must return a list of Trajectory, one per task; it returned {found}")
+    return given
 
 
 def play_episodes(
