@@ -1,7 +1,7 @@
 """One iteration of training written out in plain torch and numpy, against which the project's own is compared.
 
-Nothing of `grpo` or `training` is used here. Each episode has a forward pass of its own by the library's model,
-with all logits; the optimizers are written out. It is slow and short, so that it can be checked by reading it.
+Nothing of `grpo` or `training` computes anything here. Each episode has a forward pass of its own by the library's
+model, with all logits; the optimizers are written out. It is slow and short, so that it can be checked by reading it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,25 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from geo_sokoban_pipeline.options.policy import WarmStartOptions
 from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.training.samples import TrainSample
 from geo_sokoban_pipeline.trajectories import Trajectory
+
+# Options that the warm start and GRPO's optimizer have both.
+SHARED_NAMES = (
+    "learning_rate",
+    "betas",
+    "weight_decay",
+    "matrices",
+    "momentum",
+    "matrix_rate",
+    "decay_fraction",
+    "decay_to",
+    "clip",
+)
 
 
 @dataclass
@@ -100,6 +115,35 @@ def train(
             rows.append(row)
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return means | {"train/steps": float(len(rows)), "train/lr-pg_0": rate}
+
+
+def imitate(policy: Policy, steps: Sequence[Sequence[TrainSample]], warm: WarmStartOptions) -> None:
+    """SFT of the policy in place: in each step the mean negative log-likelihood of the demonstrated tokens."""
+    options = OptimizerOptions(
+        **{name: getattr(warm, name) for name in SHARED_NAMES},
+        warmup_iterations=warm.warmup_steps,
+        schedule_iterations=warm.steps,
+    )
+    moments = Moments.empty()
+    for number, demonstrations in enumerate(steps):
+        policy.model.zero_grad()
+        tokens = sum(len(sample.targets) for sample in demonstrations)
+        for sample in demonstrations:
+            (-demonstrated_log_probs(policy, sample).sum() / tokens).backward()
+        move(policy.model, options, scheduled_rate(options, number), moments)
+
+
+def demonstrated_log_probs(policy: Policy, sample: TrainSample) -> Tensor:
+    """Log-probs of the demonstrated tokens, at temperature 1."""
+    ids = torch.tensor(np.append(sample.input_ids, sample.labels[-1]))[None]
+    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == policy.codec.image_pad_id).int()}
+    inputs["pixel_values"] = torch.tensor(np.concatenate([policy.reader.pixel_values(i) for i in sample.images]))
+    inputs["image_grid_thw"] = torch.tensor([image.grid for image in sample.images])
+    policy.model.model.rope_deltas = None
+    logits = policy.model(**inputs).logits[0].float()
+    logits[:, torch.tensor(policy.banned_ids)] = -torch.inf
+    places = torch.tensor(sample.targets)
+    return torch.log_softmax(logits[places - 1], -1).gather(1, ids[0, places][:, None])[:, 0]
 
 
 def token_terms(

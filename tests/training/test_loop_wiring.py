@@ -1,0 +1,140 @@
+"""The loop as a whole: its weights are those of the written-out update on the episodes that it stored.
+
+So whatever the loop hands to sampler, engine, trainer and scorer is in force: temperature, the iteration's learning
+rate, the gradient clip, old log-probs, the warm-start policy as reference, moments from one iteration to the next.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.training.collecting import build_sampler
+from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from training import reference
+from training.world import World, copied, settings
+
+NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
+FRESH = {
+    "grpo.old_log_probs": "recompute",
+    "grpo.importance_cap": 0.9999999,
+    "grpo.kl_coefficient": 0.3,
+    "grpo.kl_kind": "k2",
+    "grpo.passes": 2,
+    "grpo.groups_per_step": 2,
+    "rollout.sampling.temperature": 0.7,
+    "optimizer.clip": 0.05,
+    "optimizer.weight_decay": 0.1,
+}
+OF_THE_ENGINE = {
+    "grpo.reduction": "sample_mean",
+    "grpo.entropy_coefficient": 0.1,
+    "grpo.normalize": "std",
+    "grpo.advantage_clip": 0.8,
+    "rollout.sampling.temperature": 1.5,
+    "optimizer.matrices": "muon",
+}
+
+
+def run(world: World, options: TrainOptions, folder: Path, resume: dict[str, Any] | None = None) -> list[Any]:
+    """Chunks of a run; checkpoints are written to folders of their partition's name."""
+    inputs = RunInputs("train_sokoban", 3, options, {}, world.folder, world.rows, world.rows[:8])
+    chunks = []
+    for chunk in run_grpo(inputs, resume or NOTHING_STORED):
+        for name, writer in chunk[3].items():
+            if name.startswith("iter="):
+                (folder / name).mkdir()
+                writer(folder / name)
+        chunks.append(chunk)
+    return chunks
+
+
+def episodes_of(chunk: Any) -> list[Trajectory]:
+    """Episodes of an iteration, as a table stores them."""
+    return [episode for table in chunk[0].values() for episode in table_to_trajectories(table)]
+
+
+def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Weights of a checkpoint by name."""
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("changes", [FRESH, OF_THE_ENGINE], ids=["fresh log-probs", "log-probs of the engine"])
+def test_two_iterations_equal_the_written_out_ones(world: World, changes: dict[str, Any], tmp_path: Path) -> None:
+    options = settings(world.options, changes | {"loop.iterations": 2})
+    _, *chunks, _ = run(world, options, tmp_path)
+    policy, moments = copied(world.policy), reference.Moments.empty()
+    for iteration, chunk in enumerate(chunks):
+        episodes = episodes_of(chunk)
+        given = [[turn.advantage for turn in reference.responses(episode)] for episode in episodes]
+        for episode in episodes:
+            mask = episode.loss_mask == 1
+            # What the engine stored is at the temperature too.
+            values, _ = reference.log_probs_and_entropy(
+                policy, episode, torch.tensor(mask), options.rollout.sampling.temperature
+            )
+            np.testing.assert_allclose(episode.rollout_log_probs[mask], values.detach(), atol=1e-4)
+        reference.score(episodes, options.grpo, options.reward.args)
+        for before, episode in zip(given, episodes, strict=True):
+            np.testing.assert_allclose(before, [turn.advantage for turn in reference.responses(episode)], atol=1e-6)
+        metrics = reference.train(
+            policy,
+            episodes,
+            options.grpo,
+            options.optimizer,
+            temperature=options.rollout.sampling.temperature,
+            iteration=iteration,
+            seed=3,
+            reference=world.policy,
+            moments=moments,
+        )
+        row = chunk[2][f"iter={iteration:05d}"]
+        # A token at the edge of the clip range falls on either side by rounding.
+        del metrics["train/pg_clipfrac"]
+        for name, value in metrics.items():
+            assert np.isclose(row[name], value, rtol=1e-2, atol=1e-4), (iteration, name, row[name], value)
+        stored = stored_weights(tmp_path / f"iter={iteration:05d}")
+        for name, parameter in policy.model.named_parameters():
+            error = float((stored[name] - parameter.detach()).abs().max())
+            assert error <= 1e-5, (iteration, name, error)
+
+
+def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> None:
+    """Weights, moments, solve rates and prompts after a restart are those of the loop that never stopped."""
+    options = settings(world.options, FRESH | {"loop.iterations": 2})
+    _, first, second, _ = run(world, options, tmp_path)
+    entries = first[3]["iter=00000"].entries
+    (tmp_path / "again").mkdir()
+    resume = NOTHING_STORED | {
+        "iteration": 0,
+        "dir": tmp_path / "iter=00000",
+        "manifest": entries,
+        "stored": [0],
+    }
+    _, again, _ = run(world, options, tmp_path / "again", resume)
+    one, other = (stored_weights(folder / "iter=00001") for folder in (tmp_path, tmp_path / "again"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [e.task_id for e in episodes_of(again)] == [e.task_id for e in episodes_of(second)]
+    assert again[3]["iter=00001"].entries == second[3]["iter=00001"].entries
+
+
+def test_the_prompts_are_those_of_the_sampler(world: World, tmp_path: Path) -> None:
+    """The loop draws with the run's seed and options, and its solve rates follow what was played."""
+    changes = {"loop.iterations": 2, "prompts.order": "prompt_solve_rate", "prompts.smoothing": 0.5}
+    options = settings(world.options, changes)
+    _, *chunks, _ = run(world, options, tmp_path)
+    sampler = build_sampler(world.rows, options, 3, None)
+    for iteration, chunk in enumerate(chunks):
+        drawn = sampler.draw(iteration, options.grpo.groups)
+        played = episodes_of(chunk)
+        groups = [[e for e in played if e.group_index == group] for group in range(options.grpo.groups)]
+        assert [group[0].task_id for group in groups] == [world.rows[index]["level_hash"] for index in drawn]
+        sampler.update(drawn, [float(np.mean([e.metrics["success"] for e in group])) for group in groups])
+        assert chunk[3][f"iter={iteration:05d}"].entries["sampler"] == sampler.state()

@@ -1,0 +1,428 @@
+"""Every field of the training options has an effect, and the right one.
+
+Fields that shape a step are in the cases of the reference step; the others have a function below, registered under
+their names. A new field without either fails the first test.
+"""
+
+from __future__ import annotations
+
+import copy
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import BaseModel
+
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.training.objectives import GrpoObjective
+from geo_sokoban_pipeline.training.samples import build_sample
+from geo_sokoban_pipeline.training.scoring import score_trajectories
+from geo_sokoban_pipeline.training.updating import LogProbGapError, update_policy
+from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from training import reference
+from training.step_cases import CASES
+from training.world import World, copied, settings, weights
+
+SECTIONS = ("grpo", "optimizer", "prompts", "loop", "warm_start", "rollout.sampling")
+# Options of other parts, with tests of their own; a section that is neither here nor above fails.
+OTHERS = {"task", "policy", "env", "reward", "rollout", "evaluation"}
+# Effects that need other processes: fields and the tests that show them.
+ELSEWHERE = {"processes": ("test_crew.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit")}
+Effect = Callable[[World, Path], None]
+EFFECTS: dict[str, Effect] = {}
+
+
+def effect_of(*fields: str) -> Callable[[Effect], Effect]:
+    """Register a check under the fields whose effect it shows."""
+
+    def register(check: Effect) -> Effect:
+        EFFECTS.update(dict.fromkeys(fields, check))
+        return check
+
+    return register
+
+
+def fields_of(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Dotted names of all fields, nested models' included."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}.{name}" if prefix else name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields_of(field.annotation, path)
+        else:
+            yield path
+
+
+def test_every_field_is_shown_to_have_an_effect() -> None:
+    names = set(fields_of(TrainOptions, ""))
+    wanted = {name for name in names if name.startswith(tuple(f"{section}." for section in SECTIONS))}
+    wanted |= {name for name in names if name.split(".")[0] not in OTHERS | {"warm_start", *SECTIONS}}
+    shown = {name for case in CASES if not case.same for name in case.changed} | {*EFFECTS, *ELSEWHERE}
+    assert sorted(wanted - shown) == [], "fields without a check"
+    assert sorted(shown - names) == [], "checks of fields that are no more"
+    for file, test in ELSEWHERE.values():
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _threads() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+def run(world: World, changes: dict[str, Any]) -> list[Any]:
+    """Chunks of a run, as they were when each was given."""
+    options = settings(world.options, changes)
+    inputs = RunInputs("train_sokoban", 0, options, {}, world.folder, world.rows, world.rows[:8])
+    nothing_stored = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
+    return list(_snapshots(run_grpo(inputs, nothing_stored)))
+
+
+def _snapshots(chunks: Any) -> Iterator[list[dict[str, Any]]]:
+    for *parts, checkpoint in chunks:
+        kept = {name: list(value) if name == "RETAIN" else value for name, value in checkpoint.items()}
+        yield [*parts, kept]
+
+
+def collect(world: World, changes: dict[str, Any]) -> list[Trajectory]:
+    """Episodes of a first iteration."""
+    options = settings(world.options, changes)
+    engine = build_engine(world.policy, options.rollout)
+    collector = Collector("train_sokoban", 0, options, world.rows, world.policy, engine)
+    played, _ = collector.collect(0, build_sampler(world.rows, options, 0, None))
+    engine.close()
+    return played
+
+
+@effect_of("grpo.groups", "grpo.group_size")
+def groups_and_their_size(world: World, _: Path) -> None:
+    played = collect(world, {"grpo.groups": 3, "grpo.group_size": 2})
+    assert Counter(episode.group_index for episode in played) == {0: 2, 1: 2, 2: 2}
+
+
+@effect_of("grpo.max_refill")
+def refills(world: World, _: Path) -> None:
+    # A response of one token solves nothing, so no group is ever kept.
+    hopeless = {"grpo.groups": 2, "grpo.filter": "mixed_success", "grpo.min_groups": 0}
+    hopeless |= {"rollout.max_tokens_per_turn": 1}
+    played = [collect(world, hopeless | {"grpo.max_refill": share}) for share in (1.0, 2.5)]
+    assert [len({episode.group_index for episode in episodes}) for episodes in played] == [2, 5]
+
+
+@effect_of("grpo.filter", "grpo.min_groups")
+def dropped_groups(world: World, _: Path) -> None:
+    """Group 0 solves some, 1 all, 2 none with rewards that vary, 3 none with equal ones."""
+    solved = {0: [1, 0, 0], 1: [1, 1, 1], 2: [0, 0, 0], 3: [0, 0, 0]}
+    episodes = copy.deepcopy(world.episodes)
+    for episode in episodes:
+        success = solved[episode.group_index][episode.sample_index]
+        episode.metrics["success"] = float(success)
+        episode.reward = 1.0 * success - (0.1 * episode.sample_index if episode.group_index < 3 else 0.0)
+    wanted = {
+        ("none", 0): [0, 1, 2, 3],
+        ("zero_variance", 0): [0, 1, 2],
+        ("mixed_success", 0): [0],
+        ("mixed_success", 1): [0],
+        ("mixed_success", 2): [0, 1, 2],
+    }
+    for (kind, least), groups in wanted.items():
+        changes = {"grpo.filter": kind, "grpo.min_groups": least, "grpo.credit": "episode"}
+        score_trajectories(episodes, settings(world.options, changes).grpo, {})
+        assert sorted({episode.group_index for episode in episodes if episode.trained}) == groups, (kind, least)
+
+
+@effect_of("grpo.max_log_prob_difference")
+def gap_of_trainer_and_engine(world: World, _: Path) -> None:
+    """The trained policy is not the one that played: the mean gap decides, from either side of the bound."""
+    options = settings(world.options, {"grpo.old_log_probs": "recompute"})
+    episodes = copy.deepcopy(world.episodes)
+    score_trajectories(episodes, options.grpo, options.reward.args)
+    backend = FsdpBackend(copied(world.trained), options.optimizer)
+    samples = [build_sample(episode, world.policy) for episode in episodes]
+    gaps = [np.abs(values - s.rollout_log_probs) for values, s in zip(backend.log_probs(samples), samples, strict=True)]
+    mean = float(np.concatenate(gaps).mean())
+    assert mean > 0.01
+    for bound, stops in ((0.99 * mean, True), (1.01 * mean, False)):
+        grpo = options.grpo.model_copy(update={"max_log_prob_difference": bound})
+        before = weights(backend.policy)
+        if stops:
+            with pytest.raises(LogProbGapError, match="differ by .* more than grpo.max_log_prob_difference"):
+                update_policy(episodes, backend.policy, backend, grpo, options.optimizer, 0, 0)
+        else:
+            update_policy(episodes, backend.policy, backend, grpo, options.optimizer, 0, 0)
+        assert torch.equal(before, weights(backend.policy)) == stops
+
+
+@effect_of("optimizer.max_tokens", "optimizer.logit_chunk")
+def size_of_passes(world: World, _: Path) -> None:
+    """How many rows the output head gets at once; that the step stays the same is a case of the reference step."""
+    episodes = copy.deepcopy(world.episodes)
+    score_trajectories(episodes, world.options.grpo, world.options.reward.args)
+    samples = [build_sample(episode, world.policy) for episode in episodes]
+    tokens = sum(len(sample.targets) for sample in samples)
+
+    def rows(**changes: int) -> list[int]:
+        seen: list[int] = []
+        policy = copied(world.policy)
+        policy.model.lm_head.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+        options = world.options.optimizer.model_copy(update=changes)
+        FsdpBackend(policy, options).log_probs(samples)
+        return seen
+
+    assert rows() == [tokens]
+    longest = max(sample.length for sample in samples)
+    assert len(rows(max_tokens=longest)) > len(rows(max_tokens=3 * longest)) > 1
+    assert len(rows(max_tokens=1)) == len(samples)
+    chunks = rows(logit_chunk=7)
+    assert sum(chunks) == tokens and set(chunks[:-1]) == {7} and chunks[-1] <= 7
+
+
+@effect_of("optimizer.max_skipped")
+def steps_without_a_finite_gradient(world: World, _: Path) -> None:
+    sample = build_sample(world.episodes[0], world.policy)
+    broken = [replace(sample, advantages=np.full(len(sample.targets), np.nan, np.float32))]
+    options = settings(world.options, {"optimizer.max_skipped": 2})
+    backend = FsdpBackend(copied(world.policy), options.optimizer)
+    backend.step(broken, GrpoObjective(options.grpo), 1e-3)
+    with pytest.raises(DivergedError, match="2 optimizer steps in a row"):
+        backend.step(broken, GrpoObjective(options.grpo), 1e-3)
+
+
+def shares(world: World, changes: dict[str, Any], rate: float) -> dict[str, float]:
+    """How often each length is drawn once the prompts of the first one are solved at a rate, those of others at 1/2."""
+    options = settings(world.options, changes | {"prompts.smoothing": 1.0})
+    sampler = build_sampler(world.rows, options, 0, None)
+    lengths = [str(row["solution_length"]) for row in world.rows]
+    first = sorted(set(lengths))[0]
+    sampler.update(range(len(lengths)), [rate if length == first else 0.5 for length in lengths])
+    drawn = Counter(lengths[index] for turn in range(400) for index in sampler.draw(turn, 1))
+    return {length: drawn[length] / 400 for length in sorted(set(lengths))}
+
+
+@effect_of("prompts.order")
+def order_of_prompts(world: World, _: Path) -> None:
+    count = len(world.rows)
+    sampler = build_sampler(world.rows, settings(world.options, {"prompts.order": "shuffle"}), 0, None)
+    assert sorted(sampler.draw(0, count)) == list(range(count)), "an epoch has every prompt once"
+    even = shares(world, {"prompts.order": "shuffle"}, 1.0)
+    of_length = shares(world, {"prompts.order": "solve_rate"}, 1.0)
+    of_prompt = shares(world, {"prompts.order": "prompt_solve_rate"}, 1.0)
+    first, *others = even
+    members = Counter(str(row["solution_length"]) for row in world.rows)
+    assert abs(even[first] - members[first] / count) < 0.05, "shuffled: as often as there are prompts"
+    solved, half = 0.03, 0.25 + 0.03
+    assert abs(of_length[first] - solved / (solved + half * len(others))) < 0.05, "what is always solved is rare"
+    rest = count - members[first]
+    assert abs(of_prompt[first] - solved * members[first] / (solved * members[first] + half * rest)) < 0.05
+
+
+@effect_of("prompts.floor")
+def floor_of_weights(world: World, _: Path) -> None:
+    low, high = (shares(world, {"prompts.order": "solve_rate", "prompts.floor": floor}, 0.0) for floor in (1e-4, 10.0))
+    first = next(iter(low))
+    assert low[first] < 0.02
+    assert abs(high[first] - 1 / len(high)) < 0.06
+
+
+@effect_of("prompts.smoothing")
+def smoothing_of_rates(world: World, _: Path) -> None:
+    sampler = build_sampler(world.rows, settings(world.options, {"prompts.smoothing": 0.3}), 0, None)
+    sampler.update([0], [1.0])
+    assert list(sampler.state()["bucket_rates"].values()) == pytest.approx([0.7 * 0.5 + 0.3 * 1.0])
+
+
+@effect_of("threads")
+def threads_of_torch(world: World, _: Path) -> None:
+    for threads in (2, 1):
+        run(world, {"grpo.groups": 1, "grpo.group_size": 1, "rollout.max_turns": 1, "threads": threads})
+        assert torch.get_num_threads() == threads
+
+
+@effect_of("loop.iterations", "loop.save_interval", "loop.eval_interval", "loop.eval_prompts", "loop.keep_last")
+def length_and_intervals(world: World, _: Path) -> None:
+    changes = {"loop.iterations": 5, "loop.save_interval": 2, "loop.eval_interval": 2, "loop.eval_prompts": 3}
+    changes |= {"loop.keep_last": 1, "loop.keep_best": False, "grpo.groups": 1}
+    _, *chunks, done = run(world, changes)
+    assert done[3] == {"COMPLETE": {"iterations": 5}} and len(chunks) == 5
+    saved = [name for chunk in chunks for name in chunk[3] if name.startswith("iter=")]
+    assert saved == ["iter=00001", "iter=00003", "iter=00004"]
+    assert [chunk[3].get("RETAIN") for chunk in chunks] == [None, [1], None, [3], [4]]
+    evaluated = [name for chunk in chunks for name in chunk[1]]
+    assert evaluated == ["iter=00000/part-000", "iter=00002/part-000", "iter=00004/part-000"]
+    for chunk in chunks:
+        for table in chunk[1].values():
+            assert {e.task_id for e in table_to_trajectories(table)} == {row["level_hash"] for row in world.rows[:3]}
+
+
+@effect_of("loop.keep_best")
+def the_best_checkpoint(world: World, _: Path) -> None:
+    """No validation can be better than the first one where a response of one token solves nothing."""
+    changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 2, "loop.keep_last": 1}
+    changes |= {"grpo.groups": 1, "rollout.max_tokens_per_turn": 1}
+    kept = [run(world, changes | {"loop.keep_best": best})[-2][3]["RETAIN"] for best in (True, False)]
+    assert kept == [[0, 2], [2]]
+
+
+@effect_of("rollout.sampling.top_k", "rollout.sampling.top_p", "rollout.sampling.greedy")
+def narrow_sampling(world: World, _: Path) -> None:
+    """One token to choose from is the likeliest one, so all episodes of a group are the same."""
+    responses = [
+        [e.response for e in collect(world, {"rollout.sampling.top_k": top_k, "rollout.sampling.top_p": top_p})]
+        for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 1e-9))
+    ]
+    assert responses[1] == responses[2] != responses[0]
+    assert len(set(responses[1][:3])) == 1 < len(set(responses[0][:3]))
+    with pytest.raises(ValueError, match="training needs sampled episodes"):
+        settings(world.options, {"rollout.sampling.greedy": True})
+
+
+@effect_of("backend", "placement")
+def one_choice(world: World, _: Path) -> None:
+    """Nothing can be chosen yet: whoever adds a value adds its test."""
+    for name, value in (("backend", "fsdp"), ("placement", "local")):
+        assert typing.get_args(TrainOptions.model_fields[name].annotation) == (value,)
+
+
+SHORT = {
+    "warm_start.steps": 3,
+    "warm_start.episodes_per_step": 1,
+    "warm_start.warmup_steps": 2,
+    "warm_start.decay_fraction": 0.0,
+    "warm_start.validate_every": 1,
+    "warm_start.validation_episodes": 1,
+}
+SFT_CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"warm_start.steps": 2}, {}),
+    ({"warm_start.episodes_per_step": 2}, {}),
+    ({"warm_start.learning_rate": 0.002}, {}),
+    ({"warm_start.betas": [0.3, 0.4]}, {"warm_start.matrices": "adamw"}),
+    ({"warm_start.weight_decay": 20.0}, {}),
+    ({"warm_start.matrices": "adamw"}, {}),
+    ({"warm_start.momentum": 0.1}, {}),
+    ({"warm_start.matrix_rate": 0.5}, {}),
+    ({"warm_start.warmup_steps": 0}, {}),
+    ({"warm_start.decay_fraction": 1.0}, {"warm_start.warmup_steps": 0}),
+    ({"warm_start.decay_to": 0.9}, {"warm_start.warmup_steps": 0, "warm_start.decay_fraction": 1.0}),
+    ({"warm_start.clip": 0.02}, {"warm_start.matrices": "adamw", "warm_start.learning_rate": 1e-3}),
+]
+
+
+def sft(world: World, changes: dict[str, Any], *, written_out: bool) -> torch.Tensor:
+    """Displacement of the weights by a short SFT."""
+    options = settings(world.options, SHORT | changes)
+    policy, warm = copied(world.trained), options.warm_start
+    if written_out:
+        teacher = Demonstrator(world.rows, policy, options, 0, "training")
+        size = warm.episodes_per_step
+        numbers = [range(step * size, (step + 1) * size) for step in range(warm.steps)]
+        reference.imitate(policy, [[teacher.demonstrate(n) for n in step] for step in numbers], warm)
+    else:
+        imitate_teacher(policy, world.rows, world.rows, options, 0)
+    return weights(policy) - weights(world.trained)
+
+
+@effect_of(*(name for changed, _ in SFT_CHANGES for name in changed))
+def sft_steps(world: World, _: Path) -> None:
+    """Warm starts equal written-out ones, which differ with and without the field."""
+    known: dict[str, torch.Tensor] = {}
+    for changed, given in SFT_CHANGES:
+        wanted = sft(world, given | changed, written_out=True)
+        if (key := str(given)) not in known:
+            known[key] = sft(world, given, written_out=True)
+        without = known[key]
+        got = sft(world, given | changed, written_out=False)
+        error, effect = (float((other - wanted).norm() / wanted.norm()) for other in (got, without))
+        assert error < 0.01 and effect > 0.05, (changed, error, effect)
+
+
+@effect_of("warm_start.max_tokens")
+def size_of_sft_passes(world: World, _: Path) -> None:
+    seen: list[int] = []
+    policy = copied(world.policy)
+    policy.model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    counts = []
+    for budget in (8192, 1):
+        changes = {"warm_start.steps": 1, "warm_start.episodes_per_step": 2, "warm_start.max_tokens": budget}
+        imitate_teacher(policy, world.rows, world.rows, settings(world.options, SHORT | changes), 0)
+        counts.append(len(seen))
+        seen.clear()
+    assert counts == [1 + 1, 2 + 1], "two demonstrations together or apart, and the validation"
+
+
+@effect_of("warm_start.validate_every", "warm_start.validation_episodes", "warm_start.play_every")
+def sft_validations(world: World, _: Path) -> None:
+    changes = {"warm_start.steps": 5, "warm_start.validate_every": 2, "warm_start.validation_episodes": 3}
+    changes |= {"warm_start.play_every": 3, "loop.eval_prompts": 1}
+    options = settings(world.options, SHORT | changes)
+    policy = copied(world.policy)
+    history = imitate_teacher(policy, world.rows, world.rows, options, 0)
+    assert [row["step"] for row in history if "validation_loss" in row] == [2, 4, 5]
+    assert [row["step"] for row in history if "greedy_solve_rate" in row] == [3, 5]
+    held_out = Demonstrator(world.rows, policy, options, 0, "validation")
+    with torch.no_grad():
+        values = [reference.demonstrated_log_probs(policy, held_out.demonstrate(number)) for number in range(3)]
+    assert history[-1]["validation_loss"] == pytest.approx(-float(torch.cat(values).mean()), rel=1e-3)
+
+
+@effect_of("warm_start.stop_below")
+def end_of_sft(world: World, _: Path) -> None:
+    for bound, steps in ((100.0, 1), (1e-6, 3)):
+        options = settings(world.options, SHORT | {"warm_start.stop_below": bound})
+        history = imitate_teacher(copied(world.policy), world.rows, world.rows, options, 0)
+        assert history[-1]["step"] == steps
+
+
+EXPERT = """
+class Expert:
+    def __init__(self, *words):
+        self.words = words
+
+    def reply(self, env, generator):
+        return " ".join(self.words)
+
+
+def build_teacher(name, patience, noise, word=""):
+    return Expert(name, str(patience), str(noise), word)
+"""
+
+
+@effect_of(*(f"warm_start.teacher.{name}" for name in ("factory", "name", "patience", "noise", "args", "max_turns")))
+def the_expert(world: World, folder: Path) -> None:
+    """An own expert that says what it was made with, in so many turns; what the built-in ones do has its own tests."""
+    (folder / "expert.py").write_text(EXPERT, encoding="utf-8")
+    teacher = {"factory": str(folder / "expert.py"), "name": "random", "patience": 7, "noise": 0.25}
+    teacher |= {"args": {"word": "hello"}, "max_turns": 2}
+    options = settings(world.options, {f"warm_start.teacher.{name}": value for name, value in teacher.items()})
+    sample = Demonstrator(world.rows, world.policy, options, 0, "training").demonstrate(0)
+    text = world.policy.tokenizer.decode(sample.labels, skip_special_tokens=True)
+    assert text == "random 7 0.25 hello" * 2
+
+
+@effect_of("warm_start.teacher.solved_only")
+def solved_demonstrations(world: World, folder: Path) -> None:
+    (folder / "expert.py").write_text(EXPERT, encoding="utf-8")
+    for only in (False, True):
+        changes = {"factory": str(folder / "expert.py"), "solved_only": only}
+        options = settings(world.options, {f"warm_start.teacher.{name}": value for name, value in changes.items()})
+        expert = Demonstrator(world.rows, world.policy, options, 0, "training")
+        if only:
+            with pytest.raises(RuntimeError, match="no usable demonstration"):
+                expert.demonstrate(0)
+        else:
+            assert len(expert.demonstrate(0).targets)
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(EFFECTS.values()), ids=lambda check: check.__name__)
+def test_effects(check: Effect, world: World, tmp_path: Path) -> None:
+    check(world, tmp_path)
