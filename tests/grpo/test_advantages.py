@@ -34,6 +34,12 @@ def test_values(rewards, groups, normalize_std, expected):
     np.testing.assert_allclose(advantages, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("difference", "equal"), [(0.9e-6, True), (1.1e-6, False), (1e-3, False)])
+def test_rewards_are_equal_within_a_millionth(difference, equal):
+    advantages = group_advantages([1.0, 1.0 + difference], [0, 0], normalize_std=False)
+    np.testing.assert_allclose(advantages, [0.0, 0.0] if equal else [-difference / 2, difference / 2], rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_eight_equal_rewards_give_exactly_zero(dtype, normalize_std):

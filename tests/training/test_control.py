@@ -166,6 +166,40 @@ def test_timing_leaves_no_trace_and_sees_the_cost_of_a_teacher(
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
 
 
+BUSY = """
+import time
+
+class Expert:
+    made = 0
+
+    def reply(self, env, generator):
+        Expert.made += 1
+        if 1 < Expert.made <= 3:
+            until = time.process_time() + 0.15
+            while time.process_time() < until:
+                pass
+        return "<answer>up</answer>"
+
+
+def build_teacher(name, patience, noise):
+    return Expert()
+"""
+
+
+def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path, monkeypatch):
+    """An expert that is slow in the first timed round alone makes the control no shorter."""
+    monkeypatch.setattr("geo_sokoban_pipeline.training.control._TIMED", 2)
+    monkeypatch.setattr("geo_sokoban_pipeline.training.control._WARMING", 1)
+    rows = sokoban_rows(24, max_solution=3)
+    (tmp_path / "busy.py").write_text(BUSY, encoding="utf-8")
+    teacher = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
+    warm = options.warm_start.model_copy(update={"teacher": teacher, "episodes_per_step": 1})
+    folder = write_policy(
+        tmp_path / "policy", policy_and_trainer_writer(build_imitator(copy.deepcopy(tiny_policy), warm), {})
+    )
+    assert time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0) < 0.15
+
+
 def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):
     rows = sokoban_rows(24, max_solution=3)
     blind, _, plain = imitate(tiny_policy, rows, options, validate_every=100)
