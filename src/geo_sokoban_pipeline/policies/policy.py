@@ -6,6 +6,7 @@ torchvision is installed; this project's own loading needs no torchvision.
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,11 +19,15 @@ import numpy as np
 from geo_sokoban_pipeline.folders import check_policy_files
 from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
+from geo_sokoban_pipeline.policies.experts import check_orientation, is_mixture, turn_experts
 from geo_sokoban_pipeline.policies.images import PatchReader, load_image_processor
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories import TableContext
 
 _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+# The library notes how a tokenizer was loaded among its arguments, and would save that with it.
+_NOTED_AT_LOADING = ("is_local", "local_files_only")
 
 
 @dataclass
@@ -102,16 +107,39 @@ def save_policy(policy: Policy, folder: Path, state_dict: dict[str, Any] | None 
     """Write model (safetensors), tokenizer, template and processor files into a folder.
 
     Args:
-        state_dict: weights to write instead of the model's own.
+        state_dict: weights to write instead of the model's own, those of experts in the published layout.
     """
     _quieten_library()
-    policy.model.save_pretrained(folder, state_dict=state_dict)
+    if is_mixture(policy.model):
+        own = policy.model.state_dict() if state_dict is None else {}
+        weights = state_dict or {name: turn_experts(name, weight) for name, weight in own.items()}
+        # The library would take the published layout for its own and turn it.
+        policy.model.save_pretrained(folder, state_dict=weights, save_original_format=False)
+    else:
+        policy.model.save_pretrained(folder, state_dict=state_dict)
+    _generation_config(policy).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     values = _processor_values(policy.image_processor)
     stock = {**values, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3VLProcessor"}
     _write(folder / "preprocessor_config.json", stock)
     video = {**values, "video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"}
     _write(folder / "video_preprocessor_config.json", video)
+
+
+def _generation_config(policy: Policy) -> Any:
+    """What plain `generate` needs to play by this project's rules: where it ends, pads, and which ids it never takes.
+
+    What the model brought along stays.
+    """
+    config = copy.deepcopy(policy.model.generation_config)
+    config._from_model_config = False  # it is more than that: the library would make it anew from the model
+    if config.eos_token_id is None:
+        config.eos_token_id = list(policy.end_ids)
+    if config.pad_token_id is None:
+        config.pad_token_id = policy.tokenizer.pad_token_id
+    if config.suppress_tokens is None:
+        config.suppress_tokens = policy.banned_ids.tolist()
+    return config
 
 
 def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -> Policy:
@@ -123,17 +151,20 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
 
     Raises:
         FileNotFoundError: no configuration, weights, tokenizer or image processor in it; the message says which.
-        ValueError: the model is not a Qwen3-VL model.
+        ValueError: the model is not a Qwen3-VL model, or one whose experts have no layout that can be told.
     """
     import torch
-    from transformers import AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
     _quieten_library()
     check_policy_files(folder)
+    check_orientation(AutoConfig.from_pretrained(folder))
     model = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
     )
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name in _NOTED_AT_LOADING:
+        tokenizer.init_kwargs.pop(name, None)
     template = folder / "chat_template.jinja"
     if template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")

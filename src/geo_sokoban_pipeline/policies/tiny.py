@@ -65,7 +65,10 @@ def build_config(options: TinyPolicyOptions, tokenizer: Any) -> Any:
             "mrope_interleaved": True,
         },
         "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.eos_token_id,
+        # Not the tokenizer's: a padding row of the embedding would be zero and never be trained.
         "pad_token_id": None,
+        "dtype": "float32",
     }
     vision = {
         "depth": options.vision_layers,
@@ -79,6 +82,7 @@ def build_config(options: TinyPolicyOptions, tokenizer: Any) -> Any:
         "num_position_embeddings": options.vision_grid**2,
         "deepstack_visual_indexes": list(options.deepstack),
         "initializer_range": options.initializer_range,
+        "dtype": "float32",
     }
     ids = {
         f"{name}_token_id": tokenizer.convert_tokens_to_ids(token)

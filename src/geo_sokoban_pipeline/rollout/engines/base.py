@@ -101,7 +101,9 @@ class RolloutEngine(Protocol):
         """Forget conversations, so that their memory is free. Unknown ids are ignored."""
 
     def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
-        """Take new weights (name, tensor); None: those of the policy's model, which the trainer changed in place."""
+        """Take new weights (name, tensor), in the layout of published checkpoints; None: those of the policy's model,
+        which the trainer changed in place.
+        """
 
     def close(self) -> None:
         """Free everything."""

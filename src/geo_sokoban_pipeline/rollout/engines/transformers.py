@@ -17,6 +17,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from geo_sokoban_pipeline.policies.experts import turn_experts
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result
 from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
@@ -129,7 +130,7 @@ class TransformersEngine:
             own = dict(self.policy.model.named_parameters())
             with torch.no_grad():
                 for name, tensor in weights:
-                    own[name].copy_(tensor)
+                    own[name].copy_(turn_experts(name, tensor))
         self.version = version
         self._forget()
 

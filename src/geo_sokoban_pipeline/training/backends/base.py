@@ -22,7 +22,7 @@ class TrainBackend(Protocol):
         """One optimizer step; metrics of the objective and `grad_norm`. Without a finite norm nothing changes."""
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
-        """Weights by Hugging Face name, one tensor at a time."""
+        """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time."""
 
     def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder."""

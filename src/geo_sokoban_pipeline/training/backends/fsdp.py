@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.options.training import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.policies.experts import published_weights, turn_experts
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.storage import read_json, write_json
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
@@ -100,7 +101,7 @@ class FsdpBackend:
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
         """See `TrainBackend`."""
-        for name, parameter in self._parameters.items():
+        for name, parameter in published_weights(self.policy.model):
             yield name, parameter.detach()
 
     def export(self, folder: Path) -> None:
@@ -130,7 +131,7 @@ class FsdpBackend:
             stored |= load_file(path)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                parameter.copy_(stored[name])
+                parameter.copy_(turn_experts(name, stored[name]))
 
     def _gradients(self, samples: Sequence[TrainSample], objective: Objective) -> dict[str, float]:
         """Leave the gradients of a step in the parameters; returns the objective's metrics."""

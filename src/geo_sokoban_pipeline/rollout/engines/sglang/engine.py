@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.policies.experts import published_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.sglang.background import BackgroundLoop
@@ -189,7 +190,7 @@ class SglangEngine:
         return self._read_parameters(version, state)
 
     def _read_parameters(self, version: int, state: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-        yield from self.policy.model.named_parameters()
+        yield from published_weights(self.policy.model)
         self._check_model(version, state)
 
     def _check_model(self, version: int, state: tuple[int, ...]) -> None:
