@@ -1,0 +1,240 @@
+"""Fingerprints against everything that a run is made of: what changes a result changes them, what does not is listed.
+
+The tables are complete by construction: each field of the models is changed in turn.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geo_sokoban_pipeline.fingerprint import (
+    Fingerprint,
+    FingerprintError,
+    check_fingerprint,
+    differences,
+    hash_files,
+    hash_rows,
+    loop_parameters,
+    policy_parameters,
+    warm_start_parameters,
+)
+from geo_sokoban_pipeline.folders import PolicyFolder
+from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.training.loop import RunInputs, loop_fingerprint, run_grpo
+from option_fields import leaves, value_at, with_another_value, with_value
+
+# Fields whose other values are free, and why.
+FREE = {
+    "warm_start.max_tokens": "how many demonstrations pass at once",
+    "warm_start.play_every": "validations watch",
+    "warm_start.validate_every": "validations watch, unless stop_below ends the stage by them",
+    "rollout.max_conversations": "how many episodes are held at once",
+    "rollout.prefill_tokens": "how many tokens pass at once",
+    "rollout.reuse_cache": "the same log-probs, computed again",
+    "rollout.draft_share": "the same tokens, several in a pass",
+    "rollout.max_failed_share": "when a run stops",
+    "optimizer.max_tokens": "how many episodes pass at once",
+    "optimizer.logit_chunk": "how many positions pass at once",
+    "optimizer.max_skipped": "when a run stops",
+    "loop.iterations": "a run can be extended",
+    "loop.save_interval": "what is stored",
+    "loop.keep_last": "what is stored",
+    "loop.keep_best": "what is stored",
+    "evaluation.prompts": "after training",
+    "evaluation.samples": "after training",
+    "evaluation.greedy": "after training",
+    "evaluation.blank_images": "after training",
+    "evaluation.shuffled_images": "after training",
+    "evaluation.solver_states": "after training",
+    "evaluation.checkpoint": "after training",
+    "threads": "a warning, no refusal",
+    "processes": "a warning, no refusal",
+    **{
+        f"rollout.server.{name}": "where servers are, how many, how they are spoken to"
+        for name in (
+            *("mode", "urls", "count", "host", "ports", "python", "log_folder", "router", "concurrency", "device"),
+            *("memory_fraction", "max_total_tokens", "cuda_graph_batch_sizes", "update", "bucket_bytes"),
+            "update_folder",
+            *(f"faults.{name}" for name in ("start_timeout", "reply_timeout", "control_timeout", "health_interval")),
+            *(f"faults.{name}" for name in ("health_timeout", "tries", "first_pause", "longest_pause", "restarts")),
+            "faults.grace",
+        )
+    },
+}
+# What the demonstrations are, and who learns from them.
+WARM_START = (
+    *("task", "policy.", "env.", "warm_start."),
+    *("rollout.max_turns", "rollout.max_response_tokens", "rollout.max_context_tokens", "rollout.preset"),
+    "rollout.rules.",
+)
+# Without a choice: one value is allowed.
+FIXED = {"rollout.sampling.greedy", "backend", "placement"}
+# What has to be changed with a field, or before it, for its other values to be allowed.
+BESIDE: dict[str, dict[str, Any]] = {
+    "policy.source": {"policy.path": "somewhere"},
+    "rollout.server.mode": {"rollout.server.urls": ["http://a:1"]},
+    "rollout.server.urls": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},
+    "rollout.server.ports": {"rollout.server.ports": [7]},
+    "rollout.partial": {"rollout.max_turns": 1, "rollout.over_sampling": 2.0, "grpo.mixed_versions": "mask"},
+    "grpo.importance_cap": {"grpo.old_log_probs": "recompute"},
+    "grpo.max_log_prob_difference": {"grpo.old_log_probs": "recompute"},
+    "grpo.baseline": {"grpo.credit": "turn"},
+    "processes": {"threads": 1},
+}
+MODELS = {model.__name__: model for model in (TrainOptions, Geo3kTrainOptions, Geo3kMultiTurnTrainOptions)}
+FIELDS = sorted({(name, path) for name, model in MODELS.items() for path in leaves(model)})
+
+
+def stages(options: TrainOptions, seed: int = 0, data: dict[str, Any] | None = None) -> dict[str, Fingerprint]:
+    return {
+        "policy": policy_parameters(options.policy, seed),
+        "warm start": warm_start_parameters(options, seed, data or {}),
+        "loop": loop_parameters(options, seed, data or {}),
+    }
+
+
+def changed_stages(before: dict[str, Fingerprint], after: dict[str, Fingerprint]) -> set[str]:
+    return {name for name in before if differences(before[name], after[name])}
+
+
+def change(model: type[TrainOptions], path: str) -> tuple[TrainOptions, TrainOptions] | None:
+    """Options before and after a change of one field; None where it has no other value."""
+    before = with_value(model(), {"rollout.engine": "sglang"} if ".server." in path else {})
+    beside = {name: value for name, value in BESIDE.get(path, {}).items() if name != path}
+    if path == "rollout.max_turns" and "max_turns" in before.env.args:
+        beside = {"env.args": {"max_turns": before.rollout.max_turns + 1}}
+    elif path == "rollout.partial" and "max_turns" in before.env.args:
+        before = with_value(before, beside | {"env.args": {"max_turns": 1}})
+    elif beside and not path.startswith(("policy.", "rollout.server.")):
+        before = with_value(before, beside)
+    if path in FIXED or (path == "task" and model is not TrainOptions):
+        return None
+    if path in BESIDE.get(path, ()):
+        return before, with_value(before, BESIDE[path])
+    return before, with_another_value(before, path, beside)
+
+
+@pytest.mark.parametrize(("model", "path"), FIELDS, ids=lambda value: value)
+def test_each_field_is_compared_or_free(model: str, path: str) -> None:
+    found = change(MODELS[model], path)
+    if found is None:
+        return
+    before, after = found
+    assert value_at(before, path) != value_at(after, path)
+    if path in FREE:
+        expected: set[str] = set()
+        if path in ("rollout.server.mode", "rollout.server.urls"):
+            return  # the engine is asked which model it serves
+    elif path.startswith("policy."):
+        expected = {"policy", "warm start", "loop"}
+    else:
+        expected = {"warm start", "loop"} if path.startswith(WARM_START) else {"loop"}
+    assert changed_stages(stages(before), stages(after)) == expected, FREE.get(path, "not among those that are free")
+
+
+def test_no_reason_is_left_over() -> None:
+    known = {path for _, path in FIELDS}
+    assert set(FREE) | set(BESIDE) | FIXED <= known
+    assert all(any(path.startswith(start) for path in known) for start in WARM_START)
+
+
+def test_validations_that_end_the_warm_start_count() -> None:
+    stopping = with_value(TrainOptions(), {"warm_start.stop_below": 0.5})
+    other = with_value(stopping, {"warm_start.validate_every": 7})
+    assert changed_stages(stages(stopping), stages(other)) == {"warm start", "loop"}
+
+
+@pytest.mark.parametrize("path", ["rollout.max_conversations", "rollout.prefill_tokens", "rollout.draft_share"])
+def test_sizes_count_where_they_decide_what_is_aborted(path: str) -> None:
+    over = with_value(TrainOptions(), {"rollout.over_sampling": 2.0})
+    assert changed_stages(stages(over), stages(with_another_value(over, path))) == {"loop"}
+
+
+def test_seed_and_data_count() -> None:
+    options = TrainOptions()
+    assert changed_stages(stages(options), stages(options, seed=1)) == {"policy", "warm start", "loop"}
+    assert changed_stages(stages(options), stages(options, data={"boxes": 2})) == {"warm start", "loop"}
+    # Weights that are given do not depend on the seed.
+    given = with_value(options, {"policy.source": "folder", "policy.path": "somewhere"})
+    assert changed_stages(stages(given), stages(given, seed=1)) == {"warm start", "loop"}
+
+
+ROWS = [
+    {"id": "a", "prompt": "Which way?", "images": ["data:1", "data:2"], "answer": "3"},
+    {"id": "b", "prompt": "And here?", "images": None, "answer": None},
+]
+
+
+def edit(number: int, **values: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    return lambda rows: [{**row, **values} if n == number else row for n, row in enumerate(rows)]
+
+
+PROMPTS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+    "the text": edit(0, prompt="Which way!"),
+    "a picture": edit(0, images=["data:1", "data:3"]),
+    "a picture less": edit(0, images=["data:1"]),
+    "no pictures": edit(0, images=None),
+    "the order of pictures": edit(0, images=["data:2", "data:1"]),
+    "the label": edit(0, answer="4"),
+    "a label less": edit(0, answer=None),
+    "a label more": edit(1, answer="0"),
+    "an id": edit(1, id="c"),
+    "the order": lambda rows: rows[::-1],
+    "a row less": lambda rows: rows[:1],
+    "a row twice": lambda rows: [*rows, rows[1]],
+    "a text that moves to the next row": lambda rows: [{**rows[0], "prompt": ""}, {**rows[1], "prompt": "Which way?"}],
+}
+
+
+def inputs(rows: list[dict[str, Any]], digest: str = "abc", seed: int = 0, **options: Any) -> RunInputs:
+    files = {"model.safetensors": {"bytes": 1, "blake2b": digest}, "config.json": {"bytes": 2, "blake2b": "def"}}
+    policy = PolicyFolder(Path("nowhere"), {"files": files})
+    given = with_value(TrainOptions(), options)
+    return RunInputs("train_sokoban", seed, given, {"boxes": 1}, policy, rows, [])
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_count(name: str) -> None:
+    rows = PROMPTS[name](copy.deepcopy(ROWS))
+    assert hash_rows(rows) != hash_rows(ROWS)
+    lines = differences(loop_fingerprint(inputs(ROWS)), loop_fingerprint(inputs(rows)))
+    assert [line.partition(":")[0] for line in lines] == ["input.prompts"]
+
+
+def test_what_nobody_is_shown_does_not_count() -> None:
+    assert hash_rows([{**row, "split": "train"} for row in ROWS]) == hash_rows(ROWS)
+    assert hash_rows([{**row, "images": list(row["images"] or [])} for row in ROWS]) == hash_rows(ROWS)
+
+
+def test_the_policy_counts() -> None:
+    lines = differences(loop_fingerprint(inputs(ROWS)), loop_fingerprint(inputs(ROWS, digest="abd")))
+    assert [line.partition(":")[0] for line in lines] == ["input.policy"]
+    files = {name: {"blake2b": name} for name in "ab"}
+    assert hash_files(files) == hash_files(dict(reversed(files.items())))
+    assert hash_files({"b": files["a"], "a": files["b"]}) != hash_files(files)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        inputs(ROWS[::-1]),
+        inputs(ROWS, digest="other"),
+        inputs(ROWS, seed=1),
+        inputs(ROWS, **{"grpo.gamma": 0.5}),
+        RunInputs("train_sokoban", 0, TrainOptions(), {"boxes": 2}, inputs(ROWS).policy, ROWS, []),
+    ],
+    ids=["prompts", "policy", "seed", "options", "data"],
+)
+def test_a_loop_goes_on_only_with_what_it_began_with(other: RunInputs) -> None:
+    """Before anything is loaded, which would fail here: there is no policy."""
+    stored = loop_fingerprint(inputs(ROWS))
+    check_fingerprint("the training", stored, loop_fingerprint(inputs(copy.deepcopy(ROWS))))
+    resume = {"iteration": 3, "dir": Path("x"), "manifest": {"fingerprint": stored}, "complete": None, "stored": [3]}
+    with pytest.raises(FingerprintError):
+        next(run_grpo(other, resume))
