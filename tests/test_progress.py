@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
+
+import pytest
 
 from geo_sokoban_pipeline import progress
+from geo_sokoban_pipeline.console import quieten_libraries
 
 
 def test_lines_come_after_five_seconds_and_then_every_ten(monkeypatch, caplog):
@@ -20,3 +24,39 @@ def test_lines_come_after_five_seconds_and_then_every_ten(monkeypatch, caplog):
         "solve levels 5/40, 35 s left",
         "solve levels 15/40, 25 s left",
     ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_first_unit_is_no_pace(clock, caplog):
+    caplog.set_level(logging.INFO)
+    with progress.track("GRPO", 100, 20) as bar:
+        clock[0] += 60.0  # loading
+        bar.advance(note="solved 5%")
+        for _ in range(10):
+            clock[0] += 2.0
+            bar.advance()
+    assert [record.getMessage() for record in caplog.records] == [
+        "GRPO 21/100, solved 5%",
+        "GRPO 26/100, 2 min 28 s left",
+        "GRPO 31/100, 2 min 18 s left",
+    ]
+
+
+def test_libraries_say_the_name_of_a_node_and_no_more(caplog):
+    quieten_libraries()
+    caplog.set_level(logging.INFO)
+    node, runner = logging.getLogger("kedro.pipeline.node"), logging.getLogger("kedro.runner.sequential_runner")
+    node.info("Running node: %s", "train_grpo: train_grpo([a;b]) -> [c]", extra={"markup": False})
+    node.error("Node %s failed with error: \n%s", "train_grpo: train_grpo([a;b]) -> [c]", "out of memory")
+    runner.info("Using synchronous mode for loading and saving data. Use the --async flag")
+    runner.info("Completed node: %s", "train_sokoban.train_grpo")
+    runner.info("Completed 3 out of 9 tasks")
+    runner.warning("There are 4 nodes that have not run.\nYou can resume the pipeline run")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["Running node: train_grpo", "Node train_grpo failed", "Completed 3 out of 9 tasks"]

@@ -10,16 +10,28 @@ import sys
 from typing import Any
 
 from kedro.framework.cli.utils import find_run_command
-from kedro.framework.project import configure_project
+from kedro.framework.project import configure_project, settings
 
-PACKAGE = "geo_sokoban_pipeline"
+from geo_sokoban_pipeline.hooks.command_line import PACKAGE, CommandLineHooks, prepare_words
 
 
 def main(*args: Any, **kwargs: Any) -> Any:
     """Run Kedro's `run` command; in an interactive session it returns the outputs instead of leaving Python."""
     configure_project(PACKAGE)
     kwargs.setdefault("standalone_mode", not hasattr(sys, "ps1"))
-    return find_run_command(PACKAGE)(*args, **kwargs)
+    if not kwargs["standalone_mode"]:
+        return find_run_command(PACKAGE)(*args, **kwargs)
+    words = list(args[0] if args else kwargs.pop("args", None) or sys.argv[1:])
+    prepare_words(words)
+    hooks: CommandLineHooks = next(hook for hook in settings.HOOKS if isinstance(hook, CommandLineHooks))
+    try:
+        return find_run_command(PACKAGE)(words, **kwargs)
+    except SystemExit as error:
+        hooks.end_command(error, error.code if isinstance(error.code, int) else 1)
+        raise
+    except Exception as error:
+        hooks.end_command(error, 1)
+        raise
 
 
 if __name__ == "__main__":

@@ -13,8 +13,16 @@ from typing import Any
 
 from omegaconf.resolvers import oc
 
-from geo_sokoban_pipeline.console import enrich_logging
-from geo_sokoban_pipeline.hooks import CommandHooks, HistoryHooks, ParameterHooks, RunHooks, TrackingHooks
+from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
+from geo_sokoban_pipeline.hooks import (
+    CommandHooks,
+    CommandLineHooks,
+    HistoryHooks,
+    ParameterHooks,
+    RunHooks,
+    TerminalHooks,
+    TrackingHooks,
+)
 from geo_sokoban_pipeline.launch import launch_value
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
@@ -57,11 +65,18 @@ warnings.filterwarnings("ignore", message=r"One or more dataset names contain '\
 warnings.filterwarnings("ignore", message=r"The 'preview_fn' feature is experimental")
 
 enrich_logging()
+quieten_libraries()
+
+_terminal = TerminalHooks()
+_command_line = CommandLineHooks(_terminal.tell_interrupted)
+_command_line.register()
 
 HOOKS = (
     ParameterHooks(),
+    _command_line,
     RunHooks(),
     HistoryHooks(),
+    _terminal,
     TrackingHooks(),
     CommandHooks(),
     *load_extra_hooks(os.environ.get(EXTRA_HOOKS, "")),

@@ -68,7 +68,7 @@ def test_stored_policies_load_with_plain_transformers(finished_run):
 
 
 def test_start_is_quiet(finished_run):
-    assert "Report: " in finished_run.output
+    assert "report: " in finished_run.output
     assert "preview_fn" not in finished_run.output
     assert "contain '.'" not in finished_run.output
     assert not [line for line in finished_run.output.splitlines() if "Warning:" in line]

@@ -20,6 +20,10 @@ T = TypeVar("T")
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
 
 
+class DataError(ValueError):
+    """A data source that no run can use: its file, its format, or all of its rows; the message has the way out."""
+
+
 @dataclass(frozen=True)
 class BadRow:
     """A row that could not be decoded: why, and its text."""
@@ -49,13 +53,13 @@ def read_rows(path: str, batch_rows: int = 1024) -> Iterator[tuple[int, dict[str
 
     Raises:
         FileNotFoundError: no such file; the message names it.
-        ValueError: another suffix, or a parquet file that cannot be opened.
+        DataError: another suffix, or a parquet file that cannot be opened.
     """
     file, window = split_slice(path)
     if not file.is_file():
         raise FileNotFoundError(f"no file at {file}; check the path (relative paths start at the working folder).")
     if file.suffix not in (".jsonl", ".parquet"):
-        raise ValueError(
+        raise DataError(
             f"{file}: rows are read from .jsonl and .parquet, not from {file.suffix or 'a file without suffix'}."
         )
     rows = _json_lines(file) if file.suffix == ".jsonl" else _parquet_rows(file, _open_parquet(file), batch_rows)
@@ -75,7 +79,7 @@ def _open_parquet(path: Path) -> Any:
     try:
         return open_parquet(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(
+        raise DataError(
             f"{path} is not a readable parquet file ({error}); it may be torn: fetch or write it again."
         ) from error
 
@@ -88,7 +92,7 @@ def _parquet_rows(path: Path, opened: Any, batch_rows: int) -> Iterator[dict[str
             for batch in file.iter_batches(batch_size=batch_rows):
                 yield from batch.to_pylist()
         except (pa.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{path} is torn inside ({error}); fetch or write it again.") from error
+            raise DataError(f"{path} is torn inside ({error}); fetch or write it again.") from error
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:

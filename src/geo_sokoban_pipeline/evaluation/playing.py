@@ -68,7 +68,7 @@ def play_prompts(
         blank_image if blank else None,
     )
     play = play or load_player(options.rollout)
-    with track(f"evaluating {label}", len(tasks)) as progress:
+    with track(f"evaluating {label}", len(tasks), keep=False) as progress:
         played: list[Trajectory] = play(engine, policy, tasks, settings, progress.advance)
     return played
 

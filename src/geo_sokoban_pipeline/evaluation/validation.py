@@ -24,6 +24,12 @@ def start_names(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name.replace(_PREFIX, START): value for name, value in metrics.items()}
 
 
+def describe_rates(metrics: Mapping[str, float]) -> str:
+    """Solve rates of a validation as people read them: `53.1 % sampled, 50.6 % greedy`."""
+    rates = {mode: metrics.get(f"{_PREFIX}{mode}_solve_rate") for mode in ("sampled", "greedy")}
+    return ", ".join(f"{rate:.1%}".replace("%", " %") + f" {mode}" for mode, rate in rates.items() if rate is not None)
+
+
 def validate_policy(
     run: str,
     seed: int,

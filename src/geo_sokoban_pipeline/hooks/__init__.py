@@ -4,9 +4,19 @@ Parameters are checked before any work, one process at a time owns a run's folde
 """
 
 from geo_sokoban_pipeline.hooks.command import CommandHooks
+from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
 from geo_sokoban_pipeline.hooks.history import HistoryHooks
 from geo_sokoban_pipeline.hooks.parameters import ParameterHooks
 from geo_sokoban_pipeline.hooks.runs import RunHooks
+from geo_sokoban_pipeline.hooks.terminal import TerminalHooks
 from geo_sokoban_pipeline.hooks.tracking import TrackingHooks
 
-__all__ = ["CommandHooks", "HistoryHooks", "ParameterHooks", "RunHooks", "TrackingHooks"]
+__all__ = [
+    "CommandHooks",
+    "CommandLineHooks",
+    "HistoryHooks",
+    "ParameterHooks",
+    "RunHooks",
+    "TerminalHooks",
+    "TrackingHooks",
+]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.hooks.command_line import read_lists
 from geo_sokoban_pipeline.launch import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
@@ -39,6 +40,7 @@ class ParameterHooks:
             ParameterError: as a plain message where Kedro's command line runs.
         """
         loader = context.config_loader
+        loader.runtime_params = read_lists(loader.runtime_params)
         try:
             parameters = check_parameters(loader["parameters"], loader.runtime_params or {})
         except ParameterError as error:

@@ -116,11 +116,7 @@ class RunHooks:
 
     @hook_impl(trylast=True)
     def after_pipeline_run(self) -> None:
-        """Release the runs and say where their reports are."""
-        for folders in self._folders:
-            report = folders.reports / "report.html"
-            if report.is_file():
-                log.info("Report: %s", report)
+        """Release the runs."""
         self._release()
 
     @hook_impl(trylast=True)

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.evaluation.validation import start_names, validate_policy
+from geo_sokoban_pipeline.evaluation.validation import describe_rates, start_names, validate_policy
 from geo_sokoban_pipeline.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.folders import PolicyFolder
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
@@ -240,6 +240,7 @@ class _Loop:
         )
         collected |= name_parts(version, played, self.policy.table_context)
         rate = metrics["eval/validation/sampled_solve_rate"]
+        logger.info("validation @%d: %s", version, describe_rates(metrics))
         saved = version > 0 and is_save_due(version - 1, loop.save_interval, num_iterations=loop.iterations)
         if saved and (self.best is None or rate > self.best["solve_rate"]):
             self.best = {"iteration": version - 1, "solve_rate": rate}

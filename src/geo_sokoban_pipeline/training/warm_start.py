@@ -7,13 +7,14 @@ for `stop_below`, which ends the stage: neither weights nor any draw depend on t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.evaluation.validation import validate_policy
+from geo_sokoban_pipeline.evaluation.validation import describe_rates, validate_policy
 from geo_sokoban_pipeline.grpo.schedules import learning_rate
 from geo_sokoban_pipeline.options.policy import WarmStartOptions
 from geo_sokoban_pipeline.options.training import OptimizerOptions, TrainOptions
@@ -29,6 +30,7 @@ from geo_sokoban_pipeline.training.process import freeze_survivors
 from geo_sokoban_pipeline.training.shares import cut_range
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 
+logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
 _MODES = ("sampled", "greedy")
 _TRAINING = "training"
@@ -150,12 +152,13 @@ class _Examiner:
             _, metrics = validate_policy(
                 "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step, play=play
             )
+        logger.info("warm start, step %d: %s", step, describe_rates(metrics))
         return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}
 
 
 def _note(history: Sequence[dict[str, float]]) -> str:
     losses = [row["validation_loss"] for row in history if "validation_loss" in row]
-    return f"loss {losses[-1]:.3f}" if losses else ""
+    return f"held-out loss {losses[-1]:.3f}" if losses else ""
 
 
 def _rate(warm: WarmStartOptions, step: int) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice, take_slice
+from geo_sokoban_pipeline.envs.row_files import BadRow, DataError, read_rows, split_slice, take_slice
 from geo_sokoban_pipeline.envs.row_values import RejectedRow, row_as_text
 from geo_sokoban_pipeline.envs.sokoban.collection import SUFFIXES, Entry, read_collection
 from geo_sokoban_pipeline.envs.sokoban.generation import generate_rows
@@ -163,7 +163,7 @@ def _sort_out(
         except ValueError as error:
             rejected.append(RejectedRow(level.row_id, str(error), level.board.to_xsb(), level.source))
     if not levels:
-        raise ValueError(_nothing_good(source, rows_read, rejected))
+        raise DataError(_nothing_good(source, rows_read, rejected))
     split, rule = split_levels(levels, options.shares, options.counts, options.seed)
     return Reading(split, rule, rejected, rows_read, len(good) - len(distinct), len(levels) - len(split))
 

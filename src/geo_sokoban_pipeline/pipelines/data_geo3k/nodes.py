@@ -46,6 +46,7 @@ def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> 
     from geo_sokoban_pipeline.envs.geo3k.checking import index_rows
     from geo_sokoban_pipeline.envs.geo3k.splits import settle_splits
     from geo_sokoban_pipeline.envs.geo3k.tables import PROBLEM_INDEX, REJECTED
+    from geo_sokoban_pipeline.envs.row_files import DataError
     from geo_sokoban_pipeline.envs.row_values import RejectedRow
     from geo_sokoban_pipeline.envs.splits import SPLITS
 
@@ -53,7 +54,7 @@ def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> 
     rejected: list[RejectedRow] = []
     found = list(index_rows(raw, options, rejected))
     if len(rejected) == len(found):
-        raise ValueError(nothing_good(section, options, rejected))
+        raise DataError(nothing_good(section, options, rejected))
     published = SPLITS if options.source == "generate" else {row["source_split"] for row in found}
     index = settle_splits(found, published, options)
     if rejected:
@@ -89,7 +90,8 @@ def report_data(
                 pair.replace("+", " and "),
                 found["shared"],
             )
-    logger.info("%s: %s", section, {split: numbers["problems"] for split, numbers in report["splits"].items()})
+    sizes = ", ".join(f"{split} {numbers['problems']}" for split, numbers in report["splits"].items())
+    logger.info("%s: problems: %s", section, sizes)
     return report
 
 

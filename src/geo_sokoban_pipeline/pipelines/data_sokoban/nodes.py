@@ -112,7 +112,8 @@ def report_data(
     }
     if report["move_limit_note"]:
         logger.warning("%s", report["move_limit_note"])
-    logger.info("levels: %s; split by %s", {split: len(frame) for split, frame in tables.items()}, rule)
+    sizes = ", ".join(f"{split} {len(frame)}" for split, frame in tables.items())
+    logger.info("levels: %s; split by %s", sizes, rule)
     return report
 
 

@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.envs.geo3k.problems import (
 from geo_sokoban_pipeline.envs.geo3k.problems.layout import Layout, lay_out_fixed, lay_out_free
 from geo_sokoban_pipeline.envs.geo3k.problems.problem import Sketch
 from geo_sokoban_pipeline.envs.geo3k.problems.tiny import FONT_SIZE, LINE_WIDTH, TINY_FAMILIES, tiny_sketch
+from geo_sokoban_pipeline.envs.row_files import DataError
 from geo_sokoban_pipeline.options.problems import TINY_SIZE, Difficulty, ProblemOptions
 
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
@@ -66,7 +67,7 @@ def family_shares(options: ProblemOptions) -> dict[str, float]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
-            raise ValueError(f"families.{name}={share:g}: no family of difficulty {options.difficulty}. {hint}")
+            raise DataError(f"families.{name}={share:g}: no family of difficulty {options.difficulty}. {hint}")
     return dict(options.families)
 
 

@@ -1,0 +1,316 @@
+"""The command line: lists in parameters, refusals before any work, and errors that end in one line.
+
+Kedro's own `run` command stays as it is. Three places around it are used: before click reads the words (lists, the
+runner, the file of `--config`), when the context exists (names of pipelines, nodes, tags, datasets), and after the
+command has failed. None of them is reached in a notebook, where exceptions stay exceptions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import yaml
+from kedro.framework.cli.hooks import cli_hook_impl, get_cli_hook_manager
+from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
+from kedro.pipeline import Pipeline
+
+from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.options.base import ParameterError
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro.framework.startup import ProjectMetadata
+
+log = logging.getLogger(__name__)
+
+PACKAGE = "geo_sokoban_pipeline"
+TRACEBACK = "GEO_SOKOBAN_TRACEBACK"  # in the environment: show the whole traceback of an error, too
+_RUNNERS = ("ParallelRunner", "ThreadRunner")
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTED = 128 + signal.SIGINT
+_INTERRUPTIONS = (_INTERRUPTED, *(128 + number for number in _ENDINGS))
+_ORDER = (
+    "the parts of a GRPO iteration must be saved one after the other, the checkpoint last, because it commits the "
+    "iteration. Leave it out; train_….processes is what uses more cores."
+)
+
+
+class CommandLineHooks:
+    """Hooks of Kedro's command line and of its sessions, so that what a user can cause ends in one line.
+
+    Args:
+        tell_interrupted: what an interrupted command has left, as lines for the user.
+    """
+
+    def __init__(self, tell_interrupted: Callable[[], list[str]]) -> None:
+        self._tell_interrupted = tell_interrupted
+
+    def register(self) -> None:
+        """Join the command line of this process; a registration that is there already is replaced."""
+        manager = get_cli_hook_manager()
+        if manager.has_plugin(PACKAGE):
+            manager.unregister(name=PACKAGE)
+        manager.register(self, name=PACKAGE)
+
+    @cli_hook_impl
+    def before_command_run(self, project_metadata: ProjectMetadata | None, command_args: list[str]) -> None:
+        """Read lists in `--params`, and refuse what no run can have."""
+        if project_metadata is not None and command_args[:1] == ["run"]:
+            prepare_words(command_args)
+
+    @cli_hook_impl
+    def after_command_run(self, exit_code: int) -> None:
+        """Say an error in one line, where it is one of those that a user can cause."""
+        self.end_command(sys.exc_info()[1], exit_code)
+
+    def end_command(self, error: BaseException | None, exit_code: int) -> None:
+        """End a failed command in one line where that says all; leave every other error to Python."""
+        if isinstance(error, SystemExit):
+            if exit_code == 1 and isinstance(error.__context__, click.Abort):
+                exit_code = _INTERRUPTED
+            if exit_code in _INTERRUPTIONS:
+                for line in self._tell_interrupted():
+                    click.echo(line, err=True)
+                raise SystemExit(exit_code)
+            return
+        message = None if error is None else explain(error)
+        if message is not None:
+            if os.environ.get(TRACEBACK):
+                traceback.print_exception(error)
+            stop(message)
+
+    @hook_impl(tryfirst=True)
+    def after_context_created(self, context: KedroContext) -> None:
+        """Refuse an environment, pipelines, nodes, tags and datasets that do not exist, and runners that save at once.
+
+        Raises:
+            ParameterError: as a plain message where Kedro's command line runs.
+        """
+        command = click.get_current_context(silent=True)
+        try:
+            check_environment(Path(context.config_loader.conf_source), context.env)
+            if command is not None and "pipelines" in command.params:
+                check_selection(command.params)
+        except ParameterError as error:
+            refuse(error)
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
+        """Refuse these runners in a notebook, too."""
+        for name in _RUNNERS:
+            if name in str(run_params.get("runner")):
+                refuse(ParameterError(f"runner={name}: {_ORDER}"))
+
+    @hook_impl(tryfirst=True)
+    def before_node_run(self, is_async: bool) -> None:
+        """Refuse saving in threads in a notebook, too: only here Kedro says that it was asked for."""
+        if is_async:
+            refuse(ParameterError(f"is_async=true: {_ORDER}"))
+
+
+def prepare_words(words: list[str]) -> None:
+    """Make the words of `kedro run` ready for click, in place; stop where they ask for what no run can have."""
+    for name in _values(words, "--runner", "-r"):
+        if name in _RUNNERS:
+            stop(f"--runner={name}: {_ORDER}")
+        if name != "SequentialRunner" and "." not in name:
+            stop(f"--runner={name}: no such runner; leave it out.")
+    if "--async" in words:
+        stop(f"--async: {_ORDER}")
+    for file in _values(words, "--config", "-c"):
+        check_config(file)
+    for number, word in enumerate(words):
+        if word == "--params" and number + 1 < len(words):
+            words[number + 1] = protect_lists(words[number + 1])
+        elif word.startswith("--params="):
+            words[number] = "--params=" + protect_lists(word.removeprefix("--params="))
+    _leave_in_order()
+
+
+def protect_lists(text: str) -> str:
+    """`a=[0,2],b=1` with the list written as YAML's block form, which holds no comma.
+
+    Kedro splits the text at every comma and reads each value as YAML.
+    """
+    items: list[str] = []
+    depth = 0
+    for part in text.split(","):
+        if depth > 0:
+            items[-1] += f",{part}"
+        else:
+            items.append(part)
+        depth = max(0, depth + sum(part.count(mark) for mark in "[{") - sum(part.count(mark) for mark in "]}"))
+    return ",".join(_without_commas(item) for item in items)
+
+
+def _without_commas(item: str) -> str:
+    name, equals, value = item.partition("=")
+    if "," not in value:
+        return item
+    try:
+        read = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return item  # Kedro says what is wrong with it
+    return f"{name}{equals}{yaml.safe_dump(read, default_flow_style=False, sort_keys=False).strip()}"
+
+
+def check_config(file: str) -> None:
+    """Stop where the file of `--config` is missing or is none."""
+    path = Path(file)
+    if not path.is_file():
+        stop(f"--config={file}: no such file.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        stop(f"--config={file}: it is not readable YAML ({' '.join(str(error).split())}).")
+    if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
+        stop(f"--config={file}: it must hold a section `run:` with the options of the command, such as `pipelines`.")
+
+
+def check_environment(conf_source: Path, env: str | None) -> None:
+    """See that `--env` names a folder of the configuration.
+
+    Raises:
+        ParameterError: it does not; the message lists what is there.
+    """
+    if env is None or not conf_source.is_dir() or (conf_source / env).is_dir():
+        return
+    known = sorted(path.name for path in conf_source.iterdir() if path.is_dir() and path.name not in ("base", "local"))
+    raise ParameterError(f"--env={env}: no such environment. {_nearest(env, known)}")
+
+
+def check_selection(words: dict[str, Any]) -> None:
+    """See that the options of `kedro run` name pipelines, nodes, tags and datasets that exist.
+
+    Args:
+        words: click's parameters of the command.
+
+    Raises:
+        ParameterError: one does not; the message has the nearest name.
+    """
+    if words.get("is_async") or (words.get("runner_params") or {}).get("is_async"):
+        raise ParameterError(f"is_async: {_ORDER}")
+    if str(words.get("runner")).rpartition(".")[2] in _RUNNERS:
+        raise ParameterError(f"runner={words['runner']}: {_ORDER}")
+    names = [*_listed(words.get("pipelines")), *_listed(words.get("pipeline"))]
+    for name in names:
+        _see(name, list(pipelines.keys()), "--pipelines", "pipeline")
+    chosen = sum((pipelines[name] for name in names or ["__default__"]), start=Pipeline([]))
+    nodes = sorted(node.name for node in chosen.nodes)
+    for option, given in (("--nodes", "node_names"), ("--from-nodes", "from_nodes"), ("--to-nodes", "to_nodes")):
+        for name in _listed(words.get(given)):
+            _see(name, nodes, option, "node")
+    for name in _listed(words.get("tags")):
+        _see(name, sorted({tag for node in chosen.nodes for tag in node.tags}), "--tags", "tag")
+    for option, given in (("--from-inputs", "from_inputs"), ("--to-outputs", "to_outputs")):
+        for name in _listed(words.get(given)):
+            _see(name.partition("@")[0], sorted(chosen.datasets()), option, "dataset")
+    spaces = sorted({node.namespace for node in chosen.nodes if node.namespace})
+    for name in _listed(words.get("namespaces")):
+        _see(name, spaces, "--namespaces", "namespace")
+
+
+def _see(name: str, known: Sequence[str], option: str, kind: str) -> None:
+    if name not in known:
+        raise ParameterError(f"{option}={name}: no such {kind}. {_nearest(name, known)}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """`Did you mean …?` where one comes near, else what there is."""
+    by_ending = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
+    near = difflib.get_close_matches(name, known, n=1) or by_ending
+    return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) and value else list(value or [])
+
+
+def _values(words: Sequence[str], long: str, short: str) -> Iterable[str]:
+    """Values of an option, in the forms that click takes."""
+    for number, word in enumerate(words):
+        if word in (long, short):
+            yield from words[number + 1 : number + 2]
+        elif word.startswith(f"{long}="):
+            yield word.removeprefix(f"{long}=")
+
+
+def stop(message: str) -> NoReturn:
+    """End the command with a line on standard error and exit code 1."""
+    click.echo(f"Error: {message}", err=True)
+    raise SystemExit(1)
+
+
+def explain(error: BaseException) -> str | None:
+    """What an error says to the user who caused it; None where it is none of those, but a fault of this program.
+
+    Errors of this package's own classes are written for users, and so is what the system says of files. An error that
+    comes out of a user's own code (reward, environment, rollout) is told with the place of its last line there.
+    """
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None and chain[-1].__cause__ not in chain:
+        chain.append(chain[-1].__cause__)
+    for link in chain:
+        if type(link).__module__.startswith(f"{PACKAGE}."):
+            return str(link)
+    place = own_code(chain[-1])
+    if place is not None:
+        return f"{place}: {type(chain[-1]).__name__}: {chain[-1]} ({TRACEBACK}=1 shows the way there)"
+    return str(chain[-1]) if isinstance(chain[-1], OSError) else None
+
+
+def own_code(error: BaseException) -> str | None:
+    """File, line and function of the innermost frame that is neither of this package nor of an installed library."""
+    libraries = (
+        *(str(Path(sysconfig.get_paths()[name]).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).resolve().parents[1]),
+        *(str(Path(entry).resolve()) for entry in sys.path if "site-packages" in entry),
+    )
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not str(path.resolve()).startswith(libraries):
+            return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+    return None
+
+
+def _leave_in_order() -> None:
+    """Let a request to terminate end the process as Ctrl-C does: everything that is open is closed.
+
+    A signal that is ignored stays so (`nohup`), and so does a handler that is there. A second request ends at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in _ENDINGS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
+_LIST = re.compile(r";\s*")
+
+
+def read_lists(values: Any) -> Any:
+    """`[0;2]` in parameters as the list it stands for: `%reload_kedro --params` splits at every comma."""
+    if isinstance(values, dict):
+        return {name: read_lists(value) for name, value in values.items()}
+    if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) and ";" in values[0]:
+        return [yaml.safe_load(part) for part in _LIST.split(values[0])]
+    return values

@@ -1,0 +1,194 @@
+"""What a command says about its runs: from where it goes on, what has come out, what an interruption has left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+from kedro.framework.project import pipelines
+
+from geo_sokoban_pipeline.hooks.parameters import settings_of
+from geo_sokoban_pipeline.hooks.runs import run_names
+from geo_sokoban_pipeline.run_store import RunFolders
+from geo_sokoban_pipeline.storage import MANIFEST, CorruptFolderError, read_json
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro.pipeline import Pipeline
+
+    from geo_sokoban_pipeline.options.project import ProjectParameters
+    from geo_sokoban_pipeline.options.training import TrainOptions
+
+log = logging.getLogger(__name__)
+_TRAIN = "train_"
+_CHECK = "check_"
+_LOOP = "train_grpo"  # the node's name without its namespace
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of the command."""
+
+    name: str
+    run_id: str
+    folders: RunFolders
+    options: TrainOptions | None  # of a training run whose loop is among the command's nodes
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}/{self.run_id}"
+
+    def stored(self) -> int:
+        """Iterations that the checkpoints hold."""
+        found = (self.folders.models / "checkpoints").glob(f"iter=*/{MANIFEST}")
+        numbers = [path.parent.name.removeprefix("iter=") for path in found]
+        return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+
+
+class TerminalHooks:
+    """First and last lines of a command about its runs."""
+
+    def __init__(self) -> None:
+        self._parameters: ProjectParameters | None = None
+        self._data_root = Path()
+        self._env: str | None = None
+        self._runs: list[_Run] = []
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember parameters, data root and environment."""
+        self._parameters, self._data_root = settings_of(context)
+        self._env = context.env
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
+        """Say from where each run goes on; `RunHooks` comes before and refuses what cannot."""
+        assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
+        run_id = self._parameters.run_id
+        nodes = {node.name for node in pipeline.nodes}
+        self._runs = []
+        for name in run_names(pipeline, pipelines):
+            trains = f"{name}.{_LOOP}" in nodes
+            options = getattr(self._parameters, name) if trains else None
+            folders = RunFolders.of(self._data_root, name, run_id)
+            self._runs.append(_Run(name, run_id, folders, options))
+        for run in self._runs:
+            if run.options is not None:
+                _announce(run, run.options)
+
+    @hook_impl(trylast=True)
+    def after_pipeline_run(self) -> None:
+        """Say what has come out of each run, where its report is, and how to go on."""
+        for run in self._runs:
+            lines = [] if run.name.startswith(_CHECK) else [f"held-out: {text}" for text in _results(run.folders)]
+            report = run.folders.reports / "report.html"
+            lines += [f"report: {report}"] if report.is_file() else []
+            if run.name.startswith(_TRAIN) and report.is_file():
+                lines += self._ways_on(run)
+            for line in lines:
+                log.info("%s", line if len(self._runs) == 1 else f"{run.title}: {line}")
+        self._runs = []
+
+    @hook_impl
+    def on_pipeline_error(self) -> None:
+        """Forget the runs: the error is the last word."""
+        self._runs = []
+
+    def tell_interrupted(self) -> list[str]:
+        """What an interrupted command has left, a line for each run."""
+        lines = []
+        for run in self._runs:
+            if run.options is None:
+                lines.append(f"{run.title}: stopped. The same command does it again.")
+                continue
+            stored, wanted = run.stored(), run.options.loop.iterations
+            if stored:
+                text = f"{min(stored, wanted)} of {wanted} iterations are stored; the same command goes on from there."
+            elif (run.folders.models / "policy" / MANIFEST).is_file():
+                text = "the warm start is stored; the same command goes on from there."
+            else:
+                text = "nothing of the training is stored yet; the same command starts again."
+            lines.append(f"{run.title}: stopped. {text[0].upper()}{text[1:]}")
+        return lines
+
+    def _ways_on(self, run: _Run) -> list[str]:
+        assert self._parameters is not None
+        task = run.name.removeprefix(_TRAIN)
+        env = f" --env={self._env}" if self._env and self._env != "local" else ""
+        which = "" if run.run_id == "default" else f" --params run_id={run.run_id}"
+        lines = [
+            f"go on: kedro run --pipelines=evaluate_{task}{env}{which} (evaluates any checkpoint)",
+            f"       kedro run --pipelines=control_{task}{env}{which} (the same time spent on more of the warm start)",
+            "       jupyter lab notebooks/01_explore_trajectories.ipynb (every episode)",
+        ]
+        tracking = self._parameters.tracking
+        if tracking.enabled:
+            uri = tracking.uri or f"sqlite:///{self._data_root / 'mlflow.db'}"
+            lines.append(f"       mlflow ui --backend-store-uri {uri} (metrics over runs)")
+        return lines
+
+
+def _announce(run: _Run, options: TrainOptions) -> None:
+    """Where the loop goes on, and what is odd about its length."""
+    stored, wanted = run.stored(), options.loop.iterations
+    if stored > wanted:
+        log.warning(
+            "%s: %d iterations are stored, loop.iterations=%d asks for fewer. Nothing is trained and nothing is "
+            "deleted; the evaluation takes the newest checkpoint of all. To see the policy after %d iterations, "
+            "evaluate its checkpoint (%d), or train a run_id of its own.",
+            run.title, stored, wanted, wanted, wanted - 1,
+        )  # fmt: skip
+    elif stored == wanted:
+        log.info("%s: all %d iterations are stored, nothing to train; it is evaluated again", run.title, stored)
+    elif stored:
+        log.info("%s: continues after %d of %d iterations", run.title, stored, wanted)
+    elif (run.folders.models / "policy" / MANIFEST).is_file():
+        log.info("%s: continues after the warm start", run.title)
+    schedule, optimizer = options.optimizer.schedule_iterations, options.optimizer
+    if max(stored, schedule) < wanted and optimizer.decay_fraction > 0 and optimizer.decay_to < 1:
+        log.warning(
+            "%s: loop.iterations=%d goes beyond optimizer.schedule_iterations=%d: the iterations after it train at %g "
+            "× the highest learning rate. A stored run keeps its schedule; for a longer one train a run_id of its own "
+            "with both numbers.",
+            run.title, wanted, schedule, optimizer.decay_to,
+        )  # fmt: skip
+
+
+def _results(folders: RunFolders) -> list[str]:
+    """The headline of the evaluation that a command has stored; `[]` where there is none."""
+    path = folders.reports / "eval_summary.json"
+    try:
+        summary = read_json(path) if path.is_file() else {}
+    except CorruptFolderError:
+        return []
+    text = write_result(summary)
+    return [text] if text else []
+
+
+def write_result(summary: Mapping[str, Any]) -> str:
+    """`40.9 % → 72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy` of an evaluation summary; empty without an evaluation.
+
+    The first number is that of the policy before GRPO, where the summary has it.
+    """
+    names = [str(name) for name in summary.get("policies") or []]
+    rows = {(row.get("policy"), row.get("mode")): row for row in summary.get("rows") or []}
+    last = rows.get((names[-1], "sampled")) if names else None
+    if last is None or last.get("solve_rate") is None:
+        return ""
+    first = rows.get((names[0], "sampled")) if len(names) > 1 else None
+    text = f"{_percent(first['solve_rate'])} % → " if first and first.get("solve_rate") is not None else ""
+    text += f"{_percent(last['solve_rate'])} % sampled"
+    if last.get("low") is not None and last.get("high") is not None:
+        text += f" (95 % {_percent(last['low'])}–{_percent(last['high'])})"
+    greedy = rows.get((names[-1], "greedy"))
+    if greedy is not None and greedy.get("solve_rate") is not None:
+        text += f", {_percent(greedy['solve_rate'])} % greedy"
+    return text
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f}"

@@ -1,0 +1,207 @@
+"""Commands as typed, and what they end with: one line, exit code 1, no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from kedro.framework.cli.cli import KedroCLI
+
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, protect_lists, read_lists
+from geo_sokoban_pipeline.options.base import ParameterError
+from runs import ROOT
+
+
+@pytest.fixture
+def type_command(tmp_path, monkeypatch):
+    """`type_command("run", …)`: `kedro run …` in this process, through Kedro's own entry; its result."""
+    monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", str(tmp_path / "data"))
+    monkeypatch.chdir(ROOT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    command = KedroCLI(ROOT)
+
+    def run(*words):
+        return CliRunner().invoke(command, ["run", *words])
+
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def file(folder, text):
+    path = folder / "file.txt"
+    path.write_text(text)
+    return path
+
+
+REFUSED = [
+    (["--pipelines=train_sokban"], "--pipelines=train_sokban: no such pipeline. Did you mean train_sokoban?"),
+    (["--pipelines=train_sokoban,x"], "--pipelines=x: no such pipeline. There are "),
+    (["--env=tset"], "--env=tset: no such environment. Did you mean test?"),
+    (["--env=zzz"], "--env=zzz: no such environment. There are qwen3vl, sglang_cpu, slime_exact, test."),
+    (["--from-nodes=train_sokoban.train_grop"], "--from-nodes=train_sokoban.train_grop: no such node. Did you mean"),
+    (["--to-nodes=warm_start"], "--to-nodes=warm_start: no such node. Did you mean train_sokoban.warm_start?"),
+    (["--nodes=report"], "--nodes=report: no such node. There are "),
+    (["--tags=trian"], "--tags=trian: no such tag. Did you mean train?"),
+    (["--from-inputs=sokoban.prompt"], "--from-inputs=sokoban.prompt: no such dataset. Did you mean sokoban.prompts?"),
+    (["--to-outputs=nothing"], "--to-outputs=nothing: no such dataset. There are "),
+    (["--namespaces=train"], "--namespaces=train: no such namespace. "),
+    (["--async"], "--async: the parts of a GRPO iteration must be saved one after the other"),
+    (["--runner-params=is_async=True"], "is_async: the parts of a GRPO iteration must be saved one after the other"),
+    (["--runner=ParallelRunner"], "--runner=ParallelRunner: the parts of a GRPO iteration must be saved"),
+    (["-r", "ThreadRunner"], "--runner=ThreadRunner: the parts of a GRPO iteration must be saved"),
+    (["--runner=Foo"], "--runner=Foo: no such runner"),
+    (["--config=none.yml"], "--config=none.yml: no such file."),
+    (["--params=sed=1"], "sed=1: unknown name. Did you mean seed?"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_what_no_run_can_have_is_refused_in_one_line(type_command, tmp_path, words, line):
+    result = type_command(*words)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {line}")
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.output
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("run: [", "it is not readable YAML"),
+        ("pipelines: [data_sokoban]", "it must hold a section `run:`"),
+        ("run: nothing", "it must hold a section `run:`"),
+    ],
+)
+def test_a_file_of_arguments_that_is_none(type_command, tmp_path, text, line):
+    path = file(tmp_path, text)
+    result = type_command(f"--config={path}")
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert result.output.startswith(f"Error: --config={path}: {line}")
+
+
+def test_a_runner_in_a_file_of_arguments(type_command, tmp_path):
+    path = file(tmp_path, yaml.safe_dump({"run": {"runner": "ThreadRunner"}}))
+    result = type_command("-c", str(path))
+    assert result.exit_code == 1 and result.stderr.startswith("Error: runner=ThreadRunner: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (None, "sokoban.file.path={path}: no file at {path}; relative paths start at the working folder."),
+        ("; only a title\n", "{name} holds no rows; check the file, its slice and its format."),
+    ],
+)
+def test_level_files_that_no_run_can_use(type_command, tmp_path, text, line):
+    path = tmp_path / "levels.xsb"
+    if text is not None:
+        path.write_text(text)
+    words = f"--params=sokoban.source=file,sokoban.file.path={path}"
+    result = type_command("--pipelines=data_sokoban", "--env=test", words)
+    assert result.exit_code == 1 and "Traceback" not in result.output
+    last = result.stderr.splitlines()[-1]
+    assert last == "Error: " + line.format(path=path, name=path.name)
+
+
+def test_lists_as_typed(type_command, tmp_path):
+    """Too large a list shows in the refusal how it was read."""
+    words = "sokoban.inner_walls=[0,2,4],run_id=a,train_sokoban.optimizer.betas=[0.9,0.99,1]"
+    result = type_command("--pipelines=data_sokoban", "--params", words)
+    assert result.exit_code == 1
+    assert "sokoban.inner_walls" in result.stderr and "train_sokoban.optimizer.betas" in result.stderr
+    assert "run_id" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("a=[0,2]", {"a": [0, 2]}),
+        ("runs=[default,seed2],b.c=1", {"runs": ["default", "seed2"], "b": {"c": 1}}),
+        ("a=[0.9, 0.99]", {"a": [0.9, 0.99]}),
+        ("a=[[0,1],[2,3]],b=x", {"a": [[0, 1], [2, 3]], "b": "x"}),
+        ("a={x: 1, y: [2,3]}", {"a": {"x": 1, "y": [2, 3]}}),
+        ("a=[],b=1", {"a": [], "b": 1}),
+        ("a=[1;2]", {"a": [1, 2]}),
+        ("a=x;y", {"a": "x;y"}),
+    ],
+)
+def test_lists_reach_the_parameters(text, read):
+    from kedro.framework.cli.utils import _split_params
+
+    given = _split_params(click.Context(click.Command("run")), None, protect_lists(text))
+    assert read_lists(given) == read
+
+
+def test_a_list_that_does_not_end_is_left_to_kedro():
+    assert protect_lists("a=[0,2") == "a=[0,2"
+
+
+def test_an_error_in_own_code_is_told_with_its_place(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def reward(outcome):\n    return outcome['succes']\n")
+    with pytest.raises(KeyError) as caught:
+        load_object(f"{path}:reward")({})
+    # The frames of this test are somebody's own code, too; the innermost one counts.
+    assert explain(caught.value).startswith(f"{path}, line 2, in reward: KeyError: 'succes'")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback():
+    try:
+        protect_lists(None)
+    except AttributeError as error:
+        # Without the frame of this test, as from a command.
+        assert explain(error.with_traceback(error.__traceback__.tb_next)) is None
+
+
+def test_the_cause_that_was_written_for_users_is_told():
+    error = RuntimeError("Failed while saving data to dataset X")
+    error.__cause__ = ParameterError("seed=x: a number is expected")
+    assert explain(error) == "seed=x: a number is expected"
+
+
+@pytest.mark.parametrize(("code", "context", "ended"), [(1, click.Abort(), 130), (143, None, 143), (129, None, 129)])
+def test_an_interrupted_command_says_what_it_has_left(capsys, code, context, ended):
+    error = SystemExit(code)
+    error.__context__ = context
+    with pytest.raises(SystemExit) as caught:
+        CommandLineHooks(lambda: ["train_sokoban/default: stopped."]).end_command(error, code)
+    assert caught.value.code == ended
+    assert capsys.readouterr().err == "train_sokoban/default: stopped.\n"
+
+
+def test_a_command_that_was_refused_says_nothing_more(capsys):
+    CommandLineHooks(lambda: ["stopped"]).end_command(SystemExit(1), 1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_terminating_a_command_ends_it_in_order(tmp_path):
+    """SIGTERM in the warm start: the last line says what is stored, and the run's history knows how it ended."""
+    environment = {**os.environ, "GEO_SOKOBAN_DATA_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    words = ["kedro", "run", "--pipelines=train_sokoban", "--env=test", "--params=train_sokoban.loop.iterations=500"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    checkpoints = tmp_path / "06_models/train_sokoban/default/checkpoints"
+    deadline = time.monotonic() + 240
+    while not list(checkpoints.glob("iter=*/manifest.json")) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    last = said.splitlines()[-1]
+    assert last.startswith("train_sokoban/default: stopped.") and "of 500 iterations are stored" in last
+    history = yaml.safe_load((tmp_path / "07_model_output/train_sokoban/default/commands.json").read_text())
+    assert history[-1]["outcome"] == "interrupted"

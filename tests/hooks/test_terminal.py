@@ -1,0 +1,96 @@
+"""What a command says about its runs."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, _announce, _Run, write_result
+from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.run_store import RunFolders
+
+
+def row(policy, mode, rate, low=None, high=None):
+    return {"policy": policy, "mode": mode, "solve_rate": rate, "low": low, "high": high}
+
+
+FIRST = [row("warm_start", "sampled", 0.409, 0.37, 0.45), row("warm_start", "greedy", 0.35)]
+LAST = [row("final", "sampled", 0.723, 0.688, 0.757), row("final", "greedy", 0.733)]
+
+
+@pytest.mark.parametrize(
+    ("summary", "text"),
+    [
+        (
+            {"policies": ["warm_start", "final"], "rows": FIRST + LAST},
+            "40.9 % → 72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy",
+        ),
+        ({"policies": ["final"], "rows": LAST}, "72.3 % sampled (95 % 68.8–75.7), 73.3 % greedy"),
+        ({"policies": ["final"], "rows": LAST[:1]}, "72.3 % sampled (95 % 68.8–75.7)"),
+        ({"policies": ["final"], "rows": []}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_headline(summary, text):
+    assert write_result(summary) == text
+
+
+def make_run(tmp_path, stored, iterations, *, warm=True, **optimizer):
+    folders = RunFolders.of(tmp_path, "train_sokoban", "default")
+    options = {"loop": {"iterations": iterations}, "optimizer": {"schedule_iterations": 150, **optimizer}}
+    run = _Run("train_sokoban", "default", folders, validate_parameters(options, TrainOptions))
+    for number in range(max(0, stored - 3), stored):
+        (folders.models / f"checkpoints/iter={number:05d}").mkdir(parents=True)
+        (folders.models / f"checkpoints/iter={number:05d}/manifest.json").write_text("{}")
+    if warm:
+        (folders.models / "policy").mkdir(parents=True)
+        (folders.models / "policy/manifest.json").write_text("{}")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("stored", "iterations", "warm", "lines", "left"),
+    [
+        (0, 150, False, [], "Nothing of the training is stored yet; the same command starts again."),
+        (0, 150, True, ["continues after the warm start"], "The warm start is stored; the same command goes on"),
+        (23, 150, True, ["continues after 23 of 150 iterations"], "23 of 150 iterations are stored; the same command"),
+        (150, 150, True, ["all 150 iterations are stored, nothing to train"], "150 of 150 iterations are stored"),
+        (
+            150,
+            50,
+            True,
+            ["150 iterations are stored, loop.iterations=50 asks for fewer. Nothing"],
+            "50 of 50",
+        ),
+        (
+            150,
+            400,
+            True,
+            [
+                "continues after 150 of 400 iterations",
+                "loop.iterations=400 goes beyond optimizer.schedule_iterations=150: the iterations after it train at",
+            ],
+            "150 of 400 iterations are stored",
+        ),
+    ],
+)
+def test_from_where_a_run_goes_on(tmp_path, caplog, stored, iterations, warm, lines, left):
+    run = make_run(tmp_path, stored, iterations, warm=warm)
+    caplog.set_level(logging.INFO)
+    _announce(run, run.options)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(lines)
+    for text, line in zip(said, lines, strict=True):
+        assert text.startswith(f"train_sokoban/default: {line}")
+    hooks = TerminalHooks()
+    hooks._runs = [run]
+    (told,) = hooks.tell_interrupted()
+    assert told.startswith(f"train_sokoban/default: stopped. {left}")
+
+
+def test_a_constant_rate_has_no_schedule_to_leave(tmp_path, caplog):
+    run = make_run(tmp_path, 0, 400, warm=False, decay_fraction=0.0)
+    _announce(run, run.options)
+    assert caplog.records == []
