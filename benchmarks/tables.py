@@ -128,9 +128,11 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
             f"({peer['cores']} cores, one thread, `make bench-peer`)."
         )
     if engine := stored["engine"]:
-        ratios = " and ".join(f"{row['cached'] / row['uncached']:.1f} at {row['turns']}" for row in engine["engine"])
+        ratios = " and ".join(
+            f"{row['cached'] / row['uncached']:.1f}× at {row['turns']} turns" for row in engine["engine"]
+        )
         sentences.append(
-            f"- Keeping keys and values over turns multiplies the tokens per second by {ratios} turns. "
+            f"- Reusing the KV cache across turns multiplies the tokens per second: {ratios}. "
             f"{_describe_observations(engine)}"
         )
     if scaling := stored["scaling"]:
@@ -153,6 +155,6 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
 
 def _describe_observations(found: Found) -> str:
     return (
-        f"Making observations takes {100 * found['observing']:.1f} % of a rollout of {found['episodes']} episodes, "
-        f"everything of the environments {100 * found['environments']:.1f} %."
+        f"Rendering observations takes {100 * found['observing']:.1f} % of a rollout of {found['episodes']} episodes, "
+        f"environments as a whole {100 * found['environments']:.1f} %."
     )

@@ -13,8 +13,8 @@ from geo_sokoban_pipeline.reporting.study_tables import render_study
 from geo_sokoban_pipeline.storage import write_atomic, write_json
 
 # Studies of which the README says something, with the name of the markers there: a table, or one line.
-_TABLES = {"default": "readme:results", "geo3k": "readme:geo3k", "geo3k_multi_turn": "readme:geo3k_multi_turn"}
-_LINES = {"from_zero": "readme:from_zero", "long": "readme:long"}
+_TABLES = {"default": "readme:results"}
+_LINES = {name: f"readme:{name}" for name in ("from_zero", "long", "geo3k", "geo3k_multi_turn")}
 README_MARKERS = {**_TABLES, **_LINES}
 
 

@@ -1,46 +1,56 @@
-"""What the README says of a study: the short table of a recipe that has a command of its own, else one line."""
+"""What the README says of a study: one short table for the default run, one line for each other study."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from geo_sokoban_pipeline.reporting.formats import DASH, number, percent
-from geo_sokoban_pipeline.reporting.labels import policy_label
 from geo_sokoban_pipeline.reporting.study_rates import Rate, find_rate, mean_share
-from geo_sokoban_pipeline.reporting.study_tables import CONTROLS, MODES, Results, describe_played, markdown_table
+from geo_sokoban_pipeline.reporting.study_tables import MODES, Results, describe_played, markdown_table
 from geo_sokoban_pipeline.reporting.study_worlds import world_of
+
+# Rows of the table; everything else that was measured is in docs/learning.md.
+_ROWS = {
+    "final": "**after GRPO**",
+    "warm_start": "warm start: SFT on a weak expert",
+    "control_teacher": "more of this SFT, for the CPU time of GRPO",
+    "control_optimal": "SFT on optimal play, for the CPU time of GRPO",
+    "final_blank": "after GRPO, with blank images",
+    "random_legal": "random legal moves",
+}
+# What a line compares with, by world.
+_COMPARED = {
+    "sokoban": {"warm_start": "warm start", "random_legal": "random legal moves"},
+    "geometry": {"warm_start": "warm start", "control_optimal": "SFT on the labels for the CPU time of GRPO"},
+}
 
 
 def render_readme_line(results: Results) -> str:
-    """One entry of a list: what the study's policies reach, beside warm start and random legal moves."""
+    """One entry of a list: what the study's policies reach, beside its warm start and one more comparison."""
     seeds = results["seeds"]
     sampled, greedy = (_spread([find_rate(seed["rows"], "final", mode) for seed in seeds]) for mode in MODES)
-    warm = _spread([find_rate(seed["rows"], "warm_start", MODES[0]) for seed in seeds])
-    legal = _spread([find_rate(seed["rows"], "random_legal", "-") for seed in seeds])
+    compared = [
+        f"{name} {_spread([find_rate(seed['rows'], player, MODES[0]) for seed in seeds])}"
+        for player, name in _COMPARED[world_of(results).world].items()
+    ]
     many = f"mean of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     anchor = results["title"].lower().replace(" ", "-")
     return (
         f"- [{results['title']}](docs/learning.md#{anchor}), `study.name={results['study']}`, {many}: **{sampled}** "
-        f"sampled and {greedy} greedy after GRPO; warm start {warm}, random legal moves {legal}. "
-        f"{_describe_minutes(results)}"
+        f"sampled and {greedy} greedy after GRPO; {', '.join(compared)}. {_describe_minutes(results)}"
     ).rstrip()
 
 
 def render_readme(results: Results) -> str:
     """The short table of the README: means of the seeds, with the lowest and the highest."""
     seeds, world = results["seeds"], world_of(results)
-    several = results["levels"].get("turn_limit", 1) > 1
     lines = []
-    for player in ("final", "warm_start", *CONTROLS, *world.disguised, *reversed(world.baselines)):
+    for player, name in _ROWS.items():
         sampled, greedy = (_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in MODES)
         if sampled != DASH:
-            first = [_spread([find_rate(seed["rows"], player, MODES[0], "first_attempt") for seed in seeds])]
-            name = policy_label(player, world.world)
-            cells = [sampled, "" if player in world.baselines else greedy, *(first if several else [])]
-            lines.append([f"**{name}**" if player == "final" else name, *cells])
+            lines.append([name, sampled, "" if player in world.baselines else greedy])
     where = f"{describe_played(results['levels'], len(seeds), world, short=True)} {_describe_minutes(results)}".strip()
-    head = ["player", "sampled", "greedy", *(["first attempt, sampled"] if several else [])]
-    return "\n\n".join([where, markdown_table(head, lines)])
+    return "\n\n".join([where, markdown_table(["policy", "sampled", "greedy"], lines)])
 
 
 def _describe_minutes(results: Results) -> str:
