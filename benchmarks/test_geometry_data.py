@@ -64,5 +64,7 @@ def _entries(task: str, folder: Path) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = {}
     for file in ("01_raw", "02_intermediate", "05_model_input"):
         text = (ROOT / "conf" / "base" / "catalog" / f"{file}.yml").read_text(encoding="utf-8")
-        found |= yaml.safe_load(text.replace("${globals:data_root}", str(folder)))
+        found |= yaml.safe_load(
+            text.replace("${globals:data_root}", str(folder)).replace(f"${{data_id:{task}}}", "rows")
+        )
     return {name: entry for name, entry in found.items() if name.startswith(f"{task}.")}

@@ -32,7 +32,9 @@ def test_environments_change_single_parameters(tmp_path):
     assert loader["parameters"] == {"section": {"a": 1, "inner": {"b": 2, "c": 4}}}
 
 
-@pytest.mark.parametrize(("env", "default"), [("local", "data"), ("test", "data/test")])
+@pytest.mark.parametrize(
+    ("env", "default"), [("local", "data"), ("test", "data/test"), ("slime_exact", "data/slime_exact")]
+)
 def test_data_root_moves_with_its_variable(env, default, monkeypatch):
     monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT", raising=False)
     assert OmegaConfigLoader(str(ROOT / "conf"), env=env, **CONFIG_LOADER_ARGS)["globals"]["data_root"] == default

@@ -15,6 +15,8 @@ from geo_sokoban_pipeline.options.training import SourceOptions
 from geo_sokoban_pipeline.run_lock import LOCK_FILE
 from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_json, read_manifest, remove_temporaries
 
+DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
+
 
 @dataclass(frozen=True)
 class RunFolders:
@@ -58,8 +60,26 @@ class RunFolders:
                     doomed.unlink()
 
 
+# Folders of policies that are no checkpoints, and what they are.
+_FOLDERS = {"start": "policy", "final": "final_policy"}
+_WORDS = {"start": "the policy after its warm start", "final": "the final policy"}
+
+
 class SourceError(ValueError):
     """A source names something that is not stored; the message lists what is there."""
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """What a source names, in words and as a folder.
+
+    Attributes:
+        words: such as `train_sokoban/seed2, checkpoint 149 (latest)`.
+        folder: of the policy or the trajectories; None: an untrained policy, or one of the hub.
+    """
+
+    words: str
+    folder: Path | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,50 @@ class RunStore:
 
     root: Path
 
+    @staticmethod
+    def is_own(source: SourceOptions) -> bool:
+        """Whether a source's policy is one of the run that it names; else a folder, a hub id, or `tiny`."""
+        wanted = str(source.checkpoint)
+        return wanted in ("start", "final", "latest", "best") or wanted.isdigit()
+
+    def describe(self, source: SourceOptions, *, trajectories: bool = False) -> FoundSource:
+        """What a source names, without opening it.
+
+        Args:
+            trajectories: those are meant, not the policy.
+
+        Raises:
+            SourceError: nothing of that name is stored; a folder or hub id is not looked for.
+        """
+        name = f"{source.run}/{source.run_id}"
+        if trajectories:
+            number, folder = self._iteration(source)
+            newest = " (the newest)" if source.iteration is None else ""
+            return FoundSource(f"{name}, trajectories of iteration {number}{newest}", folder)
+        if source.checkpoint == "tiny":
+            return FoundSource("an untrained policy", None)
+        if not self.is_own(source):
+            folder = Path(str(source.checkpoint)).expanduser()
+            return FoundSource(f"the policy {source.checkpoint}", folder if folder.is_dir() else None)
+        if source.checkpoint in ("start", "final"):
+            folder = self._existing(self._models(source) / _FOLDERS[str(source.checkpoint)], source)
+            return FoundSource(f"{name}, {_WORDS[str(source.checkpoint)]}", folder)
+        number, folder = self._numbered(source)
+        given = "" if str(source.checkpoint).isdigit() else f" ({source.checkpoint})"
+        return FoundSource(f"{name}, checkpoint {number}{given}", folder)
+
+    def data_note(self, source: SourceOptions) -> dict[str, Any] | None:
+        """What a run has noted of its data (see `hooks.data`); None: nothing."""
+        path = self._models(source) / DATA_NOTE
+        note: dict[str, Any] | None = read_json(path) if path.is_file() else None
+        return note
+
+    def prompts_hash(self, source: SourceOptions) -> str | None:
+        """Content hash of the prompts that a run was trained on; None where it was not trained."""
+        manifest = read_manifest(self._models(source) / "policy", verify=False) or {}
+        found: str | None = manifest.get("fingerprint", {}).get("input.prompts")
+        return found
+
     def policy(self, source: SourceOptions) -> PolicyFolder:
         """The policy that a source names; a checkpoint is one.
 
@@ -80,11 +144,9 @@ class RunStore:
             CorruptFolderError: it is, but damaged.
         """
         wanted = source.checkpoint
-        if wanted == "start":
-            return open_policy(self._existing(self._models(source) / "policy", source))
-        if wanted == "final":
-            return open_policy(self._existing(self._models(source) / "final_policy", source))
-        if isinstance(wanted, int) or wanted in ("latest", "best") or str(wanted).isdigit():
+        if wanted in ("start", "final"):
+            return open_policy(self._existing(self._models(source) / _FOLDERS[str(wanted)], source))
+        if self.is_own(source):
             checkpoint = self.checkpoint(source)
             return PolicyFolder(checkpoint["dir"], checkpoint["manifest"])
         try:
@@ -97,30 +159,15 @@ class RunStore:
 
     def checkpoint(self, source: SourceOptions) -> dict[str, Any]:
         """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
-        stored = self._checkpoints(source)
-        if not stored:
-            raise SourceError(
-                f"{self._describe(source)}: {source.run}/{source.run_id} has no checkpoint; train it first."
-            )
-        number = self._number(source, stored)
-        if number not in stored:
-            raise SourceError(
-                f"{self._describe(source)}: no such checkpoint; stored are {', '.join(map(str, stored))}."
-            )
-        folder = stored[number]
+        number, folder = self._numbered(source)
         manifest = read_manifest(folder)
         assert manifest is not None  # _checkpoints lists sealed folders only
         return {"iteration": number, "dir": folder, "manifest": manifest}
 
     def trajectory_files(self, source: SourceOptions) -> tuple[int, list[Path]]:
         """Iteration and parquet files of the trajectories that `source.iteration` names (None: the newest)."""
-        stored = self._trajectories(source)
-        number = max(stored) if source.iteration is None else source.iteration
-        if number not in stored:
-            raise SourceError(
-                f"source.iteration={number}: {source.run}/{source.run_id} holds {min(stored)} to {max(stored)}."
-            )
-        return number, sorted(stored[number].glob("part-*.parquet"))
+        number, folder = self._iteration(source)
+        return number, sorted(folder.glob("part-*.parquet"))
 
     def all_trajectory_files(self, source: SourceOptions) -> list[Path]:
         """Parquet files of all stored trajectories, by iteration and part."""
@@ -148,8 +195,44 @@ class RunStore:
         folder = self._outputs(source) / "trajectories"
         stored = _by_iteration(path for path in folder.glob("iter=*") if path.is_dir())
         if not stored:
-            raise SourceError(f"{source.run}/{source.run_id} has no trajectories below {folder}; collect some first.")
+            raise SourceError(
+                f"{source.run}/{source.run_id} has no trajectories below {folder}; collect some first."
+                + self._others(source)
+            )
         return stored
+
+    def _iteration(self, source: SourceOptions) -> tuple[int, Path]:
+        """Number and folder of the trajectories that `source.iteration` names."""
+        stored = self._trajectories(source)
+        number = max(stored) if source.iteration is None else source.iteration
+        if number not in stored:
+            raise SourceError(
+                f"source.iteration={number}: {source.run}/{source.run_id} holds {min(stored)} to {max(stored)}."
+            )
+        return number, stored[number]
+
+    def _numbered(self, source: SourceOptions) -> tuple[int, Path]:
+        """Iteration and folder of the checkpoint that `latest`, `best` or a number names."""
+        stored = self._checkpoints(source)
+        if not stored:
+            raise SourceError(
+                f"{self._describe(source)}: {source.run}/{source.run_id} has no checkpoint; train it first."
+                + self._others(source)
+            )
+        number = self._number(source, stored)
+        if number not in stored:
+            raise SourceError(
+                f"{self._describe(source)}: no such checkpoint; stored are {', '.join(map(str, stored))}."
+            )
+        return number, stored[number]
+
+    def _others(self, source: SourceOptions) -> str:
+        """Which other runs there are, for a message."""
+        folder = self.root / "06_models" / source.run
+        names = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != source.run_id)
+        return (
+            f" Run ids of {source.run} that are stored: {', '.join(names)}; source.run_id names one." if names else ""
+        )
 
     def _models(self, source: SourceOptions) -> Path:
         return self.root / "06_models" / source.run / source.run_id
@@ -173,6 +256,7 @@ class RunStore:
         if not (folder / MANIFEST).is_file():
             raise SourceError(
                 f"{self._describe(source)}: {folder} does not exist; run the pipeline {source.run} first."
+                + self._others(source)
             )
         return folder
 

@@ -46,6 +46,51 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> bool:
+    """Write a file where there is none; what is there stays.
+
+    Several processes may make the same file at once: the first to finish puts it in place, by a link that fails where
+    there is a file already, and each of the others compares its own with it.
+
+    Args:
+        write: fills the temporary file that it is given.
+        holds: whether the stored file holds what a temporary one holds; None: it is damaged, and is replaced.
+
+    Returns:
+        Whether the stored file now holds what was written; False: another one was there, and still is.
+
+    Raises:
+        OSError: no space, read-only folder; what was stored is unchanged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        write(temporary)
+        _flush(temporary)
+        if not _put_first(temporary, path):
+            same = holds(temporary)
+            if same is not None:
+                return same
+            temporary.replace(path)
+        _flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _put_first(made: Path, path: Path) -> bool:
+    """Give a file its name unless another one has it."""
+    if path.exists():
+        return False
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        made.replace(path)
+    return True
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as readable JSON, atomically; keys keep their order, floats round-trip exactly."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

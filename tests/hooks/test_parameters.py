@@ -49,17 +49,20 @@ def test_every_node_knows_run_id_and_fresh(project):
 
 
 def test_sections_say_what_their_names_do():
-    """A training section names its task, one on stored runs the task's own ones, unless it names others."""
+    """A training section names its task, one on stored runs the task's own one of the command's
+    run id, unless it names another one.
+    """
     named = name_tasks(
         {"train_geo3k": {"seed": 1}, "evaluate_geo3k": {"source": {"run_id": "x"}}, "update_geo3k": None}
-        | {"rollout_geo3k": {"iterations": 2, "source": {"run": "train_sokoban"}}}
+        | {"rollout_geo3k": {"iterations": 2, "source": {"run": "train_sokoban"}}},
+        "seed2",
     )
     assert named["train_geo3k"] == {"seed": 1, "task": "geo3k"}
     assert named["train_geo3k_multi_turn"] == {"task": "geo3k_multi_turn"}
     assert named["evaluate_geo3k"] == {"source": {"run": "train_geo3k", "run_id": "x"}}
-    assert named["update_geo3k"] == {"source": {"run": "train_geo3k"}}
-    assert named["rollout_geo3k"] == {"iterations": 2, "source": {"run": "train_sokoban"}}
-    assert named["control_sokoban"] == {"source": {"run": "train_sokoban"}}
+    assert named["update_geo3k"] == {"source": {"run": "train_geo3k", "run_id": "seed2"}}
+    assert named["rollout_geo3k"] == {"iterations": 2, "source": {"run": "train_sokoban", "run_id": "seed2"}}
+    assert named["control_sokoban"] == {"source": {"run": "train_sokoban", "run_id": "seed2"}}
 
 
 def test_refusal_is_a_plain_message_on_the_command_line_only():

@@ -33,7 +33,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
         loader = OmegaConfigLoader(
             conf_source=str(ROOT / "conf"), env="qwen3vl", runtime_params=params or {}, **CONFIG_LOADER_ARGS
         )
-        return check_parameters(name_tasks(loader["parameters"]), params or {})
+        return check_parameters(name_tasks(loader["parameters"], "default"), params or {})
 
     return read
 

@@ -13,6 +13,7 @@ import pytest
 from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.pipelines.study.nodes import plan_study
 from geo_sokoban_pipeline.run_lock import RunLock
+from geo_sokoban_pipeline.storage import read_json
 from geo_sokoban_pipeline.studies.command import Command
 from runs import ROOT, finish, kedro_command
 
@@ -63,11 +64,14 @@ def test_catalog_describe_datasets(tmp_path):
 def test_both_spellings_of_pipeline(spelling, tmp_path):
     finish(kedro_command(spelling, data_root=tmp_path))
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    newest = read_json(tmp_path / "05_model_input" / "sokoban" / "newest.json")["id"]
+    tables = ("prompts.parquet", "validation_prompts.parquet", "eval_prompts.parquet")
     assert files == {
-        "01_raw/sokoban/raw_levels.parquet",
-        "02_intermediate/sokoban/data_report.json",
-        "02_intermediate/sokoban/rejected.parquet",
-        *(f"05_model_input/sokoban/{name}.parquet" for name in ("prompts", "validation_prompts", "eval_prompts")),
+        f"01_raw/sokoban/{newest}/raw_levels.parquet",
+        *(f"02_intermediate/sokoban/{newest}/{name}" for name in ("data_report.json", "reading.json")),
+        f"02_intermediate/sokoban/{newest}/rejected.parquet",
+        *(f"05_model_input/sokoban/{newest}/{name}" for name in (*tables, "data.json")),
+        "05_model_input/sokoban/newest.json",
     }
 
 
@@ -178,7 +182,7 @@ def test_package_and_a_run_from_the_wheel(tmp_path):
     words = ("--pipelines=data_sokoban", "--env=test", f"--conf-source={conf}")
     environment = {"PYTHONPATH": site, "GEO_SOKOBAN_DATA_ROOT": tmp_path / "data"}
     start("geo_sokoban_pipeline", *words, cwd=elsewhere, **environment)
-    assert (tmp_path / "data" / "05_model_input" / "sokoban" / "prompts.parquet").is_file()
+    assert list((tmp_path / "data" / "05_model_input" / "sokoban").glob("*/prompts.parquet"))
     # Every file that the code reads beside itself is in the wheel.
     packed = {path.relative_to(site).as_posix() for path in site.rglob("geo_sokoban_pipeline/**/*") if path.is_file()}
     source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("geo_sokoban_pipeline/**/*")}

@@ -20,10 +20,12 @@ from PIL import Image
 from geo_sokoban_pipeline.envs.data_uris import read_data_uri
 from geo_sokoban_pipeline.envs.geo3k.problems import ProblemsExhaustedError
 from geo_sokoban_pipeline.envs.geo3k.tables import PROMPTS
+from geo_sokoban_pipeline.envs.identity import identify_data
 from geo_sokoban_pipeline.envs.row_files import read_rows
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS
 from geo_sokoban_pipeline.pipelines.data_geo3k import create_pipeline
+from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import as_options
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError
 from problem_rows import ALL, source_row, uri, write_bytes, write_uris
 
@@ -32,18 +34,19 @@ TABLES = ("prompts", "validation_prompts", "eval_prompts")
 FEW = {"train": 20, "validation": 5, "eval": 10}
 
 
-def catalog_config(folder, task):
+def catalog_config(folder, task, parameters):
     """The project's own catalog entries of the namespace, below another data root."""
-    config = {}
+    config, data_id = {}, identify_data(task, as_options(parameters, task)).id
     for file in ("01_raw", "02_intermediate", "05_model_input"):
         text = (ROOT / "conf" / "base" / "catalog" / f"{file}.yml").read_text()
-        entries = yaml.safe_load(text.replace("${globals:data_root}", str(folder)))
+        found = text.replace("${globals:data_root}", str(folder)).replace(f"${{data_id:{task}}}", data_id)
+        entries = yaml.safe_load(found)
         config |= {name: entry for name, entry in entries.items() if name.startswith(f"{task}.")}
     return config
 
 
 def run(folder, parameters, task="geo3k"):
-    catalog = DataCatalog.from_config(catalog_config(folder, task))
+    catalog = DataCatalog.from_config(catalog_config(folder, task, parameters))
     catalog[f"params:{task}"] = parameters
     SequentialRunner().run(create_pipeline(task), catalog)
     return catalog
@@ -76,7 +79,7 @@ def test_names_and_namespace(task):
     assert pipeline.inputs() == {f"params:{task}"}
     names = {f"{task}.{name}" for name in (*TABLES, "raw_problems", "rejected", "problem_index", "data_report")}
     assert pipeline.all_outputs() == names
-    assert set(catalog_config(".", task)) == names
+    assert set(catalog_config(".", task, {})) == names
 
 
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
@@ -170,7 +173,8 @@ def test_real_rows(tmp_path, shared_data):
 )
 def test_our_own_tables_are_a_source(tmp_path, task, instruction):
     first = prompts(run(tmp_path / "first", {"counts": FEW, "instruction": instruction}, task), task)
-    paths = [tmp_path / "first" / "05_model_input" / task / f"{name}.parquet" for name in TABLES]
+    (folder,) = (tmp_path / "first" / "05_model_input" / task).iterdir()
+    paths = [folder / f"{name}.parquet" for name in TABLES]
     second = run(tmp_path / "second", from_files(*paths, instruction=instruction), task)
     assert prompts(second, task) == first
 

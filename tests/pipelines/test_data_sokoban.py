@@ -14,12 +14,13 @@ import yaml
 from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
+from geo_sokoban_pipeline.envs.identity import identify_data
 from geo_sokoban_pipeline.envs.row_files import read_rows
 from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.pipelines.data_sokoban import create_pipeline
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import unique_ids
+from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import as_options, unique_ids
 from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
 
 ROOT = Path(__file__).parents[2]
@@ -28,21 +29,22 @@ FEW = {"max_solution": 3, "counts": {"train": 12, "validation": 3, "eval": 6}}
 ALL = {"train": None, "validation": None, "eval": None}
 
 
-def catalog_config(folder):
+def catalog_config(folder, parameters):
     """The project's own catalog entries of the namespace, below another data root."""
-    config = {}
+    config, data_id = {}, identify_data("sokoban", as_options(parameters)).id
     for file in ("01_raw", "02_intermediate", "05_model_input"):
         text = (
             (ROOT / "conf" / "base" / "catalog" / f"{file}.yml")
             .read_text()
             .replace("${globals:data_root}", str(folder))
+            .replace("${data_id:sokoban}", data_id)
         )
         config |= {name: entry for name, entry in yaml.safe_load(text).items() if name.startswith("sokoban.")}
     return config
 
 
 def run(folder, parameters):
-    catalog = DataCatalog.from_config(catalog_config(folder))
+    catalog = DataCatalog.from_config(catalog_config(folder, parameters))
     catalog["params:sokoban"] = parameters
     SequentialRunner().run(create_pipeline(), catalog)
     return catalog
@@ -107,7 +109,7 @@ def test_twice_gives_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         run(tmp_path / name, FEW)
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
-    assert len(files) == 6
+    assert len(files) == 7
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 

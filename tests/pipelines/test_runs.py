@@ -80,8 +80,10 @@ def test_start_is_quiet(finished_run):
 def test_another_process_with_another_hash_seed_gives_the_same(finished_run, project):
     project.run()
     assert_same_run(read_run(finished_run.root), read_run(project.root))
-    for name in ("01_raw/sokoban/raw_levels.parquet", "05_model_input/sokoban/prompts.parquet"):
-        assert (project.root / name).read_bytes() == (finished_run.root / name).read_bytes()
+    for name in ("01_raw/sokoban/*/raw_levels.parquet", "05_model_input/sokoban/*/prompts.parquet"):
+        (one,), (other,) = project.root.glob(name), finished_run.root.glob(name)
+        assert one.parent.name == other.parent.name
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_finished_run_is_only_evaluated_and_reported_again(clone, count_calls):
@@ -173,7 +175,10 @@ def test_only_missing_outputs(clone, count_calls):
             {"seed": 1, "train_sokoban": {"warm_start": {"steps": 5}}},
             ["seed: stored 0, now 1", "warm_start.steps: stored 24, now 5"],
         ),
-        ({"sokoban": {"max_solution": 5}}, ["data.max_solution: stored 4, now 5"]),
+        (
+            {"sokoban": {"max_solution": 5}},
+            ["data.id: stored 6x6-1box-generate-", "data.max_solution: stored 4, now 5"],
+        ),
         ({"train_sokoban": {"policy": {"tiny": {"hidden": 32}}}}, [f"policy.tiny.hidden: stored {WIDTH}, now 32"]),
     ],
 )

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from geo_sokoban_pipeline.envs.identity import identify_data
 from geo_sokoban_pipeline.fingerprint import FingerprintError
 from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.preflight.fingerprints import check_stored_run, stages
 from geo_sokoban_pipeline.preflight.policies import check_starting_policy
 from geo_sokoban_pipeline.storage import CorruptFolderError
@@ -56,6 +58,10 @@ def write(folder, fingerprint):
     (folder / "manifest.json").write_text(json.dumps({"fingerprint": fingerprint, "files": {}}))
 
 
+def data_id(**changes):
+    return identify_data("sokoban", SokobanDataOptions(**changes)).id
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -70,6 +76,7 @@ def write(folder, fingerprint):
         {RUN: {"warm_start": {"max_tokens": 512}}},
         {RUN: {"rollout": {"max_conversations": 8, "prefill_tokens": 256, "reuse_cache": False, "draft_share": None}}},
         {RUN: {"rollout": {"max_failed_share": 0.5}}},
+        {"sokoban": {"hub": {"dataset": "other/levels"}}},  # levels are generated
     ],
 )
 def test_what_changes_no_result(tmp_path, changes):
@@ -86,7 +93,14 @@ def test_what_changes_no_result(tmp_path, changes):
         ({RUN: {"warm_start": {"steps": 3}}}, ["warm_start.steps: stored 1370, now 3"]),
         ({RUN: {"env": {"args": {"cell_px": 8}}}}, ["env.args.cell_px: stored (absent), now 8"]),
         ({RUN: {"policy": {"tiny": {"hidden": 32}}}}, ["policy.tiny.hidden: stored 64, now 32"]),
-        ({"sokoban": {"boxes": 2, "seed": 1}}, ["data.boxes: stored 1, now 2", "data.seed: stored 0, now 1"]),
+        (
+            {"sokoban": {"boxes": 2, "seed": 1}},
+            [
+                "data.boxes: stored 1, now 2",
+                f"data.id: stored {data_id()}, now {data_id(boxes=2, seed=1)}",
+                "data.seed: stored 0, now 1",
+            ],
+        ),
     ],
 )
 def test_differences_are_listed_once_with_the_ways_out(tmp_path, changes, lines):

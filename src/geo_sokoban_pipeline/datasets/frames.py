@@ -2,27 +2,31 @@
 
 What is loaded equals what was saved: lists and structs come back as Python lists and dicts, bytes as bytes, and a
 missing value is None, never NaN. An empty table keeps its types. A stream is written as its rows are made, a few at a
-time.
+time. Tables of a task's data are written once: they lie under the id of their settings, and never change.
 """
 
 from __future__ import annotations
 
 import json
-from itertools import islice
+import logging
+from collections.abc import Callable
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset, DatasetError
 
+from geo_sokoban_pipeline.datasets.data_files import save_once, under_id
 from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
 from geo_sokoban_pipeline.row_stream import RowStream, stored_rows, write_rows
-from geo_sokoban_pipeline.storage import write_atomic
+from geo_sokoban_pipeline.storage import file_digest, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from kedro_datasets._typing import TablePreview
 
+logger = logging.getLogger(__name__)
 SHOWN_TEXT = 80
 
 
@@ -34,13 +38,22 @@ class FrameDataset(AbstractDataset[Any, Any]):
         schema: dotted name of a `pyarrow.Schema`. Its columns must be there, in its types, on save and on load; columns
             beyond it are kept behind them with inferred types, as JSON text where a column mixes types. None: no
             column is pinned.
+        once: keep what is stored: saving equal rows again does nothing, saving others is an error. A file that is torn
+            or lacks pinned columns is replaced.
         metadata: ignored by Kedro, read by Kedro-Viz.
     """
 
-    def __init__(self, *, path: str, schema: str | None = None, metadata: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *, path: str, schema: str | None = None, once: bool = False, metadata: dict[str, Any] | None = None
+    ) -> None:
         self._path = Path(path)
         self._schema = schema
+        self._once = once
         self.metadata = metadata
+
+    def use_data(self, data_id: str) -> None:
+        """From now on the table of the same name under another id."""
+        self._path = under_id(self._path, data_id)
 
     def load(self) -> pd.DataFrame:
         """The frame.
@@ -67,7 +80,7 @@ class FrameDataset(AbstractDataset[Any, Any]):
 
         Raises:
             DatasetError: a pinned column is missing, or a value does not fit its type; the message names the column.
-                A stream without a pinned schema.
+                A stream without a pinned schema. Other rows than those that are stored, with `once`.
         """
         import pyarrow.parquet as pq
 
@@ -76,7 +89,7 @@ class FrameDataset(AbstractDataset[Any, Any]):
             return
         table = self._to_table(data)
         with explain_storage_errors(self._path, lambda: int(table.nbytes)):
-            write_atomic(self._path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+            self._write(lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """First rows for Kedro-Viz, long texts such as data URIs cut to 80 characters."""
@@ -92,9 +105,31 @@ class FrameDataset(AbstractDataset[Any, Any]):
         schema = load_schema(self._schema)
         try:
             with explain_storage_errors(self._path):
-                write_atomic(self._path, lambda temporary: write_rows(rows, schema, temporary))
+                self._write(lambda temporary: write_rows(rows, schema, temporary))
         except ValueError as error:
             raise DatasetError(f"{self._path}: {error}") from error
+
+    def _write(self, write: Callable[[Path], Any]) -> None:
+        if self._once:
+            save_once(self._path, write, self._holds)
+        else:
+            write_atomic(self._path, write)
+
+    def _holds(self, made: Path) -> bool | None:
+        """Whether the stored table has the rows of a file; None: what is stored is no table of this schema."""
+        import pyarrow as pa
+
+        try:
+            self._check_file()
+            if file_digest(self._path) == file_digest(made):
+                return True
+            # Another version of the library may write the same rows in other bytes.
+            missing = object()
+            pairs = zip_longest(stored_rows(self._path), stored_rows(made), fillvalue=missing)
+            return all(one == other for one, other in pairs)
+        except (DatasetError, ValueError, OSError, pa.ArrowException) as error:
+            logger.warning("%s is replaced: %s", self._path, " ".join(str(error).split()))
+            return None
 
     def _to_table(self, data: pd.DataFrame) -> pa.Table:
         import pyarrow as pa

@@ -7,6 +7,7 @@ from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
+from geo_sokoban_pipeline.datasets.data_files import under_id
 from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
 from geo_sokoban_pipeline.storage import read_json, write_json
 
@@ -22,6 +23,10 @@ class JsonFileDataset(AbstractDataset[Any, Any]):
     def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
         self._path = Path(path)
         self.metadata = metadata
+
+    def use_data(self, data_id: str) -> None:
+        """From now on the file of the same name under another data id."""
+        self._path = under_id(self._path, data_id)
 
     def load(self) -> Any:
         """The stored value.

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.envs.identity import identify_data
 from geo_sokoban_pipeline.hooks.command_line import read_lists
+from geo_sokoban_pipeline.hooks.data import ON_RUNS
 from geo_sokoban_pipeline.launch import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.project import ProjectParameters
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
 
 COMMAND_ONLY = ("run_id", "fresh")
-_ON_RUNS = ("rollout", "update", "evaluate", "control")  # pipelines that take a source
+DATA_ID = "data_id"  # the resolver of the catalog
 
 
 class ParameterHooks:
@@ -47,22 +49,35 @@ class ParameterHooks:
             refuse(error)
         # From here on `params:run_id` and `params:fresh` exist for every node, given or not.
         loader["parameters"] = {
-            **name_tasks(loader["parameters"]),
+            **name_tasks(loader["parameters"], parameters.run_id),
             **{name: getattr(parameters, name) for name in COMMAND_ONLY},
         }
+        name_data(parameters)
 
 
-def name_tasks(merged: Mapping[str, Any]) -> dict[str, Any]:
+def name_data(parameters: ProjectParameters) -> None:
+    """Let the catalog's `${data_id:<task>}` be the id of the data that the parameters describe."""
+    from omegaconf import OmegaConf
+
+    def data_id(task: str) -> str:
+        return identify_data(task, getattr(parameters, task)).id
+
+    # As Kedro's own resolvers it belongs to the process, and the newest context has it.
+    OmegaConf.register_new_resolver(DATA_ID, data_id, replace=True)
+
+
+def name_tasks(merged: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     """Parameters whose sections say what their names do: a training section its task, one that works on stored runs the
-    task's own runs, unless it names others.
+    task's own run of the command's run id, unless it names another.
     """
     named = dict(merged)
     for task in TASKS:
         run = f"train_{task}"
         named[run] = {**(merged.get(run) or {}), "task": task}
-        for kind in _ON_RUNS:
+        for kind in ON_RUNS:
             section = dict(merged.get(f"{kind}_{task}") or {})
-            named[f"{kind}_{task}"] = {**section, "source": {"run": run, **(section.get("source") or {})}}
+            source = {"run": run, "run_id": run_id, **(section.get("source") or {})}
+            named[f"{kind}_{task}"] = {**section, "source": source}
     return named
 
 

@@ -18,6 +18,16 @@ from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.fingerprint import FingerprintError
+from geo_sokoban_pipeline.hooks.data import (
+    Asked,
+    CommandData,
+    begin_tables,
+    check_tables,
+    note_data,
+    plan_data,
+    point_to_newest,
+    use_data,
+)
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.launch import check_submit
@@ -33,6 +43,7 @@ from geo_sokoban_pipeline.storage import CorruptFolderError
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
+    from kedro.io import DataCatalog
     from kedro.pipeline import Pipeline
 
     from geo_sokoban_pipeline.options.project import ProjectParameters
@@ -68,25 +79,32 @@ class RunHooks:
     def __init__(self) -> None:
         self._parameters: ProjectParameters | None = None
         self._launched = False
+        self._env: str | None = None
+        self._given: frozenset[str] = frozenset()
         self._data_root = Path()
+        self._data: dict[str, CommandData] = {}
         self._locks: list[RunLock] = []
         self._folders: list[RunFolders] = []
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Remember the run id, the data root, and whether the launchers' variables count."""
+        """Remember the run id, the data root, what the command gave, and whether the launchers' variables count."""
         self._parameters, self._data_root = settings_of(context)
+        self._env, self._given = context.env, frozenset(context.config_loader.runtime_params or {})
         self._launched = context.env == "qwen3vl"
 
     @hook_impl(tryfirst=True)
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:
         """Lock the runs of the pipeline, empty them if the command says `fresh=true`, and see that they may continue.
+
+        The entries of the catalog then are the data of the runs that are worked on.
 
         Raises:
             RunLockedError: another process has one of them.
             FingerprintError: what is stored was made with other parameters.
             OSError, ValueError, RuntimeError: the policy to start from cannot be had; see `check_starting_policy`.
-            ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete.
+            ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete; see also
+                `plan_data` and `check_tables`.
         """
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         # A run of this process that was interrupted (in a notebook, say) has not come to release its locks.
@@ -94,11 +112,15 @@ class RunHooks:
         forget_edited()
         runs = run_names(pipeline, pipelines)
         self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
+        asked = Asked(pipeline, runs, self._given, self._env)
         try:
             if self._launched and any(run.startswith(TRAINING) for run in runs):
                 check_submit(os.environ)
             if self._parameters.fresh:
                 _check_selection(run_params)
+            self._data = plan_data(asked, self._parameters, self._data_root)
+            use_data(self._data, catalog, pipeline)
+            check_tables(self._data, catalog, asked, self._data_root)
             for folders in self._folders:
                 self._locks.append(_lock(folders.models))
                 folders.tidy()
@@ -110,9 +132,16 @@ class RunHooks:
                 _check_rows(run, folders)
                 check_starting_policy(run, folders.models, self._parameters)
                 check_plugins(run, self._parameters)
+            begin_tables(self._data, asked, self._data_root)
+            note_data(self._data, dict(zip(runs, self._folders, strict=True)))
         except _REFUSALS as error:
             self._release()
             refuse(error)
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str) -> None:
+        """Point to the newest data of a task once its last table is stored."""
+        point_to_newest(self._data, dataset_name, self._data_root)
 
     @hook_impl(trylast=True)
     def after_pipeline_run(self) -> None:

@@ -240,7 +240,7 @@ class SourceOptions(StrictModel):
     """Whose stored data a pipeline rollout_*, update_* or evaluate_* works on."""
 
     run: str = Field("train_sokoban", description="Namespace of the run.")
-    run_id: RunId = Field("default", description="Run id of the run.")
+    run_id: RunId = Field("default", description="Run id of the run. Left out: the run_id of the command.")
     checkpoint: str | int = Field(
         "latest",
         description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id; "

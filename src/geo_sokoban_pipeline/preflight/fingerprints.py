@@ -1,13 +1,14 @@
 """Fingerprints before any work: a run continues only with the parameters it was made with.
 
-The nodes compare inputs too, but by then the data nodes have run and may have overwritten what all runs share. So the
-part of each stored fingerprint that parameters alone decide is compared here, from manifests, before the first node.
+The nodes compare inputs too, but by then the data nodes have run. So the part of each stored fingerprint that
+parameters alone decide is compared here, from manifests, before the first node.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from geo_sokoban_pipeline.envs.identity import identify_data
 from geo_sokoban_pipeline.fingerprint import (
     Fingerprint,
     FingerprintError,
@@ -51,7 +52,7 @@ def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> N
 def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[Path, Fingerprint]]:
     """Folder and current parameters of each stage: starting policy, warm start, newest checkpoint."""
     options = getattr(parameters, run)
-    data = getattr(parameters, options.task).model_dump(mode="json")
+    data = identify_data(options.task, getattr(parameters, options.task)).fingerprint
     found = [
         (models / "base_policy", policy_parameters(options.policy, parameters.seed)),
         (models / "policy", warm_start_parameters(options, parameters.seed, data)),

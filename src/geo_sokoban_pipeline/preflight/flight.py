@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.envs.identity import identify_data
 from geo_sokoban_pipeline.policies.policy import device_of
 from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
 from geo_sokoban_pipeline.preflight.disk import check_paths, check_space, check_writable, held_bytes, plan_disk
@@ -208,7 +209,7 @@ def _check_attention(subject: Subject, findings: Findings) -> Check:
 
 
 def _prompts(subject: Subject) -> Path:
-    return subject.data_root / "05_model_input" / subject.task
+    return subject.data_root / "05_model_input" / subject.task / identify_data(subject.task, subject.data).id
 
 
 def _failed(found: list[Check]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from geo_sokoban_pipeline.preflight.checks import Check
 
 TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
-_NAME, _AGAIN = "stored prompts", "the data nodes of the run make them anew"
+_NAME = "stored prompts"
 
 
 def compare_stored(
@@ -21,16 +21,16 @@ def compare_stored(
 
     Args:
         group: of the checks.
-        folder: of the prompts tables in 05_model_input.
+        folder: of the prompts tables in 05_model_input, under the id of the data.
         differences: what in a table, of a split, cannot be of the options; raises OSError or ValueError for a file that
             cannot be read.
-        generated: the source generates; whose rows others are cannot be told.
+        generated: the source generates, so that rows can be made and compared; of others the id alone tells.
     """
     paths = {split: folder / f"{name}.parquet" for split, name in TABLES.items()}
     if not all(path.is_file() for path in paths.values()):
         return [Check(group, _NAME, "skipped", "none yet; the data nodes of the run make them")]
     if not generated:
-        return [Check(group, _NAME, "skipped", f"whose they are cannot be told from their rows; {_AGAIN}")]
+        return [Check(group, _NAME, "ok", f"made with these settings and source: {folder.name}")]
     found: list[Check] = []
     for split, path in paths.items():
         try:
@@ -38,5 +38,6 @@ def compare_stored(
         except (OSError, ValueError) as error:
             differs = [f"not readable ({' '.join(str(error).split())})"]
         if differs:
-            found.append(Check(group, _NAME, "warning", f"{path}: {'; '.join(differs)}", _AGAIN))
-    return found or [Check(group, _NAME, "ok", "made with these options, as far as their rows tell")]
+            way_out = f"delete {folder}; the data nodes of the run make them again"
+            found.append(Check(group, _NAME, "warning", f"{path}: {'; '.join(differs)}", way_out))
+    return found or [Check(group, _NAME, "ok", f"made with these settings: {folder.name}")]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -60,7 +59,7 @@ def collect_results(
         "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
         "machine": _describe_machine(records, [member.run_id for member in trained]),
         "made_with": {run_id: record.get("maker") for run_id, record in records.items()},
-        "levels": _describe_played(first, first.root),
+        "levels": _describe_played(first, first),
         "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
         "seeds": seeds,
         "sets": [_describe_set(further.name, further.title, members) for further in study.evaluations],
@@ -191,15 +190,15 @@ def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return points
 
 
-def _describe_played(member: Member, trained: Path) -> dict[str, Any]:
-    """What a member has played, and how much of it a run on the data root `trained` has trained on."""
+def _describe_played(member: Member, trained: Member) -> dict[str, Any]:
+    """What a member has played, and how much of it another one, `trained`, has trained on."""
     world = task_of(member.task).world
     data, train = member.parameters[member.task], member.parameters[f"train_{member.task}"]
     described = _DESCRIBED[world](read_json(member.summary), data)
     counts = (train["loop"]["eval_prompts"], data["counts"]["validation"])
     return {
         **described,
-        "distinct": len(_values(member.root, member.task, "eval_prompts", _DISTINCT[world])),
+        "distinct": len(_values(member, "eval_prompts", _DISTINCT[world])),
         f"shared_{_KEYS[world][1]}": _shared(member, trained, _KEYS[world][0]),
         "validation_count": min(count or 10**9 for count in counts),
     }
@@ -247,26 +246,28 @@ _DISTINCT: Mapping[World, str] = {"sokoban": "level_hash", "geometry": "problem_
 
 def _describe_set(name: str, title: str, members: Sequence[Member]) -> dict[str, Any]:
     played = [member for member in members if member.kind == "evaluate" and member.part == name]
-    roots = {member.run_id: member.root for member in members}
+    by_id = {member.run_id: member for member in members}
     return {
         "name": name,
         "title": title,
-        "levels": _describe_played(played[0], roots[str(played[0].after)]),
+        "levels": _describe_played(played[0], by_id[str(played[0].after)]),
         "seeds": [{"seed": member.seed, "rows": _rows(read_json(member.summary))} for member in played],
     }
 
 
-def _shared(member: Member, trained: Path, column: str) -> int:
+def _shared(member: Member, trained: Member, column: str) -> int:
     """Values of a column of the evaluation prompts that a member has played which the training prompts have too."""
-    played = _values(member.root, member.task, "eval_prompts", column)
-    return len(played & _values(trained, member.task, "prompts", column))
+    return len(_values(member, "eval_prompts", column) & _values(trained, "prompts", column))
 
 
-def _values(root: Path, task: str, table: str, column: str) -> set[str]:
+def _values(member: Member, table: str, column: str) -> set[str]:
+    """Values of a column in a table of the data that a member has worked on."""
     import pyarrow.parquet as pq
 
-    path = root / "05_model_input" / task / f"{table}.parquet"
-    return set(pq.read_table(path, columns=[column]).column(0).to_pylist())
+    data_id = read_json(member.summary)["data_id"]
+    path = member.root / "05_model_input" / member.task / data_id / f"{table}.parquet"
+    with pq.ParquetFile(path) as file:
+        return set(file.read(columns=[column]).column(0).to_pylist())
 
 
 def _describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence[str]) -> dict[str, Any]:

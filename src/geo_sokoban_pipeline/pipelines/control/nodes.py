@@ -9,7 +9,7 @@ from geo_sokoban_pipeline.fingerprint import check_fingerprint, hash_files, hash
 from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.study import ControlOptions
-from geo_sokoban_pipeline.pipelines.train.nodes import read_data_options, read_options, read_rows
+from geo_sokoban_pipeline.pipelines.train.nodes import data_parameters, read_options, read_rows
 from geo_sokoban_pipeline.tasks import Task, task_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def plan_control(
     stored: dict[str, Any] | None,
     parameters: dict[str, Any],
     train: dict[str, Any],
-    data: dict[str, Any],
+    identity: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
     """What the control may spend, and what that follows from: the stored one where nothing has changed."""
@@ -43,7 +43,7 @@ def plan_control(
     control = read_control(options.task, parameters)
     start, metrics = _start(runs, control), runs.metrics(control.source)
     rows, complete = read_rows(prompts), runs.is_complete(control.source)
-    settings = warm_start_parameters(options, seed, read_data_options(options.task, data))
+    settings = warm_start_parameters(options, seed, data_parameters(identity))
     wanted = {**settings, "input.prompts": hash_rows(rows)}
     check_source(start, metrics, options.loop.iterations, complete=complete, wanted=wanted)
     drawn = _prompts(runs, control, rows, task_of(options.task))
@@ -107,7 +107,12 @@ def continue_imitation(
 
 
 def evaluate_control(
-    policy: PolicyFolder, eval_prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
+    policy: PolicyFolder,
+    eval_prompts: pd.DataFrame,
+    parameters: dict[str, Any],
+    train: dict[str, Any],
+    identity: dict[str, Any],
+    seed: int,
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, played as the run's own policies are."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
@@ -125,7 +130,7 @@ def evaluate_control(
         baselines=False,
         disguises=False,
     )
-    return {**summary, "source": control.source.model_dump()}
+    return {**summary, "data_id": identity["id"], "source": control.source.model_dump()}
 
 
 def read_control(task: str, parameters: dict[str, Any]) -> ControlOptions:

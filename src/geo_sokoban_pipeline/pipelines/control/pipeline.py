@@ -20,7 +20,7 @@ def create_pipeline(task: str) -> Pipeline:
                     "budget_state",
                     "params:options",
                     "params:train",
-                    "params:data",
+                    "identity",
                     "params:seed",
                 ],
                 outputs="budget",
@@ -43,7 +43,7 @@ def create_pipeline(task: str) -> Pipeline:
             ),
             Node(
                 nodes.evaluate_control,
-                inputs=["policy", "eval_prompts", "params:options", "params:train", "params:seed"],
+                inputs=["policy", "eval_prompts", "params:options", "params:train", "identity", "params:seed"],
                 outputs="eval_summary",
                 name="evaluate_control",
             ),
@@ -52,13 +52,12 @@ def create_pipeline(task: str) -> Pipeline:
     return Pipeline(
         template,
         namespace=run,
-        inputs={name: f"{task}.{name}" for name in ("prompts", "validation_prompts", "eval_prompts")}
+        inputs={name: f"{task}.{name}" for name in ("prompts", "validation_prompts", "eval_prompts", "identity")}
         | {name: f"{run}.{name}" for name in ("policy_state", "budget_state")}
         | {"runs": "runs"},
         parameters={
             "params:options": f"params:{run}",
             "params:train": f"params:train_{task}",
-            "params:data": f"params:{task}",
             "params:seed": "params:seed",
         },
         tags=["control"],

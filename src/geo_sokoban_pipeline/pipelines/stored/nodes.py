@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.fingerprint import hash_files
+from geo_sokoban_pipeline.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.options.base import validate_parameters
 from geo_sokoban_pipeline.options.training import (
     EvaluatePipelineOptions,
     RolloutPipelineOptions,
+    SourceOptions,
     TrainOptions,
     UpdatePipelineOptions,
 )
 from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
 from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions
+from geo_sokoban_pipeline.run_store import SourceError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +47,8 @@ def collect_trajectories(
 
     settings = read_options(train)
     options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
+    rows = read_rows(prompts)
+    check_prompts(runs, options.source, rows)
     prepare_process(settings.threads)
     manifest: dict[str, Any] = {}
     if options.source.checkpoint == "tiny":
@@ -53,7 +57,6 @@ def collect_trajectories(
         source = runs.policy(options.source)
         manifest = source.manifest
         policy = load_as(settings.policy, source.path)
-    rows = read_rows(prompts)
     first = int(manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
     yield {PRUNE: -1}, {PRUNE: -1}
@@ -76,7 +79,6 @@ def update_on_stored(
 
     The result is checkpoint k of that run, bit for bit, where its settings are the same.
     """
-    from geo_sokoban_pipeline.options.training import SourceOptions
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.schemas import PRUNE
     from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend, build_scorer
@@ -128,6 +130,7 @@ def evaluate_stored(
     runs: RunStore,
     prompts: pd.DataFrame,
     eval_prompts: pd.DataFrame,
+    identity: dict[str, Any],
     parameters: dict[str, Any],
     train: dict[str, Any],
     seed: int,
@@ -138,8 +141,9 @@ def evaluate_stored(
 
     settings = read_options(train)
     options = validate_parameters(parameters, EvaluatePipelineOptions, prefix=f"evaluate_{settings.task}")
+    source, training = options.source, read_rows(prompts)
+    check_prompts(runs, source, training)
     prepare_process(settings.threads)
-    source = options.source
     name = f"{source.run_id}@{source.checkpoint}"
     summary, played = evaluate_policies(
         f"evaluate_{settings.task}",
@@ -147,9 +151,24 @@ def evaluate_stored(
         {name: runs.policy(source)},
         read_rows(eval_prompts),
         settings,
-        training=read_rows(prompts),
+        training=training,
     )
-    return {**summary, "source": source.model_dump()}, played
+    return {**summary, "data_id": identity["id"], "source": source.model_dump()}, played
+
+
+def check_prompts(runs: RunStore, source: SourceOptions, rows: Sequence[Mapping[str, Any]]) -> None:
+    """See that the prompts are those that a run was trained on; a policy from elsewhere may play any.
+
+    Raises:
+        SourceError: they were made again, and came out otherwise.
+    """
+    trained = runs.prompts_hash(source) if runs.is_own(source) else None
+    if trained is not None and hash_rows(rows) != trained:
+        raise SourceError(
+            f"the prompts of {source.run}/{source.run_id} were deleted and made again with other rows than it was "
+            "trained on: another version of this project, or another source. Train it again with fresh=true, or make "
+            "them with the version that trained it."
+        )
 
 
 def report_evaluation(

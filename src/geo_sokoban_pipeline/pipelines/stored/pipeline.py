@@ -39,7 +39,7 @@ def create_evaluate_pipeline(task: str) -> Pipeline:
     """Evaluate any stored policy against the baselines."""
     evaluate = Node(
         nodes.evaluate_stored,
-        inputs=["runs", "prompts", "eval_prompts", *_OPTIONS],
+        inputs=["runs", "prompts", "eval_prompts", "identity", *_OPTIONS],
         outputs=["eval_summary", "eval_trajectories"],
         name="evaluate_stored",
     )
@@ -49,7 +49,7 @@ def create_evaluate_pipeline(task: str) -> Pipeline:
         outputs="report",
         name="report_evaluation",
     )
-    return _instance([evaluate, report], "evaluate", task, ["prompts", "eval_prompts"])
+    return _instance([evaluate, report], "evaluate", task, ["prompts", "eval_prompts", "identity"])
 
 
 def _instance(nodes_: list[Node], kind: str, task: str, data: list[str]) -> Pipeline:

@@ -47,7 +47,7 @@ def warm_start(
     validation_prompts: pd.DataFrame,
     state: PolicyState,
     parameters: dict[str, Any],
-    data: dict[str, Any],
+    identity: dict[str, Any],
     seed: int,
 ) -> PolicyFolder | FolderWriter:
     """The policy after the warm start: the stored one where nothing it depends on has changed, else imitation.
@@ -57,7 +57,7 @@ def warm_start(
     options = read_options(parameters)
     rows, held_out = read_rows(prompts), read_rows(validation_prompts)
     wanted = {
-        **warm_start_parameters(options, seed, read_data_options(options.task, data)),
+        **warm_start_parameters(options, seed, data_parameters(identity)),
         "input.prompts": hash_rows(rows),
         "input.base_policy": hash_files(base.manifest["files"]),
     }
@@ -91,7 +91,7 @@ def train_grpo(
     validation_prompts: pd.DataFrame,
     resume: dict[str, Any],
     parameters: dict[str, Any],
-    data: dict[str, Any],
+    identity: dict[str, Any],
     seed: int,
 ) -> Chunks[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]]:
     """The GRPO loop; one yield per iteration, saved by Kedro before the next one starts."""
@@ -102,7 +102,7 @@ def train_grpo(
         run=f"train_{options.task}",
         seed=seed,
         options=options,
-        data_options=read_data_options(options.task, data),
+        data_options=data_parameters(identity),
         policy=policy,
         prompts=read_rows(prompts),
         validation_prompts=read_rows(validation_prompts),
@@ -135,6 +135,7 @@ def evaluate_policies(
     prompts: pd.DataFrame,
     eval_prompts: pd.DataFrame,
     parameters: dict[str, Any],
+    identity: dict[str, Any],
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Warm-start policy, final policy and baselines on the evaluation prompts."""
@@ -146,7 +147,9 @@ def evaluate_policies(
     prepare_process(options.threads)
     policies = {"warm_start": policy, "final": final_policy}
     training = read_rows(prompts)
-    return evaluate(f"train_{options.task}", seed, policies, read_rows(eval_prompts), options, training=training)
+    run, played = f"train_{options.task}", read_rows(eval_prompts)
+    summary, episodes = evaluate(run, seed, policies, played, options, training=training)
+    return {**summary, "data_id": identity["id"]}, episodes
 
 
 def write_report(
@@ -190,9 +193,9 @@ def read_options(parameters: dict[str, Any]) -> TrainOptions:
     return validate_parameters(parameters, task.train, prefix=task.run)
 
 
-def read_data_options(task: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Options of a task's data with all defaults, as JSON values: what a fingerprint holds, however they were given."""
-    return validate_parameters(parameters, task_of(task).data, prefix=task).model_dump(mode="json")
+def data_parameters(identity: dict[str, Any]) -> dict[str, Any]:
+    """What a fingerprint holds of a task's data: their id, and the settings that it stands for."""
+    return {"id": identity["id"], **identity["settings"]}
 
 
 def read_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from kedro.pipeline import Node, Pipeline
 from geo_sokoban_pipeline.pipelines.train import nodes
 from geo_sokoban_pipeline.pipelines.train.preview import draw_loop
 
-_OPTIONS = ["params:options", "params:data", "params:seed"]
+_OPTIONS = ["params:options", "identity", "params:seed"]
 
 
 def create_pipeline(task: str) -> Pipeline:
@@ -43,7 +43,7 @@ def create_pipeline(task: str) -> Pipeline:
             ),
             Node(
                 nodes.evaluate_policies,
-                inputs=["policy", "final_policy", "prompts", "eval_prompts", "params:options", "params:seed"],
+                inputs=["policy", "final_policy", "prompts", "eval_prompts", *_OPTIONS],
                 outputs=["eval_summary", "held_out_trajectories"],
                 name="evaluate_policies",
             ),
@@ -57,14 +57,16 @@ def create_pipeline(task: str) -> Pipeline:
                     "trajectories",
                     "data_report",
                     "params:run_id",
-                    *_OPTIONS,
+                    "params:options",
+                    "params:data",
+                    "params:seed",
                 ],
                 outputs="report",
                 name="write_report",
             ),
         ]
     )
-    shared = ("prompts", "validation_prompts", "eval_prompts", "data_report")
+    shared = ("prompts", "validation_prompts", "eval_prompts", "data_report", "identity")
     return Pipeline(
         template,
         namespace=run,
