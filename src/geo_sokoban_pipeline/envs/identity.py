@@ -102,7 +102,7 @@ def _describe_files(files: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str | None:
-    """Digest of the content of a file, or of all files below a folder; None: nothing is there, as the data nodes say."""
+    """Digest of a file, or of all files below a folder; None: nothing is there, which the data nodes will say."""
     if path.is_dir():
         files = sorted(below for below in path.rglob("*") if below.is_file())
         return content_hash(*(f"{below.relative_to(path).as_posix()}:{_digest(below)}" for below in files))

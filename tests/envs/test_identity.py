@@ -1,0 +1,222 @@
+"""The id of data: equal where rows are equal, another one for each field that changes rows, the same for all others."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from geo_sokoban_pipeline.envs.identity import identify_data
+from geo_sokoban_pipeline.options.base import parameter_names
+from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+
+MODELS: dict[str, type[BaseModel]] = {"sokoban": SokobanDataOptions, **DATA_OPTIONS}
+COUNTS = {"train": 9, "validation": 9, "eval": 9}
+SHARES = {"train": 0.5, "validation": 0.25, "eval": 0.25}
+ALL, READ, MADE = {"generate", "hub", "file"}, {"hub", "file"}, {"generate"}
+
+# Another value of each field, and the sources whose rows it changes. Sections stand for all of their fields, of which
+# each occurs with its own name too.
+SOKOBAN: dict[str, tuple[Any, set[str]]] = {
+    "seed": (1, ALL),
+    "height": (7, MADE),
+    "width": (7, MADE),
+    "boxes": (2, MADE),
+    "inner_walls": ([0, 2], MADE),
+    "min_solution": (2, MADE),
+    "max_solution": (7, MADE),
+    "equal_lengths": (False, MADE),
+    "counts": (COUNTS, ALL),
+    "counts.train": (9, ALL),
+    "counts.validation": (9, ALL),
+    "counts.eval": (9, ALL),
+    "shares": (SHARES, ALL),
+    "shares.train": (SHARES, ALL),
+    "shares.validation": (SHARES, ALL),
+    "shares.eval": (SHARES, ALL),
+    "solver_states": (7, READ),
+    "collapse": ("rows", READ),
+    "cell_px": (24, ALL),
+    "max_steps": (50, ALL),
+    "instruction": ("full", ALL),
+    "pictures": ("keep", READ),
+    "strip_chat_markup": (False, READ),
+    "consistent_legend": (False, READ),
+    "hub": ({"dataset": "a/b"}, {"hub"}),
+    "hub.dataset": ("a/b", {"hub"}),
+    "hub.revision": ("v2", {"hub"}),
+    "hub.split": ("test", {"hub"}),
+    "hub.processed": (True, {"hub"}),
+    "file": ({"path": "other.txt"}, {"file"}),
+    "file.path": ("other.txt", {"file"}),
+    "file.format": ("xsb", {"file"}),
+    "limits": ({"max_bytes": 99}, READ),
+    "limits.max_bytes": (99, READ),
+    "limits.max_pixels": (99, READ),
+}
+GEOMETRY: dict[str, tuple[Any, set[str]]] = {
+    "seed": (1, ALL),
+    "problems": ({"difficulty": "easy"}, MADE),
+    "problems.difficulty": ("easy", MADE),
+    "problems.families": ({"square": 1.0}, MADE),
+    "problems.picture_scale": (2.0, MADE),
+    "problems.angle_step": (5, MADE),
+    "problems.held_out_angles": ({"eval": 0.5}, MADE),
+    "problems.lengths": ([10, 20], MADE),
+    "counts": (COUNTS, ALL),
+    "counts.train": (9, ALL),
+    "counts.validation": (9, ALL),
+    "counts.eval": (9, ALL),
+    "shares": (SHARES, READ),
+    "shares.train": (SHARES, READ),
+    "shares.validation": (SHARES, READ),
+    "shares.eval": (SHARES, READ),
+    "instruction": ("tool", ALL),
+    "exclude_overlaps": ("images", ALL),
+    "repair_control_characters": (False, ALL),
+    "transparency": ("drop", ALL),
+    "image_folder": ("images", READ),
+    "hub": ({"dataset": "a/b"}, {"hub"}),
+    "hub.dataset": ("a/b", {"hub"}),
+    "hub.revision": ("v2", {"hub"}),
+    "hub.train": ("all", {"hub"}),
+    "hub.validation": ("val", {"hub"}),
+    "hub.eval": ("val", {"hub"}),
+    "hub.streaming": (True, set()),
+    "file": ({"path": "other.parquet"}, {"file"}),
+    "file.path": ("other.parquet", {"file"}),
+    "file.validation_path": ("v.parquet", {"file"}),
+    "file.eval_path": ("e.parquet", {"file"}),
+    "limits": ({"max_bytes": 99}, ALL),
+    "limits.max_bytes": (99, ALL),
+    "limits.max_pixels": (99, ALL),
+    "limits.max_aspect": (99, ALL),
+    "limits.max_images": (2, ALL),
+}
+FIELDS = {"sokoban": SOKOBAN, "geo3k": GEOMETRY, "geo3k_multi_turn": GEOMETRY}
+
+
+def changed(task: str, source: str, path: str = "", value: Any = None) -> str:
+    """Id of a task's default data of a source, after one change."""
+    options: dict[str, Any] = {"source": source, "file": {"path": "levels.txt"}}
+    section, _, name = path.partition(".")
+    if section == "shares":
+        options["shares"] = value
+    elif name:
+        options[section] = {**options.get(section, {}), name: value}
+    elif section:
+        options[section] = value
+    return identify_data(task, MODELS[task].model_validate(options)).id
+
+
+@pytest.mark.parametrize("task", sorted(FIELDS))
+def test_every_field_is_in_the_table(task):
+    """A new field is in the identity by itself; whether that is right is said here."""
+    assert set(parameter_names(MODELS[task])) == {"source", *FIELDS[task]}
+
+
+@pytest.mark.parametrize("source", sorted(ALL))
+@pytest.mark.parametrize("task", sorted(FIELDS))
+def test_fields_that_change_rows_change_the_id_and_no_others(task, source):
+    plain = changed(task, source)
+    differing = {path for path, (value, _) in FIELDS[task].items() if changed(task, source, path, value) != plain}
+    assert differing == {path for path, (_, sources) in FIELDS[task].items() if source in sources}
+
+
+def test_sources_and_tasks_have_ids_of_their_own():
+    ids = [changed(task, source) for task in FIELDS for source in ALL]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "name"),
+    [
+        ("sokoban", {"height": 8, "width": 10, "boxes": 2}, "8x10-2box-generate"),
+        ("sokoban", {"source": "file", "file": {"path": "/some/where/Level set (1).txt@[3:9]"}}, "Level-set-1-file"),
+        ("sokoban", {"source": "hub"}, "sokoban-hub"),
+        ("geo3k", {}, "tiny-generate"),
+        ("geo3k_multi_turn", {"source": "hub", "hub": {"dataset": "chenhegu/geo3k_imgurl"}}, "geo3k_imgurl-hub"),
+        ("geo3k", {"source": "file", "file": {"path": "räume.parquet"}}, "r-ume-file"),
+    ],
+)
+def test_names_can_be_read(task, options, name):
+    found = identify_data(task, MODELS[task].model_validate(options)).id
+    assert re.fullmatch(re.escape(name) + r"-[0-9a-f]{8}", found)
+
+
+def test_ids_are_equal_in_every_process():
+    script = (
+        "from geo_sokoban_pipeline.envs.identity import identify_data\n"
+        "from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions\n"
+        "from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions\nimport sys\n"
+        "print(identify_data('sokoban', SokobanDataOptions()).id, identify_data('geo3k', Geo3kDataOptions()).id)\n"
+        "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow', 'pandas'} & set(sys.modules)))"
+    )
+    for salt in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": salt}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
+        ids, heavy = done.stdout.splitlines()
+        assert ids.split() == [changed("sokoban", "generate"), changed("geo3k", "generate")]
+        assert heavy == "[]"
+
+
+# Local sources
+
+
+def of_file(path, task="sokoban", **options):
+    given = {"source": "file", "file": {"path": str(path)}, **options}
+    return identify_data(task, MODELS[task].model_validate(given)).id
+
+
+def test_the_content_of_a_file_is_in_the_id_and_its_folder_is_not(tmp_path):
+    one, same, other = (tmp_path / name / "levels.txt" for name in ("a", "b", "c"))
+    for path, text in ((one, "#@$.#"), (same, "#@$.#"), (other, "#@ $.#")):
+        path.parent.mkdir()
+        path.write_text(text)
+    assert of_file(one) == of_file(same)
+    assert len({of_file(one), of_file(other), of_file(f"{one}@[0:1]"), of_file(f"{one}@[0:2]")}) == 4
+    before = of_file(one)
+    one.write_text("#@  $.#")
+    assert of_file(one) != before
+    renamed = one.rename(one.with_name("others.txt"))  # the name of the file is in the rows
+    assert of_file(renamed) != of_file(one)  # where nothing is, that is the content
+
+
+def test_every_file_of_a_folder_is_in_the_id(tmp_path):
+    (tmp_path / "first.xsb").write_text("#@$.#")
+    before = of_file(tmp_path)
+    (tmp_path / "second.xsb").write_text("#@$.#")
+    assert of_file(tmp_path) != before
+
+
+@pytest.mark.parametrize("field", ["path", "validation_path", "eval_path"])
+def test_each_of_several_files_counts(tmp_path, field):
+    paths = {name: tmp_path / f"{name}.parquet" for name in ("path", "validation_path", "eval_path")}
+    for path in paths.values():
+        path.write_bytes(b"rows")
+    given = {"source": "file", "file": {name: str(path) for name, path in paths.items()}}
+
+    def found() -> str:
+        return identify_data("geo3k", MODELS["geo3k"].model_validate(given)).id
+
+    before = found()
+    paths[field].write_bytes(b"other rows")
+    assert found() != before
+
+
+def test_a_local_folder_in_place_of_a_hub_dataset_counts_by_its_content(tmp_path):
+    def found() -> str:
+        options = {"source": "hub", "hub": {"dataset": str(tmp_path)}}
+        return identify_data("sokoban", MODELS["sokoban"].model_validate(options)).id
+
+    before = found()
+    (tmp_path / "train.parquet").write_bytes(b"rows")
+    assert found() != before

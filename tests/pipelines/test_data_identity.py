@@ -1,0 +1,254 @@
+"""Data settings have an id: what one command makes never reaches a run that it was not made for.
+
+The cases are commands as somebody types them, on one finished run, after other commands have made other data.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import FinishedRun, Project
+from geo_sokoban_pipeline.storage import read_json
+from runs import ROOT, finish, kedro_command
+
+pytestmark = pytest.mark.slow
+
+OTHER = "sokoban.boxes=2,sokoban.height=8,sokoban.width=8,sokoban.instruction=full"
+
+
+def data_folder(project: Project) -> Path:
+    return project.root / "05_model_input" / "sokoban"
+
+
+def data_id(project: Project, run: str = "train_sokoban", run_id: str = "default") -> str:
+    return read_json(project.folder("06_models", run, run_id) / "data.json")["id"]
+
+
+def counts(project: Project, run: str, run_id: str = "default") -> list[tuple[str, int, int]]:
+    """Mode, solved and played levels of the last policy with true images."""
+    summary = read_json(project.folder("08_reporting", run, run_id) / "eval_summary.json")
+    last = summary["policies"][-1]
+    return [(row["mode"], row["solved"], row["episodes"]) for row in summary["rows"] if row["policy"] == last]
+
+
+def error_of(project: Project, *words: str) -> str:
+    """The one line in which a command is refused."""
+    result = project.command(*words)
+    assert result.exit_code == 1, result.output
+    (line,) = (line for line in result.output.splitlines() if line.startswith("Error: "))
+    assert "Traceback" not in result.output
+    return line
+
+
+@pytest.fixture(scope="module")
+def other_data(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The finished run, after somebody has made data with other settings."""
+    project = finished_run.clone(tmp_path_factory.mktemp("other") / "data")
+    assert project.command("--pipelines=data_sokoban", f"--params={OTHER}").exit_code == 0
+    return project
+
+
+# The data of the run
+
+
+def test_evaluation_after_other_data_were_made_gives_the_numbers_of_the_report(other_data, caplog):
+    newest = read_json(data_folder(other_data) / "newest.json")["id"]
+    assert newest.startswith("8x8-2box-generate-") and newest != data_id(other_data)
+    with caplog.at_level("INFO"):
+        assert other_data.command("--pipelines=evaluate_sokoban").exit_code == 0
+    assert counts(other_data, "evaluate_sokoban") == counts(other_data, "train_sokoban")
+    one, other = (
+        read_json(other_data.folder("08_reporting", run) / "eval_summary.json")
+        for run in ("evaluate_sokoban", "train_sokoban")
+    )
+    assert (one["data_id"], one["prompts_hash"]) == (other["data_id"], other["prompts_hash"])
+    assert one["data_id"] == data_id(other_data) == data_id(other_data, "evaluate_sokoban")
+    line = f"evaluate_sokoban works on train_sokoban/default, checkpoint 2 (latest), data {one['data_id']}"
+    assert line in caplog.text
+
+
+def test_settings_that_changed_in_a_file_do_not_reach_a_stored_run(other_data, tmp_path, caplog):
+    """A rollout makes the data of its run again, not those of the settings, and plays them."""
+    conf = tmp_path / "conf"
+    subprocess.run(["cp", "-r", str(ROOT / "conf"), str(conf)], check=True)
+    (conf / "test" / "parameters" / "sokoban.yml").write_text(
+        "sokoban: {boxes: 2, max_solution: 4, counts: {train: 64, validation: 16, eval: 32}}"
+    )
+    few = "train_sokoban.grpo.groups=2"
+    with caplog.at_level("INFO"):
+        done = other_data.command("--pipelines=rollout_sokoban", f"--conf-source={conf}", f"--params={few}")
+    assert done.exit_code == 0, done.output
+    assert f"data {data_id(other_data)}" in caplog.text
+    assert data_id(other_data, "rollout_sokoban") == data_id(other_data)
+    assert not list(data_folder(other_data).glob("6x6-2box-*"))
+
+
+@pytest.mark.parametrize("pipeline", ["evaluate", "rollout", "update", "control"])
+def test_parameters_that_describe_other_data_than_the_run_has_are_refused(other_data, pipeline):
+    line = error_of(other_data, f"--pipelines={pipeline}_sokoban", "--params=sokoban.boxes=2")
+    assert f"{pipeline}_sokoban: train_sokoban/default was made with the data {data_id(other_data)}, but" in line
+    assert re.search(r"describes 6x6-2box-generate-\w{8}\. Leave sokoban\.… out", line)
+
+
+def test_the_same_parameters_again_are_no_others(other_data):
+    """What a study gives its members: the whole section, equal to that of the run."""
+    words = ("--pipelines=update_sokoban", "--params=sokoban.max_solution=4,sokoban.cell_px=16")
+    assert other_data.command(*words).exit_code == 0
+
+
+def test_a_policy_from_elsewhere_plays_the_data_of_the_settings(other_data, caplog):
+    folder = other_data.folder("06_models") / "final_policy"
+    given = f"run_id=two,evaluate_sokoban.source.checkpoint={folder},{OTHER},train_sokoban.evaluation.prompts=2"
+    with caplog.at_level("INFO"):
+        assert other_data.command("--pipelines=evaluate_sokoban", f"--params={given}").exit_code == 0
+    summary = read_json(other_data.folder("08_reporting", "evaluate_sokoban", "two") / "eval_summary.json")
+    newest = read_json(data_folder(other_data) / "newest.json")["id"]
+    assert summary["data_id"] == newest
+    assert f"works on the policy {folder}; it has no data of its own, so the settings decide: {newest}" in caplog.text
+
+
+def test_data_that_were_deleted_are_made_again_by_the_command_of_the_message(clone):
+    gone = data_folder(clone) / data_id(clone)
+    before = (gone / "eval_prompts.parquet").read_bytes()
+    for path in gone.iterdir():
+        path.unlink()
+    line = error_of(clone, "--pipelines=evaluate_sokoban")
+    assert f"there are no such tables of the data {gone.name}" in line
+    assert "`kedro run --env=test --pipelines=data_sokoban`" in line
+    # With other settings in force, the message names a file with those of the run.
+    source = "evaluate_sokoban.source.run_id=default,run_id=again"
+    line = error_of(clone, "--env=slime_exact", "--pipelines=evaluate_sokoban", f"--params={source}")
+    found = re.search(r"`kedro run --env=slime_exact (--config=\S+)`", line)
+    assert found is not None
+    assert clone.command(found[1]).exit_code == 0
+    assert (gone / "eval_prompts.parquet").read_bytes() == before
+
+
+def test_rows_that_came_out_otherwise_are_not_played(clone):
+    folder = data_folder(clone) / data_id(clone)
+    (folder / "prompts.parquet").write_bytes((folder / "validation_prompts.parquet").read_bytes())
+    result = clone.command("--pipelines=evaluate_sokoban")
+    assert result.exit_code == 1
+    assert "made again with other rows than it was trained on" in str(result.exception)
+
+
+def test_a_run_that_notes_no_data_is_refused(clone):
+    (clone.folder("06_models") / "data.json").unlink()
+    line = error_of(clone, "--pipelines=evaluate_sokoban")
+    assert "the run train_sokoban/default notes no data; an earlier version made it" in line
+    assert "evaluate_sokoban.source.checkpoint" in line
+
+
+# The run of the command
+
+
+def test_a_run_id_names_the_run_that_is_worked_on(clone, caplog):
+    for layer in ("06_models", "07_model_output"):
+        clone.folder(layer).rename(clone.folder(layer, run_id="seed2"))
+    few = "train_sokoban.evaluation.prompts=2"
+    with caplog.at_level("INFO"):
+        assert clone.command("--pipelines=evaluate_sokoban", f"--params=run_id=seed2,{few}").exit_code == 0
+        assert clone.command("--pipelines=update_sokoban", "--params=run_id=seed2").exit_code == 0
+        given = "run_id=copy,update_sokoban.source.run_id=seed2"
+        assert clone.command("--pipelines=update_sokoban", f"--params={given}").exit_code == 0
+    assert "evaluate_sokoban works on train_sokoban/seed2, checkpoint 2 (latest)" in caplog.text
+    assert "update_sokoban works on train_sokoban/seed2, trajectories of iteration 2 (the newest)" in caplog.text
+    summary = read_json(clone.folder("08_reporting", "evaluate_sokoban", "seed2") / "eval_summary.json")
+    assert (summary["source"]["run_id"], summary["policies"]) == ("seed2", ["seed2@latest"])
+    assert {path.name for path in (clone.root / "06_models" / "update_sokoban").iterdir()} == {"seed2", "copy"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--pipelines=evaluate_sokoban", "--params=run_id=seed3"),
+            "train_sokoban/seed3 has no checkpoint; train it first. Stored run ids of train_sokoban: default;",
+        ),
+        (("--pipelines=control_sokoban", "--params=run_id=seed3"), "train_sokoban/seed3/policy does not exist"),
+        (("--pipelines=update_sokoban", "--params=run_id=seed3"), "train_sokoban/seed3 has no trajectories below"),
+        (
+            ("--pipelines=train_sokoban,evaluate_sokoban", "--params=run_id=zz"),
+            "evaluate_sokoban works on train_sokoban/zz, which the same command makes",
+        ),
+        (
+            ("--pipelines=train_sokoban,evaluate_sokoban", f"--params=run_id=zz,{OTHER}"),
+            "Type two commands: --pipelines=train_sokoban first, then --pipelines=evaluate_sokoban.",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_work(other_data, words, message):
+    before = sorted(path for path in other_data.root.rglob("*") if path.suffix != ".lock")
+    assert message in error_of(other_data, *words)
+    assert before == sorted(path for path in other_data.root.rglob("*") if path.suffix != ".lock")
+
+
+# Side by side
+
+
+def test_a_sweep_of_four_settings_side_by_side_ends_with_four_correct_reports(tmp_path):
+    """Each trains and plays what its own settings give, on the same data root at the same moment."""
+    short = (
+        "tracking.enabled=false,train_sokoban.warm_start.steps=0,train_sokoban.loop.iterations=1,"
+        "train_sokoban.loop.eval_interval=0,train_sokoban.evaluation.greedy=false,"
+        "train_sokoban.evaluation.blank_images=false,train_sokoban.evaluation.prompts=4"
+    )
+    sweep = {
+        "one": "sokoban.max_solution=4",
+        "long": "sokoban.max_solution=6",
+        "wide": "sokoban.width=7",
+        "text": "sokoban.width=7,sokoban.instruction=full",
+    }
+    started = {
+        name: kedro_command("--pipelines=train_sokoban", f"--params=run_id={name},{given},{short}", data_root=tmp_path)
+        for name, given in sweep.items()
+    }
+    for process in started.values():
+        finish(process, timeout=500)
+    project = Project(tmp_path)
+    ids = {name: data_id(project, run_id=name) for name in sweep}
+    assert len(set(ids.values())) == 4
+    hashes = set()
+    for name, given in sweep.items():
+        summary = read_json(project.folder("08_reporting", run_id=name) / "eval_summary.json")
+        assert summary["data_id"] == ids[name]
+        hashes.add(summary["prompts_hash"])
+        assert (project.folder("08_reporting", run_id=name) / "report.html").is_file()
+        stored = project.load("sokoban.eval_prompts", params=_nested(given))
+        played = project.load("train_sokoban.held_out_trajectories@pandas", params={"run_id": name})
+        assert set(played["task_id"]) <= set(stored["level_hash"])
+        assert set(stored["data_source"]) == {f"sokoban_6x{7 if 'width' in given else 6}_1box"}
+    assert len(hashes) == 4
+
+
+def _nested(words: str) -> dict[str, dict[str, object]]:
+    values = dict(word.removeprefix("sokoban.").split("=") for word in words.split(","))
+    return {"sokoban": {name: int(value) if value.isdigit() else value for name, value in values.items()}}
+
+
+def test_the_original_rules_have_a_data_root_of_their_own():
+    """`--env=slime_exact` after `make run` finds nothing of it."""
+    script = (
+        "from kedro.framework.startup import bootstrap_project\nfrom kedro.framework.session import KedroSession\n"
+        "from pathlib import Path\nbootstrap_project(Path.cwd())\n"
+        "for env in (None, 'slime_exact'):\n"
+        "    with KedroSession.create(Path.cwd(), env=env) as session:\n"
+        "        print(session.load_context().catalog['sokoban.prompts']._describe()['path'])"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "KEDRO_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    plain, exact = done.stdout.splitlines()[-2:]
+    assert re.fullmatch(r".*data/05_model_input/sokoban/6x6-1box-generate-\w{8}/prompts\.parquet", plain)
+    assert re.fullmatch(r".*data/slime_exact/05_model_input/sokoban/6x6-1box-generate-\w{8}/prompts\.parquet", exact)
+
+
+def test_prompts_alone_are_made_from_stored_levels(other_data):
+    words = ("--pipelines=data_sokoban", "--from-nodes=sokoban.make_prompts")
+    assert other_data.command(*words).exit_code == 0
