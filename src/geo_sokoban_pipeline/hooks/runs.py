@@ -2,7 +2,7 @@
 
 A run is a namespace that bears the name of a pipeline (`train_sokoban`), together with a run id. Its folders are
 `{layer}/{run}/{run_id}` as in `conf/base/catalog`. Data sources (`sokoban`) are namespaces too, but no runs: their
-nodes give the same result each time, in any number of processes.
+tables lie under the id of their settings and are written once, by any number of processes.
 """
 
 from __future__ import annotations

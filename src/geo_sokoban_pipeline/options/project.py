@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.options.training import (
     UpdatePipelineOptions,
 )
 
+_DATA = "Data; runs with the same settings share them."
 _TRAIN = "A run, from policy to report."
 _ROLLOUT = "Collecting without training."
 _UPDATE = "Training on stored trajectories."
@@ -44,11 +45,9 @@ class ProjectParameters(StrictModel):
     fresh: bool = Field(False, description="Clear the run's folders before it starts; only by --params.")
     seed: int = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
     tracking: TrackingOptions = TrackingOptions()
-    sokoban: SokobanDataOptions = Field(default_factory=SokobanDataOptions, description="Data, shared by all runs.")
-    geo3k: Geo3kDataOptions = Field(default_factory=Geo3kDataOptions, description="Data, shared by all runs.")
-    geo3k_multi_turn: Geo3kMultiTurnDataOptions = Field(
-        default_factory=Geo3kMultiTurnDataOptions, description="Data, shared by all runs."
-    )
+    sokoban: SokobanDataOptions = Field(default_factory=SokobanDataOptions, description=_DATA)
+    geo3k: Geo3kDataOptions = Field(default_factory=Geo3kDataOptions, description=_DATA)
+    geo3k_multi_turn: Geo3kMultiTurnDataOptions = Field(default_factory=Geo3kMultiTurnDataOptions, description=_DATA)
     train_sokoban: TrainOptions = Field(default_factory=TrainOptions, description=_TRAIN)
     train_geo3k: Geo3kTrainOptions = Field(default_factory=Geo3kTrainOptions, description=_TRAIN)
     train_geo3k_multi_turn: Geo3kMultiTurnTrainOptions = Field(

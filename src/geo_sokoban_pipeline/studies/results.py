@@ -82,8 +82,8 @@ def _check_prompts(members: Sequence[Member]) -> None:
         if len(played) > 1:
             others = " and ".join(", ".join(run_ids) for run_ids in played.values())
             raise ResultsError(
-                f"{others} have played different evaluation prompts: they were made anew in between. "
-                "Give fresh=true, and leave the data alone while a study runs."
+                f"{others} have played different evaluation prompts: their data settings differ, or the code that "
+                "makes the rows has changed in between. Give fresh=true."
             )
 
 
@@ -261,10 +261,16 @@ def _shared(member: Member, trained: Member, column: str) -> int:
 
 
 def _values(member: Member, table: str, column: str) -> set[str]:
-    """Values of a column in a table of the data that a member has worked on."""
+    """Values of a column in a table of the data that a member has worked on.
+
+    Raises:
+        ResultsError: it does not say which data these are.
+    """
     import pyarrow.parquet as pq
 
-    data_id = read_json(member.summary)["data_id"]
+    data_id = read_json(member.summary).get("data_id")
+    if data_id is None:
+        raise ResultsError(f"{member.run_id} was made by an earlier version and names no data. Give fresh=true.")
     path = member.root / "05_model_input" / member.task / data_id / f"{table}.parquet"
     with pq.ParquetFile(path) as file:
         return set(file.read(columns=[column]).column(0).to_pylist())
