@@ -86,6 +86,8 @@ def _plan_task(task: str, asked: Asked, parameters: ProjectParameters, store: Ru
     wanted: dict[str, DataIdentity] = {}
     for run in (f"{kind}_{task}" for kind in ON_RUNS if _needs_source(f"{kind}_{task}", task, asked)):
         source: SourceOptions = getattr(parameters, run).source
+        if run.startswith("control_"):  # it goes on from the warm start, whatever checkpoint is named
+            source = source.model_copy(update={"checkpoint": "start"})
         if source.run in asked.runs and source.run_id == parameters.run_id and _uses_run(run, source):
             raise ParameterError(
                 f"{run} works on {source.run}/{source.run_id}, which the same command makes, and Kedro would not wait "

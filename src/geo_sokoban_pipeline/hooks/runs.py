@@ -132,8 +132,7 @@ class RunHooks:
                 _check_rows(run, folders)
                 check_starting_policy(run, folders.models, self._parameters)
                 check_plugins(run, self._parameters)
-            begin_tables(self._data, asked, self._data_root)
-            note_data(self._data, dict(zip(runs, self._folders, strict=True)))
+            self._note_data(asked)
         except _REFUSALS as error:
             self._release()
             refuse(error)
@@ -141,7 +140,10 @@ class RunHooks:
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
         """Point to the newest data of a task once its last table is stored."""
-        point_to_newest(self._data, dataset_name, self._data_root)
+        from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+
+        with explain_storage_errors(self._data_root):
+            point_to_newest(self._data, dataset_name, self._data_root)
 
     @hook_impl(trylast=True)
     def after_pipeline_run(self) -> None:
@@ -152,6 +154,13 @@ class RunHooks:
     def on_pipeline_error(self) -> None:
         """Release the runs."""
         self._release()
+
+    def _note_data(self, asked: Asked) -> None:
+        from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+
+        with explain_storage_errors(self._data_root):
+            begin_tables(self._data, asked, self._data_root)
+            note_data(self._data, dict(zip(asked.runs, self._folders, strict=True)))
 
     def _release(self) -> None:
         while self._locks:

@@ -19,7 +19,7 @@ from kedro.framework.project import pipelines
 from geo_sokoban_pipeline.hooks.mlflow_run import MlflowRun, connect
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
-from geo_sokoban_pipeline.run_store import RunFolders
+from geo_sokoban_pipeline.run_store import DATA_NOTE, RunFolders
 from geo_sokoban_pipeline.storage import read_json
 from geo_sokoban_pipeline.tasks import TASKS
 
@@ -92,7 +92,11 @@ class TrackingHooks:
             client, experiment_id, uri, folders.models, f"{run}/{self._parameters.run_id}"
         )
         self._runs[run] = tracked
-        tracked.describe(tags, parameters_of(self._parameters, run), project_path)
+        parameters, note = parameters_of(self._parameters, run), folders.models / DATA_NOTE
+        if note.is_file():  # a command on a stored run works on the data of that run, not of the settings
+            data = read_json(note)
+            tags["data_id"], parameters[data["task"]] = data["id"], data["run"]["params"][data["task"]]
+        tracked.describe(tags, parameters, project_path)
 
     def _finish(self, status: str, error: Exception | None = None) -> None:
         assert self._parameters is not None
