@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from conftest import FinishedRun, Project
 from geo_sokoban_pipeline.storage import read_json
 from runs import ROOT, finish, kedro_command
 
@@ -21,22 +19,22 @@ pytestmark = pytest.mark.slow
 OTHER = "sokoban.boxes=2,sokoban.height=8,sokoban.width=8,sokoban.instruction=full"
 
 
-def data_folder(project: Project) -> Path:
+def data_folder(project):
     return project.root / "05_model_input" / "sokoban"
 
 
-def data_id(project: Project, run: str = "train_sokoban", run_id: str = "default") -> str:
+def data_id(project, run="train_sokoban", run_id="default"):
     return read_json(project.folder("06_models", run, run_id) / "data.json")["id"]
 
 
-def counts(project: Project, run: str, run_id: str = "default") -> list[tuple[str, int, int]]:
+def counts(project, run, run_id="default"):
     """Mode, solved and played levels of the last policy with true images."""
     summary = read_json(project.folder("08_reporting", run, run_id) / "eval_summary.json")
     last = summary["policies"][-1]
     return [(row["mode"], row["solved"], row["episodes"]) for row in summary["rows"] if row["policy"] == last]
 
 
-def error_of(project: Project, *words: str) -> str:
+def error_of(project, *words):
     """The one line in which a command is refused."""
     result = project.command(*words)
     assert result.exit_code == 1, result.output
@@ -46,7 +44,7 @@ def error_of(project: Project, *words: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def other_data(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def other_data(finished_run, tmp_path_factory):
     """The finished run, after somebody has made data with other settings."""
     project = finished_run.clone(tmp_path_factory.mktemp("other") / "data")
     assert project.command("--pipelines=data_sokoban", f"--params={OTHER}").exit_code == 0
@@ -107,9 +105,11 @@ def test_a_policy_from_elsewhere_plays_the_data_of_the_settings(other_data, capl
     with caplog.at_level("INFO"):
         assert other_data.command("--pipelines=evaluate_sokoban", f"--params={given}").exit_code == 0
     summary = read_json(other_data.folder("08_reporting", "evaluate_sokoban", "two") / "eval_summary.json")
-    newest = read_json(data_folder(other_data) / "newest.json")["id"]
-    assert summary["data_id"] == newest
-    assert f"works on the policy {folder}; it has no data of its own, so the settings decide: {newest}" in caplog.text
+    (made,) = data_folder(other_data).glob("8x8-2box-*")
+    assert summary["data_id"] == made.name
+    assert (
+        f"works on the policy {folder}; it has no data of its own, so the settings decide: {made.name}" in caplog.text
+    )
 
 
 def test_data_that_were_deleted_are_made_again_by_the_command_of_the_message(clone):
@@ -168,7 +168,7 @@ def test_a_run_id_names_the_run_that_is_worked_on(clone, caplog):
     [
         (
             ("--pipelines=evaluate_sokoban", "--params=run_id=seed3"),
-            "train_sokoban/seed3 has no checkpoint; train it first. Stored run ids of train_sokoban: default;",
+            "train_sokoban/seed3 has no checkpoint; train it first. Run ids of train_sokoban that are stored: default;",
         ),
         (("--pipelines=control_sokoban", "--params=run_id=seed3"), "train_sokoban/seed3/policy does not exist"),
         (("--pipelines=update_sokoban", "--params=run_id=seed3"), "train_sokoban/seed3 has no trajectories below"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_meant_is_refused_before_any_work(other_data, words, mess
 # Side by side
 
 
-def test_a_sweep_of_four_settings_side_by_side_ends_with_four_correct_reports(tmp_path):
+def test_a_sweep_of_four_settings_side_by_side_ends_with_four_correct_reports(project):
     """Each trains and plays what its own settings give, on the same data root at the same moment."""
     short = (
         "tracking.enabled=false,train_sokoban.warm_start.steps=0,train_sokoban.loop.iterations=1,"
@@ -205,12 +205,13 @@ def test_a_sweep_of_four_settings_side_by_side_ends_with_four_correct_reports(tm
         "text": "sokoban.width=7,sokoban.instruction=full",
     }
     started = {
-        name: kedro_command("--pipelines=train_sokoban", f"--params=run_id={name},{given},{short}", data_root=tmp_path)
+        name: kedro_command(
+            "--pipelines=train_sokoban", f"--params=run_id={name},{given},{short}", data_root=project.root
+        )
         for name, given in sweep.items()
     }
-    for process in started.values():
+    for process in started:
         finish(process, timeout=500)
-    project = Project(tmp_path)
     ids = {name: data_id(project, run_id=name) for name in sweep}
     assert len(set(ids.values())) == 4
     hashes = set()
@@ -226,7 +227,7 @@ def test_a_sweep_of_four_settings_side_by_side_ends_with_four_correct_reports(tm
     assert len(hashes) == 4
 
 
-def _nested(words: str) -> dict[str, dict[str, object]]:
+def _nested(words):
     values = dict(word.removeprefix("sokoban.").split("=") for word in words.split(","))
     return {"sokoban": {name: int(value) if value.isdigit() else value for name, value in values.items()}}
 
