@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from geo_sokoban_pipeline.envs.base import user_message
+from coins import rows_of
 from geo_sokoban_pipeline.evaluation.answers import shuffle_pictures
 from geo_sokoban_pipeline.evaluation.baselines import play_baseline
 from geo_sokoban_pipeline.evaluation.playing import play_prompts
@@ -35,37 +35,6 @@ from geo_sokoban_pipeline.trajectories import Trajectory
 Stream = tuple[int, ...]
 
 
-class CoinEnv:
-    """One reply; solved where the number of its characters is even. Prompts with `sure` are always solved."""
-
-    def __init__(self, row: dict[str, Any]) -> None:
-        self.row, self.solved = row, False
-
-    def reset(self) -> tuple[None, dict[str, Any]]:
-        return None, {}
-
-    def step(self, text: str) -> tuple[None, bool, dict[str, Any]]:
-        self.solved = len(text) % 2 == 0 or bool(self.row.get("sure"))
-        return None, True, {"turn_reward": float(self.solved)}
-
-    def format_observation(self, observation: Any) -> dict[str, Any]:
-        return user_message(observation)
-
-    def final_metrics(self) -> dict[str, float]:
-        return {"success": float(self.solved)}
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def build_env(row: dict[str, Any], args: dict[str, Any]) -> CoinEnv:
-    return CoinEnv(row)
-
-
-def solved_reward(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
-    return {"reward": float(len(outcome.replies[0]) % 2)}
-
-
 @pytest.fixture(scope="module")
 def smallest() -> Policy:
     return build_tiny_policy(TinyPolicyOptions(hidden=16, heads=2, kv_heads=2, head_dim=8, mlp=16, layers=1), seed=0)
@@ -75,20 +44,11 @@ def smallest() -> Policy:
 def options(train_options: TrainOptions) -> TrainOptions:
     """One reply of six tokens, so that equal streams show and others differ."""
     values = train_options.model_dump()
-    values["env"] = {"factory": f"{__name__}.build_env"}
-    values["reward"] = {"function": f"{__name__}.solved_reward"}
+    values["env"] = {"factory": "coins.build_env"}
+    values["reward"] = {"function": "coins.solved_reward"}
     values["rollout"] |= {"max_turns": 1, "max_tokens_per_turn": 6}
     values["grpo"] |= {"groups": 2, "group_size": 2, "filter": "none", "credit": "episode", "max_refill": 1.0}
     return TrainOptions.model_validate(values)
-
-
-def rows_of(count: int, lengths: Sequence[int] = (1,)) -> list[dict[str, Any]]:
-    """Rows with one text, so that only a seed can tell episodes apart."""
-    lengths = list(itertools.islice(itertools.cycle(lengths), count))
-    return [
-        {"id": f"row{n}", "prompt": "Which way?", "images": None, "solution_length": length}
-        for n, length in enumerate(lengths)
-    ]
 
 
 def changed(options: TrainOptions, section: str, **values: Any) -> TrainOptions:
