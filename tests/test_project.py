@@ -51,7 +51,9 @@ def test_kedro_lists_the_pipelines_and_logs_plain_lines_where_nobody_looks():
     assert done.returncode == 0, done.stderr
     assert {"- __default__", "- data_sokoban"} <= set(done.stdout.splitlines())
     assert "\x1b" not in done.stdout + done.stderr
-    assert re.search(r"^\d\d:\d\d:\d\d INFO +kedro\.framework\.project: ", done.stderr, flags=re.MULTILINE)
+    script = "import kedro.framework.project as p, logging; p.LOGGING; logging.getLogger(p.__name__).warning('here')"
+    done = run(sys.executable, "-c", script)
+    assert re.search(r"^\d\d:\d\d:\d\d WARNING +kedro\.framework\.project: here$", done.stderr, flags=re.MULTILINE)
 
 
 def test_package_is_a_command():

@@ -44,8 +44,8 @@ HEAD = """\
 
 Written by `make docs` from the option models and `conf/base`; do not edit it by hand.
 
-- A parameter is given on the command line, `--params train_sokoban.grpo.group_size=16,seed=2`, in a file with
-  `--config=<file>.yml`, or in `conf/local/parameters.yml`. `--params` replaces the `params` of that file.
+- A parameter is given on the command line, `--params train_sokoban.grpo.group_size=16,sokoban.inner_walls=[0,2]`, in a
+  file with `--config=<file>.yml`, or in `conf/local/parameters.yml`. `--params` replaces the `params` of that file.
 - `train_*` stands for `train_sokoban`, `train_geo3k` and `train_geo3k_multi_turn`, `geo3k*` for `geo3k` and
   `geo3k_multi_turn`. A default that differs between tasks is given for each.
 - Defaults are those without `--env`: of the models, or of `conf/base` where it has the name. `null` is YAML's None.
