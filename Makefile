@@ -7,6 +7,7 @@
 #   PYTEST_ARGS  further words for pytest, e.g. make test PYTEST_ARGS="-k sokoban"
 #   SGLANG       cpu or gpu: which environment of SGLang servers `make sglang-env` makes
 #   BENCH_ARGS   further words for the benchmark, e.g. make bench-peer BENCH_ARGS="--turns 8 --threads 2"
+#   MUTANTS_ARGS  further words for the mutants, e.g. make mutants MUTANTS_ARGS="--count 40 --only training/"
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -20,6 +21,7 @@ PARAMS ?=
 PYTEST_ARGS ?=
 SGLANG ?= cpu
 BENCH_ARGS ?=
+MUTANTS_ARGS ?=
 # Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures. Files with
 # slow tests come first (tests/conftest.py), so that neither process waits for the other at the end.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -58,7 +60,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-peer sglang-env clean-data
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-peer mutants sglang-env clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -131,6 +133,9 @@ bench-memory: $(DEV_STAMP) ## Memory of the recipes over 200 iterations, 16 minu
 
 bench-peer: $(PEER_STAMP) ## Time one GRPO step against TRL's; best on an idle machine. BENCH_DOCS=1 writes the docs.
 	$(PEER_VENV)/bin/python -m benchmarks.peer $(BENCH_ARGS)
+
+mutants: $(DEV_STAMP) ## Put 300 random faults into a copy of the code, one at a time, and list those that no test notices.
+	$(BIN)/python -m benchmarks.mutants $(MUTANTS_ARGS)
 
 $(SGLANG_STAMP): requirements/sglang-$(SGLANG).txt
 	@echo 'Installing into $(SGLANG_VENV), which takes a minute or two'
