@@ -10,6 +10,7 @@ import functools
 import io
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,8 +99,7 @@ def train(
                 "token_mean": tokens,
                 "constant": grpo.constant_denominator,
             }[grpo.reduction]
-            row = dict.fromkeys(("loss", "pg_loss", "pg_clipfrac", "ppo_kl", "entropy_loss"), 0.0)
-            row |= {"kl_loss": 0.0} if grpo.kl_coefficient > 0 else {}
+            row: Counter[str] = Counter()
             policy.model.zero_grad()
             for e in minibatch:
                 name = e.trajectory_id
@@ -110,11 +110,19 @@ def train(
                 weight = 1 / denominator / (len(new) if grpo.reduction == "sample_mean" else 1)
                 for part, values in parts.items():
                     row[part] += float(values.detach().sum()) * weight
+                if grpo.importance_cap is not None:
+                    gap = torch.exp(old[name] - rollout[name])
+                    off_policy = {"tis": gap, "tis_clipfrac": gap > grpo.importance_cap, "tis_abs": (gap - 1).abs()}
+                    for part, values in off_policy.items():
+                        row[part] += float(values.float().sum()) / tokens
                 (parts["loss"].sum() * weight).backward()
             row["grad_norm"] = move(policy.model, optimizer, rate, moments)
+            row["global_batch_size"] = len(minibatch)
             rows.append(row)
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
-    return means | {"train/steps": float(len(rows)), "train/lr-pg_0": rate}
+    # Later steps have moved the weights: the first one compares trainer and engine.
+    means["train/train_rollout_logprob_abs_diff"] = rows[0]["train_rollout_logprob_abs_diff"]
+    return means | {"train/steps": float(len(rows)), "train/skipped": 0.0, "train/lr-pg_0": rate}
 
 
 def imitate(policy: Policy, steps: Sequence[Sequence[TrainSample]], warm: WarmStartOptions) -> None:
@@ -161,7 +169,9 @@ def token_terms(
     plain = -ratio * advantage
     limited = -torch.clip(ratio, 1 - grpo.clip_low, 1 + grpo.clip_high) * advantage
     policy_loss = torch.maximum(plain, limited)
+    dual_clipped = torch.zeros_like(policy_loss)
     if grpo.dual_clip is not None:
+        dual_clipped = ((advantage < 0) & (policy_loss > -grpo.dual_clip * advantage)).float()
         bound = torch.minimum(policy_loss, -grpo.dual_clip * advantage)
         policy_loss = torch.where(advantage < 0, bound, policy_loss)
     if grpo.importance_cap is not None:
@@ -170,7 +180,10 @@ def token_terms(
         "loss": policy_loss - grpo.entropy_coefficient * entropy,
         "pg_loss": policy_loss,
         "pg_clipfrac": (limited > plain).float(),
+        "dual_clipfrac": dual_clipped,
         "ppo_kl": (new - old).abs(),
+        "ppo_kl_signed": old - new,
+        "train_rollout_logprob_abs_diff": (new - rollout).abs(),
         "entropy_loss": entropy,
     }
     # KL to the reference policy.

@@ -83,6 +83,7 @@ def test_the_step_equals_the_written_out_one(world: World, cache: dict[str, Any]
     got, ours = updated(world, case.given | case.changed, case)
     error, size = float((got - wanted).abs().max()), float(wanted.abs().max())
     assert error <= 1e-5, f"weights differ by {error:.1e} after moves of up to {size:.1e}"
+    assert {name for name in ours if name.startswith("train/")} == set(metrics)
     for name, value in metrics.items():
         assert np.isclose(ours[name], value, rtol=1e-3, atol=2e-5), (name, ours[name], value)
     if case.changed:
