@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
 
 from geo_sokoban_pipeline.hooks import tracking
-from geo_sokoban_pipeline.hooks.mlflow_run import NOTE, flatten
-from geo_sokoban_pipeline.hooks.tracking import artifacts_of
+from geo_sokoban_pipeline.hooks.mlflow_run import NOTE, evaluation_points, evaluation_tags, flatten, points_of
+from geo_sokoban_pipeline.hooks.parameters import name_tasks
+from geo_sokoban_pipeline.hooks.tracking import artifacts_of, parameters_of
+from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.run_lock import RunLock
 from geo_sokoban_pipeline.run_store import RunFolders
 
 
@@ -64,7 +68,9 @@ def test_story_of_one_run(project):
     # Continued, with one more iteration: the same MLflow run. An iteration that only lies on the disk is sent as well.
     project.fail_at, project.iterations = None, 3
     more = {"train_sokoban": {"loop": {"iterations": 33}}}
-    (project.folder("07_model_output") / "metrics" / "iter=00007.json").write_text('{"iteration": 7}')
+    (project.folder("07_model_output") / "metrics" / "iter=00007.json").write_text(
+        '{"iteration": 7, "rollout/raw_reward": 3.5}'
+    )
     report = project.folder("08_reporting") / "report.html"
     report.parent.mkdir(parents=True)
     report.write_text("<html>")
@@ -73,10 +79,9 @@ def test_story_of_one_run(project):
     finished = client.get_run(note["mlflow_run_id"])
     assert finished.info.status == "FINISHED"
     assert finished.data.tags["continued_with.train_sokoban.loop.iterations"] == "33"
-    history = client.get_metric_history(note["mlflow_run_id"], "iteration")
-    assert sorted(point.step for point in history) == [0, 1, 2, 7]
     rewards = client.get_metric_history(note["mlflow_run_id"], "rollout/raw_reward")
-    assert sorted((point.step, point.value) for point in rewards) == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert sorted((point.step, point.value) for point in rewards) == [(0, 0.0), (1, 0.5), (2, 1.0), (7, 3.5)]
+    assert set(finished.data.metrics) == {"rollout/raw_reward", "rollout/zero_std/count"}
     assert [file.path for file in client.list_artifacts(note["mlflow_run_id"], "report")] == ["report/report.html"]
 
     # `fresh` begins a new one and leaves the old one as it is.
@@ -84,3 +89,119 @@ def test_story_of_one_run(project):
     fresh = json.loads((project.folder("06_models") / NOTE).read_text())
     assert fresh["mlflow_run_id"] != note["mlflow_run_id"]
     assert client.get_run(note["mlflow_run_id"]).info.status == "FINISHED"
+
+
+def test_rows_become_points():
+    row = {
+        "iteration": 0,
+        "policy_version": 0,
+        "rollout/raw_reward": 0.5,
+        "rollout/zero_std/count_-0.1": 3.0,
+        "rollout/zero_std/count_1.0": 2.0,
+        "train/kl_loss": None,
+        "eval/start/sampled_solve_rate": 0.4,
+        "eval/validation/sampled_solve_rate": 0.6,
+    }
+    assert points_of(row) == [
+        ("rollout/raw_reward", 0.5, 0),
+        ("eval/validation/sampled_solve_rate", 0.4, 0),
+        ("eval/validation/sampled_solve_rate", 0.6, 1),
+        ("rollout/zero_std/count", 5.0, 0),
+    ]
+    assert points_of({"iteration": 3, "eval/validation/x": 0.5}) == [("eval/validation/x", 0.5, 4)]
+
+
+def row(policy, mode, rate, low=None, high=None):
+    return {"policy": policy, "mode": mode, "solve_rate": rate, "low": low, "high": high}
+
+
+SUMMARY = {
+    "policies": ["warm_start", "final"],
+    "rows": [
+        row("warm_start", "sampled", 0.4, 0.37, 0.45),
+        row("final", "sampled", 0.7, 0.6, 0.8),
+        row("final", "greedy", 0.8),
+        row("final_blank", "sampled", 0.1),
+        row("teacher (direct)", "-", 1.0),
+    ],
+}
+
+
+def test_an_evaluation_becomes_lines_and_tags():
+    assert evaluation_points(SUMMARY, 150) == [
+        ("eval/final/sampled_solve_rate", 0.4, 0),
+        ("eval/final/sampled_solve_rate", 0.7, 150),
+        ("eval/final/greedy_solve_rate", 0.8, 150),
+    ]
+    assert evaluation_tags(SUMMARY) == {
+        "eval.final.warm_start.sampled.interval": "0.3700–0.4500",
+        "eval.final.final.sampled.interval": "0.6000–0.8000",
+        "eval.final.final_blank.sampled": "0.1000",
+        "eval.final.teacher _direct_": "1.0000",
+    }
+    assert evaluation_points({}, 3) == [] and evaluation_tags({}) == {}
+
+
+def test_only_parameters_that_are_in_force():
+    parameters = ProjectParameters.model_validate(name_tasks({}))
+    flat = flatten(parameters_of(parameters, "train_sokoban"))
+    assert not any("server" in name or ".hub." in name or ".file." in name for name in flat)
+    assert flat["train_sokoban.policy.tiny.hidden"] and flat["train_sokoban.task"] == "sokoban"
+    given = {"train_geo3k": {"policy": {"source": "hub", "path": "a/b"}, "rollout": {"engine": "sglang"}}}
+    given["geo3k"] = {"source": "hub"}
+    flat = flatten(parameters_of(ProjectParameters.model_validate(name_tasks(given)), "train_geo3k"))
+    assert not any(".tiny." in name or "problems" in name for name in flat)
+    assert flat["geo3k.hub.dataset"] and flat["train_geo3k.task"] == "geo3k"
+    assert any(name.startswith("train_geo3k.rollout.server.") for name in flat)
+
+
+def test_a_moved_data_root_keeps_its_runs_and_artifacts(project):
+    """The folder is moved between two commands; the second goes on in the same MLflow run."""
+    from mlflow.tracking import MlflowClient
+    from mlflow.tracking._tracking_service import utils
+
+    on = {"tracking": {"enabled": True}}
+    report = project.folder("08_reporting") / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("<html>")
+    project.run("train_sokoban", params=on)
+    note = json.loads((project.folder("06_models") / NOTE).read_text())
+    assert note["tracking_uri"] == "mlflow.db"
+    moved = project.path.with_name("moved")
+    shutil.move(project.path / "data", moved / "data")
+    shutil.copytree(project.path / "conf", moved / "conf")
+    project.path = moved
+    utils._artifact_repos_cache.clear()  # MLflow remembers a run's place for as long as the process lives
+    project.run("train_sokoban", params=on)
+    assert json.loads((project.folder("06_models") / NOTE).read_text()) == note
+    client = MlflowClient(tracking_uri=f"sqlite:///{moved}/data/mlflow.db")
+    run = client.get_run(note["mlflow_run_id"])
+    assert run.info.artifact_uri.startswith((moved / "data/mlartifacts").as_uri())
+    assert client.download_artifacts(note["mlflow_run_id"], "report/report.html")
+    experiment = client.get_experiment(run.info.experiment_id)
+    assert experiment.artifact_location == (moved / "data/mlartifacts").as_uri()
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    # Nothing is written to the old place any more.
+    assert not report.parents[3].exists()
+
+
+def test_the_next_command_closes_what_was_killed(project):
+    """A run whose process is gone is KILLED; one that works, and one of another data root, stay as they are."""
+    from mlflow.tracking import MlflowClient
+
+    on = {"tracking": {"enabled": True}}
+    project.run("train_sokoban", params={**on, "run_id": "killed"})
+    project.run("train_sokoban", params={**on, "run_id": "alive"})
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.path}/data/mlflow.db")
+    notes = {name: project.folder("06_models", run_id=name) / NOTE for name in ("killed", "alive")}
+    found = {name: json.loads(note.read_text())["mlflow_run_id"] for name, note in notes.items()}
+    experiment = client.get_run(found["alive"]).info.experiment_id
+    tags = {"run": "train_sokoban", "run_id": "elsewhere"}
+    found["elsewhere"] = client.create_run(experiment, tags=tags).info.run_id
+    for identifier in found.values():
+        client.update_run(identifier, status="RUNNING")
+    lock = RunLock(project.folder("06_models", run_id="alive"))
+    project.run("train_sokoban", params={**on, "run_id": "third"})
+    lock.close()
+    states = {name: client.get_run(identifier).info.status for name, identifier in found.items()}
+    assert states == {"killed": "KILLED", "alive": "RUNNING", "elsewhere": "RUNNING"}

@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
-from geo_sokoban_pipeline.hooks.mlflow_run import MlflowRun, connect
+from geo_sokoban_pipeline.hooks.mlflow_run import (
+    NOTE,
+    MlflowRun,
+    close_killed,
+    connect,
+    evaluation_points,
+    evaluation_tags,
+    warm_start_points,
+)
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
+from geo_sokoban_pipeline.hooks.terminal import write_result
+from geo_sokoban_pipeline.run_lock import find_holder
 from geo_sokoban_pipeline.run_store import DATA_NOTE, RunFolders
-from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.storage import MANIFEST, read_json
 from geo_sokoban_pipeline.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -32,7 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 METRICS = ".metrics"  # the dataset {run}.metrics
+_SUMMARY = ".eval_summary"
 _STUDY = "study"
+_OF_SOURCE = {"generate": {"generate", "problems"}}  # sections that belong to a source of another name
 _UNTRACKED = "check_"  # a pre-flight trains nothing
 
 
@@ -44,6 +56,7 @@ class TrackingHooks:
         self._data_root = Path()
         self._env = ""
         self._runs: dict[str, MlflowRun] = {}
+        self._own: list[str] = []
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -58,9 +71,8 @@ class TrackingHooks:
         self._runs = {}
         if not self._parameters.tracking.enabled:
             return
-        for run in run_names(pipeline, pipelines):
-            if run.startswith(_UNTRACKED):
-                continue
+        self._own = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTRACKED)]
+        for run in self._own:
             self._attempt(f"open the MLflow run of {run}", self._open, run, Path(run_params["project_path"]))
         if self._runs:
             atexit.register(self._close_interrupted)
@@ -72,6 +84,9 @@ class TrackingHooks:
         if run in self._runs and dataset_name.endswith(METRICS) and isinstance(data, Mapping):
             rows = [row for row in data.values() if isinstance(row, Mapping)]
             self._attempt("log metrics", self._runs[run].log_rows, rows)
+        run = dataset_name.removesuffix(_SUMMARY)
+        if run in self._runs and dataset_name.endswith(_SUMMARY) and isinstance(data, Mapping):
+            self._attempt("log the evaluation", self._log_evaluation, run, data)
 
     @hook_impl
     def after_pipeline_run(self) -> None:
@@ -87,6 +102,7 @@ class TrackingHooks:
         assert self._parameters is not None
         folders = RunFolders.of(self._data_root, run, self._parameters.run_id)
         client, experiment_id, uri = connect(self._parameters.tracking, self._data_root)
+        close_killed(client, experiment_id, self._is_alive)
         tags = {"run": run, "run_id": self._parameters.run_id, "env": self._env}
         tracked = MlflowRun.resume(client, experiment_id, uri, folders.models) or MlflowRun.create(
             client, experiment_id, uri, folders.models, f"{run}/{self._parameters.run_id}"
@@ -95,8 +111,29 @@ class TrackingHooks:
         parameters, note = parameters_of(self._parameters, run), folders.models / DATA_NOTE
         if note.is_file():  # a command on a stored run works on the data of that run, not of the settings
             data = read_json(note)
-            tags["data_id"], parameters[data["task"]] = data["id"], data["run"]["params"][data["task"]]
+            tags["data_id"], parameters[data["task"]] = data["id"], in_force(data["run"]["params"][data["task"]])
         tracked.describe(tags, parameters, project_path)
+
+    def _is_alive(self, run: str, run_id: str, mlflow_run_id: str) -> bool:
+        """Whether a command works on the run of an MLflow run, as far as this data root can tell."""
+        if run in self._runs and self._runs[run].mlflow_run_id == mlflow_run_id:
+            return True
+        folder = RunFolders.of(self._data_root, run, run_id).models
+        note = folder / NOTE
+        if not note.is_file() or read_json(note).get("mlflow_run_id") != mlflow_run_id:
+            return True  # of another data root, or of a run that has been cleared since: not ours to judge
+        assert self._parameters is not None
+        # This command has the locks of its own runs, and goes on with their MLflow runs.
+        return run_id == self._parameters.run_id and run in self._own or find_holder(folder) is not None
+
+    def _log_evaluation(self, run: str, summary: Mapping[str, Any]) -> None:
+        assert self._parameters is not None
+        section = getattr(self._parameters, run, None)
+        loop = getattr(section, "loop", None)
+        tracked = self._runs[run]
+        tracked.log_points(evaluation_points(summary, loop.iterations if loop is not None else 0))
+        headline = write_result(summary)
+        tracked.set_tags({**evaluation_tags(summary), **({"mlflow.note.content": headline} if headline else {})})
 
     def _finish(self, status: str, error: Exception | None = None) -> None:
         assert self._parameters is not None
@@ -104,6 +141,7 @@ class TrackingHooks:
             folders = RunFolders.of(self._data_root, run, self._parameters.run_id)
             if error is None:
                 self._attempt("log stored metrics", tracked.log_rows, _stored_rows(folders.outputs))
+                self._attempt("log the warm start", tracked.log_points, warm_start_points(_history(folders.models)))
                 for path, place in artifacts_of(folders, self._parameters.tracking.sample_trajectories):
                     self._attempt(f"log {path.name}", tracked.log_file, path, place)
             self._attempt("close the MLflow run", tracked.close, status, error)
@@ -131,10 +169,21 @@ def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
     other_data = set(TASKS) - {run.partition("_")[2]}
     left_out = {"fresh", "tracking", *studies, *other_data}
     return {
-        name: value
+        name: in_force(value) if isinstance(value, dict) else value
         for name, value in parameters.model_dump(mode="json", exclude=left_out).items()
         if name == run or name not in pipelines
     }
+
+
+def in_force(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section without the options of what was not chosen: servers without SGLang, sources that are not used."""
+    kept = {name: in_force(value) if isinstance(value, dict) else value for name, value in section.items()}
+    if "engine" in kept and kept["engine"] != "sglang":
+        kept.pop("server", None)
+    if "source" in kept and isinstance(kept["source"], str):
+        for name in {"tiny", "hub", "file", "generate", "problems"} - _OF_SOURCE.get(kept["source"], {kept["source"]}):
+            kept.pop(name, None)
+    return kept
 
 
 def _is_study(name: str) -> bool:
@@ -150,6 +199,12 @@ def artifacts_of(folders: RunFolders, sample: bool) -> list[tuple[Path, str]]:
             parts = sorted((folders.outputs / kind).glob("*/part-*.parquet"))
             files += [(part, f"{kind}/{part.parent.name}") for part in parts[-1:]]
     return [(path, place) for path, place in files if path.is_file()]
+
+
+def _history(models: Path) -> list[dict[str, Any]]:
+    """History of a run's warm start, or of the imitation of a control; `[]` where none is stored."""
+    manifest = models / "policy" / MANIFEST
+    return read_json(manifest).get("history") or [] if manifest.is_file() else []
 
 
 def _stored_rows(outputs: Path) -> list[dict[str, Any]]:
