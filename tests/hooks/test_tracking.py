@@ -143,13 +143,13 @@ def test_an_evaluation_becomes_lines_and_tags():
 
 
 def test_only_parameters_that_are_in_force():
-    parameters = ProjectParameters.model_validate(name_tasks({}))
+    parameters = ProjectParameters.model_validate(name_tasks({}, "default"))
     flat = flatten(parameters_of(parameters, "train_sokoban"))
     assert not any("server" in name or ".hub." in name or ".file." in name for name in flat)
     assert flat["train_sokoban.policy.tiny.hidden"] and flat["train_sokoban.task"] == "sokoban"
     given = {"train_geo3k": {"policy": {"source": "hub", "path": "a/b"}, "rollout": {"engine": "sglang"}}}
     given["geo3k"] = {"source": "hub"}
-    flat = flatten(parameters_of(ProjectParameters.model_validate(name_tasks(given)), "train_geo3k"))
+    flat = flatten(parameters_of(ProjectParameters.model_validate(name_tasks(given, "default")), "train_geo3k"))
     assert not any(".tiny." in name or "problems" in name for name in flat)
     assert flat["geo3k.hub.dataset"] and flat["train_geo3k.task"] == "geo3k"
     assert any(name.startswith("train_geo3k.rollout.server.") for name in flat)
