@@ -7,6 +7,7 @@ import logging
 import shutil
 
 import pytest
+from kedro.framework.project import configure_project
 
 from geo_sokoban_pipeline.hooks import tracking
 from geo_sokoban_pipeline.hooks.mlflow_run import NOTE, evaluation_points, evaluation_tags, flatten, points_of
@@ -143,6 +144,7 @@ def test_an_evaluation_becomes_lines_and_tags():
 
 
 def test_only_parameters_that_are_in_force():
+    configure_project("geo_sokoban_pipeline", preserve_logging=True)
     parameters = ProjectParameters.model_validate(name_tasks({}, "default"))
     flat = flatten(parameters_of(parameters, "train_sokoban"))
     assert not any("server" in name or ".hub." in name or ".file." in name for name in flat)
