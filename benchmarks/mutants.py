@@ -244,6 +244,7 @@ def start(tree: Path, tests: Sequence[str]) -> int:
 
 def pass_without(trees: Sequence[Path], tests: Sequence[str]) -> bool:
     """Whether all tests pass in unchanged trees, divided among these."""
+    tests = [test for test in tests if not any(test.startswith(f"{folder}/") for folder in tests)]
     children = {start(tree, part): tree for number, tree in enumerate(trees) if (part := tests[number :: len(trees)])}
     passed = True
     for child, tree in children.items():
@@ -255,8 +256,22 @@ def pass_without(trees: Sequence[Path], tests: Sequence[str]) -> bool:
 
 def run_all(sample: Sequence[Mutant], trees: Sequence[Path], timeout: float) -> None:
     """Test all mutants, one in each tree at a time."""
-    waiting, free = list(sample), list(trees)
     running: dict[int, tuple[Mutant, Path, str, float]] = {}
+    try:
+        _run_all(sample, trees, timeout, running)
+    finally:
+        for child in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+
+
+def _run_all(
+    sample: Sequence[Mutant],
+    trees: Sequence[Path],
+    timeout: float,
+    running: dict[int, tuple[Mutant, Path, str, float]],
+) -> None:
+    waiting, free = list(sample), list(trees)
     done = 0
     while waiting or running:
         while waiting and free:

@@ -132,7 +132,11 @@ def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_
     assert {"optimizer.safetensors", "trainer_state.json"} <= set(folder.manifest["files"])
     budget = Budget(1.0, 0.1, steps=2, first=3 * 4)
     continued = load_policy(folder.path)
-    more, _ = continue_warm_start(continued, folder.path, rows, rows[:4], options, 0, budget)
+    # A control has no warm-up and no early end, whatever the warm start had.
+    began = options.warm_start.model_copy(update={"warmup_steps": 7, "stop_below": 100.0})
+    more, _ = continue_warm_start(
+        continued, folder.path, rows, rows[:4], options.model_copy(update={"warm_start": began}), 0, budget
+    )
     assert more[-1]["step"] == 2
     assert same_weights(whole, continued)
     # Each part matters: other numbers, or no moments, give other weights.
