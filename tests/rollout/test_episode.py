@@ -77,7 +77,7 @@ def test_every_environment_is_closed_once():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rewards_raise", r"KeyError: 'grid', in tests/rollout/test_episode\.py, line 33: raise KeyError"),
+        ("rewards_raise", r"KeyError: 'grid', in tests/rollout/test_episode\.py, line \d+: raise KeyError"),
         ("rewards_nan", r"ValueError: reward\.function=.*:rewards_nan gave reward=nan"),
         ("rewards_missing", r"ValueError: reward\.function=.*: must return .* 'reward' .*; its dict has 'score'"),
     ],
