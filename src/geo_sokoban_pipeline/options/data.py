@@ -35,7 +35,7 @@ class SplitShares(StrictModel):
 
 
 class ImageLimits(StrictModel):
-    """What a picture inside a row may cost; larger ones are rejected before they are decoded."""
+    """What an image inside a row may cost; larger ones are rejected before they are decoded."""
 
-    max_bytes: PositiveInt = Field(8 << 20, description="Bytes of one encoded picture.")
-    max_pixels: PositiveInt = Field(1 << 24, description="Width times height of one picture.")
+    max_bytes: PositiveInt = Field(8 << 20, description="Bytes of one encoded image.")
+    max_pixels: PositiveInt = Field(1 << 24, description="Width times height of one image.")

@@ -27,7 +27,7 @@ class ProblemCounts(data.SplitCounts):
 
 
 class GeometryHubOptions(StrictModel):
-    """A data set of the Hugging Face hub, or a local folder of parquet files with the same layout."""
+    """A dataset of the Hugging Face hub, or a local folder of parquet files with the same layout."""
 
     dataset: str = Field(
         "hiyouga/geometry3k",
@@ -39,10 +39,10 @@ class GeometryHubOptions(StrictModel):
     validation: str | None = Field(
         "auto",
         description="Published split of the validation rows. auto: `validation` where the set has one, as `null` where "
-        "not. None: dealt out of the training rows by picture.",
+        "not. None: dealt out of the training rows by image.",
     )
     eval: str | None = Field(
-        "test", description="Published split of the evaluation rows. None: dealt out of the training rows by picture."
+        "test", description="Published split of the evaluation rows. None: dealt out of the training rows by image."
     )
     streaming: bool = Field(
         False, description="Read rows over the network as they are needed. Off: the set is kept in the hub's cache."
@@ -56,18 +56,18 @@ class GeometryFileOptions(StrictModel):
         None, description="Training rows, with an optional slice such as train.parquet@[0:100]. None: not set."
     )
     validation_path: str | None = Field(
-        None, description="Validation rows. None: dealt out of the training rows by picture."
+        None, description="Validation rows. None: dealt out of the training rows by image."
     )
-    eval_path: str | None = Field(None, description="Evaluation rows. None: dealt out of the training rows by picture.")
+    eval_path: str | None = Field(None, description="Evaluation rows. None: dealt out of the training rows by image.")
 
 
 class PictureLimits(data.ImageLimits):
-    """What the pictures of a row may cost; a row beyond it is rejected before anything is decoded."""
+    """What the images of a row may cost; a row beyond it is rejected before anything is decoded."""
 
     max_aspect: float = Field(
-        200, gt=1, le=200, description="Longer side of a picture over its shorter one; Qwen's processor takes no more."
+        200, gt=1, le=200, description="Longer side of an image over its shorter one; Qwen's processor takes no more."
     )
-    max_images: PositiveInt = Field(16, description="Pictures of one row.")
+    max_images: PositiveInt = Field(16, description="Images of one row.")
 
 
 class Geo3kDataOptions(StrictModel):
@@ -79,7 +79,7 @@ class Geo3kDataOptions(StrictModel):
     counts: ProblemCounts = Field(default_factory=ProblemCounts)
     shares: data.SplitShares = Field(
         default_factory=data.SplitShares,
-        description="Parts of the pictures of the training rows that go to splits which are not published.",
+        description="Parts of the images of the training rows that go to splits which are not published.",
     )
     instruction: str = Field(
         "question",
@@ -89,7 +89,7 @@ class Geo3kDataOptions(StrictModel):
     )
     exclude_overlaps: Literal["none", "pairs", "images"] = Field(
         "pairs",
-        description="What published splits may share. none: anything. pairs: pictures, but no (picture, question) "
+        description="What published splits may share. none: anything. pairs: images, but no (image, question) "
         "pair. images: nothing. Training rows are left out before validation rows, evaluation rows never.",
     )
     repair_control_characters: bool = Field(
@@ -99,10 +99,10 @@ class Geo3kDataOptions(StrictModel):
     )
     transparency: Literal["white", "drop"] = Field(
         "white",
-        description="white: transparent parts of a picture become white. drop: they get the colours below them.",
+        description="white: transparent parts of an image become white. drop: they get the colours below them.",
     )
     image_folder: str | None = Field(
-        None, description="Folder below which pictures given as paths are read. None: only bytes and data: URIs are."
+        None, description="Folder below which images given as paths are read. None: only bytes and data: URIs are."
     )
     hub: GeometryHubOptions = Field(default_factory=GeometryHubOptions)
     file: GeometryFileOptions = Field(default_factory=GeometryFileOptions)

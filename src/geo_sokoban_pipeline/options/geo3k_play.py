@@ -52,7 +52,7 @@ class GradingOptions(StrictModel):
 
 
 class AnswerEnvOptions(GradingOptions):
-    """Arguments of the environment with one reply."""
+    """Arguments of the environment with one response."""
 
 
 class Geo3kEnvOptions(GradingOptions):
@@ -66,7 +66,7 @@ class Geo3kEnvOptions(GradingOptions):
         "quote": "raw",
     }
 
-    max_turns: PositiveInt = Field(description="Replies of an episode; as many as rollout.max_turns.")
+    max_turns: PositiveInt = Field(description="Responses of an episode; as many as rollout.max_turns.")
     end_on_correct: bool = Field(
         True, description="End the episode once the tool says that the answer is correct; off: play on."
     )
@@ -76,7 +76,8 @@ class Geo3kEnvOptions(GradingOptions):
         description="Take arguments that are no JSON object for a missing answer; off: such a call fails the episode.",
     )
     earlier_call_counts: bool = Field(
-        False, description="Where the last call of a reply cannot be read, take the one before it; off: there is none."
+        False,
+        description="Where the last call of a response cannot be read, take the one before it; off: there is none.",
     )
     feedback: Literal["full", "brief"] = Field("full", description="Explain, or use as few tokens as possible.")
     quote: Literal["short", "raw"] = Field(

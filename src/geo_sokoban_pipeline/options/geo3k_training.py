@@ -30,7 +30,7 @@ class GeometryPolicyOptions(PolicyOptions):
 
 
 class GeometryTeacherOptions(TeacherOptions):
-    """Who is imitated in the warm start; all of them read the picture rightly."""
+    """Who is imitated in the warm start; all of them read the image rightly."""
 
     factory: str = Field(
         TEACHER,
@@ -60,7 +60,7 @@ class GeometryWarmStartOptions(WarmStartOptions):
 
 
 class AnswerEnvironmentOptions(EnvOptions):
-    """The environment with one reply."""
+    """The environment with one response."""
 
     factory: str = Field(
         "geo_sokoban_pipeline.envs.geo3k.answer_env.build_env",
@@ -92,17 +92,21 @@ class GeometryRewardOptions(RewardOptions):
 
 
 class AnswerRolloutOptions(RolloutOptions):
-    """How episodes with one reply are played."""
+    """How episodes with one response are played."""
 
-    max_turns: PositiveInt = Field(1, description="Replies of an episode at most.")
-    max_tokens_per_turn: PositiveInt | None = Field(24, description="Tokens of a reply. None: only the budgets below.")
+    max_turns: PositiveInt = Field(1, description="Responses of an episode at most.")
+    max_tokens_per_turn: PositiveInt | None = Field(
+        24, description="Tokens of a response. None: only the budgets below."
+    )
 
 
 class ToolRolloutOptions(RolloutOptions):
     """How episodes with the scoring tool are played."""
 
-    max_turns: PositiveInt = Field(_TURNS, description="Replies of an episode at most, as env.args.max_turns.")
-    max_tokens_per_turn: PositiveInt | None = Field(32, description="Tokens of a reply. None: only the budgets below.")
+    max_turns: PositiveInt = Field(_TURNS, description="Responses of an episode at most, as env.args.max_turns.")
+    max_tokens_per_turn: PositiveInt | None = Field(
+        32, description="Tokens of a response. None: only the budgets below."
+    )
 
 
 class GeometryGrpoOptions(GrpoOptions):
@@ -114,7 +118,7 @@ class GeometryGrpoOptions(GrpoOptions):
 class GeometryEvaluationOptions(EvaluationOptions):
     """The evaluation at the end of a run, and of the pipelines evaluate_*."""
 
-    shuffled_images: bool = Field(True, description="Play every prompt with another problem's pictures as well.")
+    shuffled_images: bool = Field(True, description="Play every prompt with another problem's images as well.")
 
     @property
     def disguises(self) -> int:

@@ -34,8 +34,8 @@ class TinyPolicyOptions(StrictModel):
     initializer_range: PositiveFloat = Field(
         0.1, description="Standard deviation of initial weights; 0.02 never learns."
     )
-    min_pixels: PositiveInt = Field(32 * 32, description="Smaller pictures are enlarged to this many pixels.")
-    max_pixels: PositiveInt = Field(1 << 24, description="Larger pictures are reduced to this many pixels.")
+    min_pixels: PositiveInt = Field(32 * 32, description="Smaller images are enlarged to this many pixels.")
+    max_pixels: PositiveInt = Field(1 << 24, description="Larger images are reduced to this many pixels.")
 
     @model_validator(mode="after")
     def _check(self) -> TinyPolicyOptions:
@@ -118,5 +118,7 @@ class WarmStartOptions(StrictModel):
         250, ge=0, description="Steps between played validations (loop.eval_prompts prompts), one at the end; 0: none."
     )
     stop_below: float | None = Field(
-        None, gt=0, description="Stop once the validation loss (nats per reply token) is at most this. None: all steps."
+        None,
+        gt=0,
+        description="Stop once the validation loss (nats per response token) is at most this. None: all steps.",
     )

@@ -17,7 +17,7 @@ class ProblemOptions(StrictModel):
 
     difficulty: Literal["tiny", "easy", "medium", "hard", "mixed"] = Field(
         "tiny",
-        description="tiny: small pictures with big digits in fixed places, all of the question is in the picture. "
+        description="tiny: small images with big digits in fixed places, all of the question is in the image. "
         "easy, medium, hard: textbook figures with one step, an equation or a second rule. mixed: these three in turn.",
     )
     families: dict[str, PositiveFloat] | None = Field(
@@ -29,12 +29,10 @@ class ProblemOptions(StrictModel):
         1.0,
         gt=0,
         le=8,
-        description="Size of pictures. 1: 128×96 px for tiny, about 380×270 px for the others. Tiny pictures stay "
+        description="Size of images. 1: 128×96 px for tiny, about 380×270 px for the others. Tiny images stay "
         "aligned with tokens of 32 px where it is a whole number.",
     )
-    angle_step: PositiveInt = Field(
-        1, le=20, description="Angles given in tiny pictures are multiples of this, degrees."
-    )
+    angle_step: PositiveInt = Field(1, le=20, description="Angles given in tiny images are multiples of this, degrees.")
     held_out_angles: dict[Literal["eval", "validation"], float] = Field(
         {"eval": 0.25, "validation": 0.15},
         description="Share of a tiny family's angles that belong to one split alone, at least one angle; dealt by the "
@@ -44,7 +42,7 @@ class ProblemOptions(StrictModel):
     )
     lengths: tuple[PositiveInt, PositiveInt] = Field(
         (10, 99),
-        description="Least and greatest length label of tiny pictures. No rule uses it; it makes pictures plentiful.",
+        description="Least and greatest length label of tiny images. No rule uses it; it makes images plentiful.",
     )
 
     @field_validator("lengths")

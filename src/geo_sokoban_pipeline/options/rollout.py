@@ -55,7 +55,7 @@ class RolloutRules(StrictModel):
     """Rules of an episode that the original system had differently; the preset `slime_exact` sets the original ones."""
 
     turn_separator: bool = Field(
-        True, description="Write the template's newline between a reply's end and the next turn."
+        True, description="Write the template's newline between a response's end and the next turn."
     )
     budget_counts_prompt: bool = Field(
         False, description="Without a context limit, subtract the prompt from max_response_tokens too."
@@ -63,7 +63,7 @@ class RolloutRules(StrictModel):
     budget_counts: Literal["response", "sampled"] = Field(
         "response", description="What max_response_tokens counts: all tokens after the prompt, or sampled ones."
     )
-    step_before_finish_check: bool = Field(False, description="Let the environment act on truncated replies as well.")
+    step_before_finish_check: bool = Field(False, description="Let the environment act on truncated responses as well.")
     truncate_at_max_turns: bool = Field(
         False, description="An episode that reaches max_turns is truncated, not completed."
     )
@@ -88,28 +88,31 @@ class RolloutOptions(StrictModel):
     """How episodes are played."""
 
     engine: Literal["transformers", "sglang"] = Field(
-        "transformers", description="What samples the replies: this process, or SGLang servers."
+        "transformers", description="What samples the responses: this process, or SGLang servers."
     )
     server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.episode.play_episodes",
         description="`play(engine, policy, tasks, options, …) -> list[Trajectory]`: a dotted path or `.py` file.",
     )
-    sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How replies are sampled.")
-    max_turns: PositiveInt = Field(10, description="Replies of an episode at most.")
-    max_tokens_per_turn: PositiveInt | None = Field(8, description="Tokens of a reply. None: only the budgets below.")
+    sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
+    max_turns: PositiveInt = Field(10, description="Responses of an episode at most.")
+    max_tokens_per_turn: PositiveInt | None = Field(
+        8, description="Tokens of a response. None: only the budgets below."
+    )
     max_response_tokens: PositiveInt | None = Field(None, description="Tokens after the prompt. None: no limit.")
     max_context_tokens: PositiveInt | None = Field(None, description="Tokens of the whole episode. None: no limit.")
     preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
     rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
     max_conversations: PositiveInt = Field(512, description="Episodes that the engine holds at the same time.")
     prefill_tokens: PositiveInt = Field(16_384, description="Padded tokens of one pass of the engine at most.")
-    reuse_cache: bool = Field(True, description="Keep keys and values between turns; off only to measure its worth.")
+    reuse_cache: bool = Field(True, description="Keep the KV cache between turns; off only to measure its worth.")
     draft_share: float | None = Field(
         0.9,
         gt=0.5,
         le=1,
-        description="Part of the replies that must agree on a token for it to be read ahead. None: one token a pass.",
+        description="Speculative decoding by n-grams: share of earlier responses that must agree on a token for it to "
+        "be drafted. None: one token a pass.",
     )
     over_sampling: float = Field(
         1.0,

@@ -19,7 +19,7 @@ class FaultOptions(StrictModel):
     """How long servers are waited for, and how often what failed is tried again."""
 
     start_timeout: PositiveFloat = Field(900.0, description="Seconds from the launch of a server to its first answer.")
-    reply_timeout: PositiveFloat = Field(1800.0, description="Seconds that one reply may take.")
+    reply_timeout: PositiveFloat = Field(1800.0, description="Seconds that one response may take.")
     control_timeout: PositiveFloat = Field(
         600.0, description="Seconds that an update of weights, or a question about the server, may take."
     )
@@ -29,7 +29,7 @@ class FaultOptions(StrictModel):
     health_timeout: PositiveFloat = Field(
         120.0, description="Seconds without an answer to such a look after which a server counts as hung."
     )
-    tries: PositiveInt = Field(4, description="Times that one reply is asked for before the run stops.")
+    tries: PositiveInt = Field(4, description="Times that one response is asked for before the run stops.")
     first_pause: NonNegativeFloat = Field(0.5, description="Seconds before the second try; each later one doubles it.")
     longest_pause: NonNegativeFloat = Field(30.0, description="Seconds between two tries at most.")
     restarts: NonNegativeInt = Field(
@@ -76,7 +76,7 @@ class ServerOptions(StrictModel):
         None, description="Batch sizes for which CUDA graphs are made. None: SGLang's choice; (): no graphs."
     )
     deterministic: bool = Field(
-        False, description="Sampling by the episode's seed, where the attention supports it; replies then repeat."
+        False, description="Sampling by the episode's seed, where the attention supports it; responses then repeat."
     )
     random_seed: NonNegativeInt = Field(0, description="Seed of a server's own generator; server n adds n.")
     extra_arguments: tuple[str, ...] = Field((), description="Further words for `sglang.launch_server`.")

@@ -90,19 +90,19 @@ class SokobanDataOptions(StrictModel):
         description="What rows (state, next action) become. levels: the first state of each path, each once; "
         "states: every distinct state; rows: every row, as the original does.",
     )
-    cell_px: int = Field(16, ge=8, description="Pixels of a cell's side in pictures.")
+    cell_px: int = Field(16, ge=8, description="Pixels of a cell's side in images.")
     max_steps: PositiveInt = Field(100, description="Moves after which an episode ends, kept in env_config.")
     instruction: str = Field(
         "brief",
-        description="brief: as few tokens as possible. full: the original's text with a legend of the picture (rows "
+        description="brief: as few tokens as possible. full: the original's text with a legend of the image (rows "
         "that bring a text keep theirs). Anything else is the text itself, with <image> once.",
     )
     pictures: Literal["render", "keep"] = Field(
         "render",
-        description="Picture of processed rows: drawn anew at cell_px as the environment does, or the row's own.",
+        description="Image of processed rows: drawn anew at cell_px as the environment does, or the row's own.",
     )
     strip_chat_markup: bool = Field(True, description="Remove chat marks and the open think tag inside raw prompts.")
-    consistent_legend: bool = Field(True, description="Remove symbols of the text grid from texts that show a picture.")
+    consistent_legend: bool = Field(True, description="Remove symbols of the text grid from texts that show an image.")
     hub: HubOptions = Field(default_factory=HubOptions)
     file: FileOptions = Field(default_factory=FileOptions)
     limits: ImageLimits = Field(default_factory=ImageLimits)

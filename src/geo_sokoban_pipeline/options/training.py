@@ -34,7 +34,8 @@ class GrpoOptions(StrictModel):
     )
     filter: Literal["none", "zero_variance", "mixed_success"] = Field(
         "mixed_success",
-        description="Which groups are trained: all, those that vary, those that solve some but not all.",
+        description="Which groups are trained: all, those whose advantages vary, those that solve some but not all "
+        "(DAPO's dynamic sampling).",
     )
     min_groups: int = Field(4, ge=0, description="With fewer groups left by the filter, all are trained.")
     max_refill: PositiveFloat = Field(
@@ -68,7 +69,7 @@ class GrpoOptions(StrictModel):
         "rollout", description="Whose log-probs the ratio is taken to: the engine's, or a fresh pass of the trainer."
     )
     importance_cap: PositiveFloat | None = Field(
-        None, description="Cap of truncated importance weights; needs old_log_probs recompute. None: no weights."
+        None, description="Cap of truncated importance weights (TIS); needs old_log_probs recompute. None: no weights."
     )
     mixed_versions: Literal["drop", "mask", "keep"] = Field(
         "drop",
@@ -140,7 +141,7 @@ class PromptOptions(StrictModel):
 class LoopOptions(StrictModel):
     """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
 
-    iterations: PositiveInt = Field(150, description="Iterations in all; raising it extends a finished run.")
+    iterations: PositiveInt = Field(150, description="Iterations in total; raising it extends a finished run.")
     save_interval: PositiveInt = Field(1, description="Iterations between checkpoints; the last one is always saved.")
     eval_interval: int = Field(30, ge=0, description="Iterations between validations; 0: none.")
     eval_prompts: PositiveInt | None = Field(160, description="Validation prompts played. None: all.")
@@ -157,7 +158,7 @@ class EvaluationOptions(StrictModel):
         default_factory=SamplingOverrides, description="How sampled episodes are sampled where not as in the rollout."
     )
     greedy: bool = Field(True, description="Play every prompt greedily as well.")
-    blank_images: bool = Field(True, description="Play every prompt with blank pictures as well.")
+    blank_images: bool = Field(True, description="Play every prompt with blank images as well.")
     solver_states: PositiveInt = Field(
         200_000, description="States that the solver's row may search per level; beyond them it gives the level up."
     )
