@@ -29,10 +29,11 @@ def render_readme_line(results: Results) -> str:
     """One entry of a list: what the study's policies reach, beside its warm start and one more comparison."""
     seeds = results["seeds"]
     sampled, greedy = (_spread([find_rate(seed["rows"], "final", mode) for seed in seeds]) for mode in MODES)
-    compared = [
-        f"{name} {_spread([find_rate(seed['rows'], player, MODES[0]) for seed in seeds])}"
+    rates = {
+        name: _spread([find_rate(seed["rows"], player, MODES[0]) for seed in seeds])
         for player, name in _COMPARED[world_of(results).world].items()
-    ]
+    }
+    compared = [f"{name} {rate}" for name, rate in rates.items() if rate != DASH]
     many = f"mean of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     anchor = results["title"].lower().replace(" ", "-")
     return (
