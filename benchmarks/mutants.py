@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/geo_sokoban_pipeline")
 STEP = ["tests/training/test_reference_step.py", "tests/training/test_options_in_force.py"]
 LOOP = ["tests/training/test_loop_wiring.py", "tests/training/test_options_in_force.py", "tests/training/test_loop.py"]
+FURTHER = ["tests/training/test_seeds.py", "tests/training/test_control.py"]
 # Modules, and the tests of each: the first pattern that fits counts. `{name}` is the module's own name.
 NEAREST: dict[str, list[str]] = {
     "grpo/*.py": ["tests/grpo/test_{name}.py", "tests/grpo", *STEP],
@@ -46,7 +47,7 @@ NEAREST: dict[str, list[str]] = {
     "training/objectives.py": ["tests/training/test_updating.py", *STEP],
     "training/samples.py": ["tests/training/test_scoring.py", *STEP],
     "training/scoring.py": ["tests/training/test_scoring.py", *STEP],
-    "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, "tests/training/test_control.py"],
+    "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
     "rollout/engines/*.py": ["tests/rollout/engines/test_{name}.py", "tests/rollout/engines"],
     "rollout/*.py": ["tests/rollout/test_{name}.py", "tests/rollout", *LOOP],
     "evaluation/*.py": [
@@ -55,9 +56,9 @@ NEAREST: dict[str, list[str]] = {
         "tests/training/test_options_in_force.py",
     ],
     "rewards/*.py": ["tests/rewards/test_{name}.py", "tests/rewards"],
-    "storage.py": ["tests/test_storage.py", "tests/datasets", "tests/training/test_updating.py"],
+    "storage.py": ["tests/test_storage_faults.py", "tests/datasets", "tests/training/test_updating.py"],
     "fingerprint.py": [
-        "tests/test_fingerprint.py",
+        "tests/test_fingerprint_inputs.py",
         "tests/preflight/test_fingerprints.py",
         "tests/pipelines/test_runs.py",
     ],
