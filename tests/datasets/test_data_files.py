@@ -1,0 +1,135 @@
+"""Tables of a data id are written once: equal ones change nothing, others are refused, torn ones are made again."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from kedro.io import DatasetError
+
+from geo_sokoban_pipeline.datasets import JsonFileDataset
+from geo_sokoban_pipeline.datasets.frames import FrameDataset, RowStreamDataset
+from geo_sokoban_pipeline.row_stream import RowStream
+
+SCHEMA = "geo_sokoban_pipeline.envs.sokoban.frames_schema.REJECTED"
+ROWS = [{"row_id": f"row_{k}", "reason": "torn", "raw": "#", "source": "file"} for k in range(70)]
+
+
+def table(folder, data_id="one", kind=FrameDataset):
+    return kind(path=str(folder / data_id / "rejected.parquet"), schema=SCHEMA, once=True)
+
+
+def made(rows, kind):
+    return RowStream(lambda: iter(rows)) if kind is RowStreamDataset else pd.DataFrame(rows)
+
+
+@pytest.fixture(params=[FrameDataset, RowStreamDataset])
+def kind(request):
+    return request.param
+
+
+def test_equal_rows_again_change_nothing(tmp_path, kind):
+    dataset, path = table(tmp_path, kind=kind), tmp_path / "one" / "rejected.parquet"
+    dataset.save(made(ROWS, kind))
+    before = (path.stat().st_ino, path.read_bytes())
+    dataset.save(made(ROWS, kind))
+    assert (path.stat().st_ino, path.read_bytes()) == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_equal_rows_in_other_bytes_are_equal(tmp_path, kind):
+    """What another version of the library has written stays."""
+    dataset, path = table(tmp_path, kind=kind), tmp_path / "one" / "rejected.parquet"
+    dataset.save(made(ROWS, kind))
+    stored = pq.ParquetFile(path).read()
+    pq.write_table(stored, path, compression="none", row_group_size=7)
+    before = path.read_bytes()
+    dataset.save(made(ROWS, kind))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("other", [ROWS[:-1], [*ROWS, ROWS[0]], [{**ROWS[0], "reason": "x"}, *ROWS[1:]], ROWS[::-1]])
+def test_other_rows_are_refused_with_the_way_out(tmp_path, kind, other):
+    dataset, path = table(tmp_path, kind=kind), tmp_path / "one" / "rejected.parquet"
+    dataset.save(made(ROWS, kind))
+    before = path.read_bytes()
+    with pytest.raises(DatasetError) as error:
+        dataset.save(made(other, kind))
+    for words in (f"{path} holds other rows", "name a commit in hub.revision", f"delete {path.parent}"):
+        assert words in str(error.value)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def damage_inside(path):
+    """A page of the file: its schema still reads."""
+    content = bytearray(path.read_bytes())
+    content[4:60] = bytes(56)
+    path.write_bytes(content)
+
+
+def of_somebody_else(path):
+    pq.write_table(pa.table({"a": [1]}), path)
+
+
+@pytest.mark.parametrize("spoil", [cut, damage_inside, of_somebody_else])
+def test_a_damaged_file_is_made_again(tmp_path, kind, spoil):
+    dataset, path = table(tmp_path, kind=kind), tmp_path / "one" / "rejected.parquet"
+    dataset.save(made(ROWS, kind))
+    before = path.read_bytes()
+    spoil(path)
+    dataset.save(made(ROWS, kind))
+    assert path.read_bytes() == before
+
+
+def test_many_at_once_leave_one_whole_file(tmp_path):
+    """All make the same rows: whoever is first puts them in place, and none of the others fails."""
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda _: table(tmp_path).save(pd.DataFrame(ROWS)), range(24)):
+            pass
+    assert table(tmp_path).load().to_dict("records") == ROWS
+    assert os.listdir(tmp_path / "one") == ["rejected.parquet"]
+
+
+def test_of_two_who_make_other_rows_one_is_refused(tmp_path):
+    def save(rows):
+        try:
+            table(tmp_path).save(pd.DataFrame(rows))
+        except DatasetError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(save, (ROWS, ROWS[::-1]))) == [False, True]
+
+
+def test_a_file_system_without_links_does(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    table(tmp_path).save(pd.DataFrame(ROWS))
+    assert table(tmp_path).load().to_dict("records") == ROWS
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_an_entry_can_be_pointed_at_other_data(tmp_path, form):
+    def entry(data_id):
+        path = tmp_path / data_id / "report.json"
+        return table(tmp_path, data_id) if form == "table" else JsonFileDataset(str(path))
+
+    entry("two").save(pd.DataFrame(ROWS) if form == "table" else {"a": 1})
+    moved = entry("one")
+    assert not moved.exists()
+    moved.use_data("two")
+    assert moved.exists()
+    loaded = moved.load()
+    assert (loaded.to_dict("records") if form == "table" else loaded) == (ROWS if form == "table" else {"a": 1})
