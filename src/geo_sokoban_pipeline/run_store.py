@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class RunFolders:
                     doomed.unlink()
 
 
+START = -1  # in place of an iteration: the policy that GRPO started from
 # Folders of policies that are no checkpoints, and what they are.
 _FOLDERS = {"start": "policy", "final": "final_policy"}
 _WORDS = {"start": "the policy after its warm start", "final": "the final policy"}
@@ -120,6 +121,9 @@ class RunStore:
         if source.checkpoint in ("start", "final"):
             folder = self._existing(self._models(source) / _FOLDERS[str(source.checkpoint)], source)
             return FoundSource(f"{name}, {_WORDS[str(source.checkpoint)]}", folder)
+        if source.checkpoint == "best" and self._start_is_best(source):
+            folder = self._existing(self._models(source) / _FOLDERS["start"], source)
+            return FoundSource(f"{name}, {_WORDS['start']} (best)", folder)
         number, folder = self._numbered(source)
         given = "" if str(source.checkpoint).isdigit() else f" ({source.checkpoint})"
         return FoundSource(f"{name}, checkpoint {number}{given}", folder)
@@ -146,6 +150,8 @@ class RunStore:
         wanted = source.checkpoint
         if wanted in ("start", "final"):
             return open_policy(self._existing(self._models(source) / _FOLDERS[str(wanted)], source))
+        if wanted == "best" and self._start_is_best(source):
+            return open_policy(self._existing(self._models(source) / _FOLDERS["start"], source))
         if self.is_own(source):
             checkpoint = self.checkpoint(source)
             return PolicyFolder(checkpoint["dir"], checkpoint["manifest"])
@@ -252,6 +258,12 @@ class RunStore:
             return int(best["iteration"])
         return int(source.checkpoint)
 
+    def _start_is_best(self, source: SourceOptions) -> bool:
+        """Whether no checkpoint solves more validation prompts than the policy that the loop started from."""
+        stored = self._checkpoints(source)
+        newest = read_manifest(stored[max(stored)], verify=False) or {} if stored else {}
+        return best_iteration(newest) == START
+
     def _existing(self, folder: Path, source: SourceOptions) -> Path:
         if not (folder / MANIFEST).is_file():
             raise SourceError(
@@ -263,6 +275,21 @@ class RunStore:
     @staticmethod
     def _describe(source: SourceOptions) -> str:
         return f"source.checkpoint={source.checkpoint} of {source.run}/{source.run_id}"
+
+
+def best_iteration(manifest: Mapping[str, Any]) -> int | None:
+    """Iteration of the best policy that was validated and is stored; `START` where none solves more than the first one.
+
+    Args:
+        manifest: of the newest checkpoint.
+
+    Returns:
+        None where nothing was validated.
+    """
+    best, start = manifest.get("best"), (manifest.get("validated") or {}).get("start")
+    if start is not None and (best is None or start["solve_rate"] > best["solve_rate"]):
+        return START
+    return None if best is None else int(best["iteration"])
 
 
 def _by_iteration(paths: Iterable[Path]) -> dict[int, Path]:

@@ -6,7 +6,8 @@ environment says has `begin(row)` too, which is called with the prompts row befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.envs.plugins import load_object
@@ -26,3 +27,17 @@ def make_teacher(options: TeacherOptions, row: Mapping[str, Any], **further: Any
     if hasattr(teacher, "begin"):
         teacher.begin(row)
     return teacher
+
+
+def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whom the warm start imitates, in words: what the factory's module says in `describe_expert`, else its name.
+
+    Args:
+        options: of the teacher.
+        rows: of the prompts.
+    """
+    build = load_object(options.factory, default_name="build_teacher")
+    describe = getattr(sys.modules.get(getattr(build, "__module__", "")), "describe_expert", None)
+    if describe is None or describe is describe_expert:
+        return f"it imitates the expert {options.name} of {options.factory}"
+    return str(describe(options, rows))

@@ -44,6 +44,8 @@ def write_headline(summary: Mapping[str, Any]) -> Headline:
     first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
     main = _say_what_happened(world, names, first, last, world.where(summary))
     further = [*_compare(first, last), *_greedy(summary, names, world), *world.compare(summary, names)]
+    if summary.get("better"):
+        further.append(str(summary["better"]))
     others = [find_player(summary, name) for name in world.tiles]
     return Headline(main, further, [_tile(row, world) for row in (first, last, *others) if row])
 

@@ -55,14 +55,22 @@ def checkpoint_entries(
     sampler: PromptSampler,
     best: dict[str, Any] | None,
     workers: Mapping[str, int],
+    validated: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Entries of a checkpoint's manifest; `workers` are the numbers of `threads` and of `processes`."""
+    """Entries of a checkpoint's manifest.
+
+    Args:
+        best: iteration and solve_rate of the best checkpoint on validation; None: none was validated.
+        workers: numbers of `threads` and of `processes`.
+        validated: the same, with the number of episodes, of the `start` of the loop and of the `newest` validation.
+    """
     return {
         "iteration": iteration,
         "policy_version": iteration + 1,
         "fingerprint": fingerprint,
         "sampler": sampler.state(),
         "best": best,
+        "validated": validated,
         **workers,
     }
 

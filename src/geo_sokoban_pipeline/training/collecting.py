@@ -4,7 +4,6 @@ little.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ from geo_sokoban_pipeline.training.leftovers import Leftover, Leftovers
 from geo_sokoban_pipeline.training.scoring import is_solved, score_trajectories
 from geo_sokoban_pipeline.trajectories import Trajectory
 
-logger = logging.getLogger(__name__)
 _SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}
 Rows = Sequence[dict[str, Any]]
 
@@ -82,12 +80,6 @@ class Collector:
         filter_metrics = score_trajectories(trajectories, grpo, self.options.reward.args, most=most)
         if self.options.rollout.partial:
             self.leftovers.keep(trajectories, dict(enumerate(chosen)))
-        if not _kept(trajectories):
-            logger.warning(
-                "iteration %d: %d groups played, but no group to train on; it commits without an update",
-                iteration,
-                len(chosen),
-            )
         self._follow(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
         watched = task_of(self.options.task).watched

@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.progress import track
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.schemas import COMPLETE, PRUNE, RETAIN
 from geo_sokoban_pipeline.signposts import reached
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend, build_scorer
 from geo_sokoban_pipeline.training.checkpointing import (
     CheckpointWriter,
@@ -43,6 +44,7 @@ from geo_sokoban_pipeline.training.process import (
     resident_bytes,
 )
 from geo_sokoban_pipeline.training.save_clock import SaveClock
+from geo_sokoban_pipeline.training.signal_watch import SignalWatch
 from geo_sokoban_pipeline.training.stopwatch import Stopwatch
 from geo_sokoban_pipeline.training.updating import update_policy
 from geo_sokoban_pipeline.trajectories import Trajectory
@@ -138,6 +140,9 @@ class _Loop:
         self.policy = load_as(options.policy, inputs.policy.path)
         self.backend = FsdpBackend(self.policy, options.optimizer, options.rollout.sampling.temperature)
         self.best: dict[str, Any] | None = manifest.get("best")
+        # Solve rates of the starting policy and of the newest validated one, for the choice of the final policy.
+        self.validated: dict[str, Any] = dict(manifest.get("validated") or {})
+        self.signal = SignalWatch(task_of(options.task))
         if resume["dir"] is not None:
             self.backend.load_state(resume["dir"])
         self.engine = build_engine(self.policy, options.rollout)
@@ -167,6 +172,7 @@ class _Loop:
             self._renew(iteration)
             reached("collecting")
             trajectories, metrics = self.collector.collect(iteration, self.sampler)
+            self.signal.follow(iteration, metrics)
             reached("update")
             updated = time.perf_counter()
             row |= metrics | self._update(trajectories, iteration)
@@ -189,7 +195,8 @@ class _Loop:
         return parts, eval_trajectories, {partition(iteration): row}, checkpoint
 
     def close(self) -> None:
-        """Free engine and trainer, end the helping processes."""
+        """Say what trained nothing, free engine and trainer, end the helping processes."""
+        self.signal.close()
         if self.crew is not None:
             self.crew.close()
         self.engine.close()
@@ -241,6 +248,13 @@ class _Loop:
         collected |= name_parts(version, played, self.policy.table_context)
         rate = metrics["eval/validation/sampled_solve_rate"]
         logger.info("validation @%d: %s", version, describe_rates(metrics))
+        self.validated["newest" if version else "start"] = {
+            "iteration": version - 1,
+            "solve_rate": rate,
+            "episodes": len(rows),
+        }
+        if version == 0:
+            self.signal.follow_start(rate, self.options.warm_start.steps)
         saved = version > 0 and is_save_due(version - 1, loop.save_interval, num_iterations=loop.iterations)
         if saved and (self.best is None or rate > self.best["solve_rate"]):
             self.best = {"iteration": version - 1, "solve_rate": rate}
@@ -251,7 +265,9 @@ class _Loop:
     def _checkpoint(self, iteration: int) -> dict[str, Any]:
         loop = self.options.loop
         self.saved.append(iteration)
-        entries = checkpoint_entries(iteration, self.fingerprint, self.sampler, self.best, self.workers)
+        entries = checkpoint_entries(
+            iteration, self.fingerprint, self.sampler, self.best, self.workers, dict(self.validated)
+        )
         chunk: dict[str, Any] = {partition(iteration): CheckpointWriter(self.backend, entries)}
         if loop.keep_last is not None:
             best = self.best["iteration"] if self.best is not None and loop.keep_best else None

@@ -12,8 +12,9 @@ from geo_sokoban_pipeline.envs.geo3k.answer_env import build_env as build_answer
 from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
 from geo_sokoban_pipeline.envs.geo3k.teacher import build_teacher
 from geo_sokoban_pipeline.envs.geo3k.tool_call import parse_tool_call
-from geo_sokoban_pipeline.envs.teachers import make_teacher
+from geo_sokoban_pipeline.envs.teachers import describe_expert, make_teacher
 from geo_sokoban_pipeline.options.geo3k_training import GeometryTeacherOptions
+from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
 
 RULES = [("a", "46"), ("180 - a", "134"), ("90 - a", "44"), ("a / 2", "23"), ("2 a", "92")]
@@ -115,3 +116,28 @@ def test_what_is_refused(arguments, message):
 def test_options_make_the_teacher_of_a_row():
     teacher = make_teacher(GeometryTeacherOptions(name="constant", args={"answer": "9", "working": True}), ROW)
     assert teacher.reply(build_answer_env(ROW, {}), random.Random(0)) == "\\boxed{9}"
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "sentence"),
+    [
+        ({}, [ROW, ROW], "an expert that takes one of each row's candidates at random (`plausible`)"),
+        ({}, [ROW, BARE], "the answers of 1 of 2 rows, because these have no candidates"),
+        ({}, [BARE, {"answer": "4"}], "the answers of 2 of 2 rows, because these have no candidates"),
+        ({"name": "solver"}, [ROW, ROW], "the answers of all 2 rows (expert `solver`)"),
+        ({"name": "solver", "noise": 0.25}, [ROW], "one of each row's candidates at random in 25% of its answers"),
+        ({"name": "constant", "args": {"answer": "7"}}, [ROW], "an expert that always answers 7"),
+    ],
+)
+def test_what_is_imitated_is_said(options, rows, sentence):
+    assert sentence in describe_expert(GeometryTeacherOptions.model_validate(options), rows)
+
+
+def test_an_expert_of_ones_own_is_named(tmp_path):
+    (tmp_path / "expert.py").write_text("def build_teacher(name, patience, noise):\n    return None\n")
+    options = GeometryTeacherOptions(factory=str(tmp_path / "expert.py"))
+    assert describe_expert(options, [ROW]) == f"it imitates the expert plausible of {tmp_path / 'expert.py'}"
+    sokoban = TeacherOptions(noise=0.1)
+    assert describe_expert(sokoban, [{}]) == (
+        "it imitates the expert `direct` on 1 levels, 10% of its moves replaced by random ones"
+    )

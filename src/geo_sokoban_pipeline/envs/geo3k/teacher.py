@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.envs.geo3k.tool_call import TOOL_NAMES
+from geo_sokoban_pipeline.options.policy import TeacherOptions
 
 NAMES = ("plausible", "solver", "constant")
 
@@ -70,9 +71,9 @@ class GeometryTeacher:
     def begin(self, row: Mapping[str, Any]) -> None:
         """Take in a prompts row: its `answer`, its `candidates` and, for the working, its `family` and `columns`."""
         figure, numbers = str(row.get("family") or "").replace("_", " "), _read_numbers(row)
-        candidates = row.get("candidates")
-        rules = [] if candidates is None else list(candidates)
-        self._options = [_Option(one["label"], _write_working(figure, one["rule"], numbers)) for one in rules]
+        self._options = [
+            _Option(one["label"], _write_working(figure, one["rule"], numbers)) for one in _candidates(row)
+        ]
         answer = row.get("answer")
         known = [option for option in self._options if option.label == answer]
         self._label = None if answer is None else (known or [_Option(str(answer))])[0]
@@ -110,6 +111,29 @@ def build_teacher(name: str, patience: int | None = None, noise: float = 0.0, **
         arguments: further ones of `GeometryTeacher`.
     """
     return GeometryTeacher(name, patience, noise, **arguments)
+
+
+def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whom the warm start imitates, in words; rows without candidates leave nothing but their answers to imitate."""
+    name: str = options.name
+    if name == "constant":
+        return f"it imitates an expert that always answers {options.args.get('answer')}"
+    unsure = sum(1 for row in rows if len(_candidates(row)) > 1)
+    if name == "solver" and not options.noise:
+        return f"it imitates the answers of all {len(rows)} rows (expert `solver`)"
+    share = "" if name == "plausible" else f" in {options.noise:.0%} of its answers"
+    if unsure == len(rows):
+        return f"it imitates an expert that takes one of each row's candidates at random{share} (`{name}`)"
+    return (
+        f"it imitates the answers of {len(rows) - unsure} of {len(rows)} rows, because these have no candidates; with "
+        "enough steps that alone solves them and leaves GRPO nothing to learn. Give rows a column `candidates`, or "
+        "lower warm_start.steps"
+    )
+
+
+def _candidates(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    candidates = row.get("candidates")
+    return [] if candidates is None else list(candidates)
 
 
 def _write_call(answer: str) -> str:

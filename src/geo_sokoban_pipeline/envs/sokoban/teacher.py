@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.players import SOLVER_STATES, Player, make_player
+from geo_sokoban_pipeline.options.policy import TeacherOptions
 
 
 class SokobanTeacher:
@@ -50,3 +52,9 @@ def build_teacher(
 ) -> SokobanTeacher:
     """Teacher of one demonstration; players keep state, so every episode gets its own."""
     return SokobanTeacher(name, patience, noise, max_states)
+
+
+def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whom the warm start imitates, in words."""
+    noise = f", {options.noise:.0%} of its moves replaced by random ones" if options.noise else ""
+    return f"it imitates the expert `{options.name}` on {len(rows)} levels{noise}"

@@ -66,12 +66,14 @@ def warm_start(
         return stored
     if options.warm_start.steps == 0:
         return _link_policy(base, {"fingerprint": wanted, "history": []})
+    from geo_sokoban_pipeline.envs.teachers import describe_expert
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.fsdp import DivergedError
     from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
     from geo_sokoban_pipeline.training.process import prepare_process
     from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 
+    logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
     policy = load_as(options.policy, base.path)
     backend = build_imitator(policy, options.warm_start)
@@ -114,19 +116,36 @@ def train_grpo(
 def select_policy(
     checkpoints: dict[str, Any], start: PolicyFolder, parameters: dict[str, Any]
 ) -> FolderWriter | PolicyFolder:
-    """The final policy: the newest checkpoint, or the best one on validation, without what only training needs."""
+    """The final policy, without what only training needs: the newest checkpoint, or the best policy on validation.
+
+    The best one may be the policy that GRPO started from.
+    """
+    from geo_sokoban_pipeline.run_store import START, best_iteration
+    from geo_sokoban_pipeline.training.final_choice import better_choice
+
     options = read_options(parameters)
     newest = checkpoints[max(checkpoints)]
-    chosen = newest
-    best = newest["manifest"].get("best")
-    if options.evaluation.checkpoint == "best" and best is not None:
-        chosen = checkpoints[f"iter={best['iteration']:05d}"]
-    elif options.evaluation.checkpoint == "best":
-        logger.warning("evaluation.checkpoint=best: no saved policy was validated, so the newest one is taken")
-    logger.info("final policy: checkpoint of iteration %d", chosen["iteration"])
+    entries = {"started_from": hash_files(start.manifest["files"])}
+    number = int(newest["iteration"])
+    if options.evaluation.checkpoint == "best":
+        best = best_iteration(newest["manifest"])
+        if best is None:
+            logger.warning("evaluation.checkpoint=best: no saved policy was validated, so the newest one is taken")
+        number = number if best is None else best
+    if number == START:
+        logger.warning(
+            "evaluation.checkpoint=best: no checkpoint solves more validation prompts than the policy that GRPO "
+            "started from, so this one is the final policy"
+        )
+        return _link_policy(start, {**entries, "iteration": START, "policy_version": 0})
+    logger.info("final policy: checkpoint of iteration %d", number)
+    better = better_choice(newest["manifest"], number, task_of(options.task))
+    if better is not None:
+        logger.warning(better)
+    chosen = checkpoints[f"iter={number:05d}"]
     folder = PolicyFolder(chosen["dir"], chosen["manifest"])
     kept = {name: chosen["manifest"][name] for name in ("iteration", "policy_version", "sampler")}
-    return _link_policy(folder, {**kept, "started_from": hash_files(start.manifest["files"])})
+    return _link_policy(folder, {**kept, **entries, **({"better": better} if better else {})})
 
 
 def evaluate_policies(
@@ -149,6 +168,8 @@ def evaluate_policies(
     training = read_rows(prompts)
     run, played = f"train_{options.task}", read_rows(eval_prompts)
     summary, episodes = evaluate(run, seed, policies, played, options, training=training)
+    if better := final_policy.manifest.get("better"):
+        summary["better"] = better
     return {**summary, "data_id": identity["id"]}, episodes
 
 
