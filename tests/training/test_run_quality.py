@@ -1,12 +1,16 @@
-"""What every stored episode of a run must hold: the contract, token parity, files of known formats; both rule sets."""
+"""What every stored episode of a run must hold: the contract, token parity, files of known formats; both rule sets, and
+boards as text.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from geo_sokoban_pipeline.audit_files import audit_files
+from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.evaluation.audits import check_token_parity
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.schemas import validate_trajectories
@@ -24,12 +28,16 @@ SLIME_EXACT = (
 )
 
 
-@pytest.fixture(scope="module", params=["default", "slime_exact"])
+GRID = re.compile(r"(?:^[#_O√XPS]{3,}\n?)+", re.MULTILINE)
+SETTINGS = {"default": "", "slime_exact": SLIME_EXACT, "text": "sokoban.observation=text"}
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     root = tmp_path_factory.mktemp(request.param)
     words = ["--pipelines=train_sokoban"]
-    if request.param == "slime_exact":
-        words.append(f"--params={SLIME_EXACT}")
+    if SETTINGS[request.param]:
+        words.append(f"--params={SETTINGS[request.param]}")
     finish(kedro_command(*words, data_root=root))
     return request.param, root
 
@@ -50,12 +58,28 @@ def test_tokens_equal_the_chat_template(run: tuple[str, Path]) -> None:
     rules, root = run
     codec = load_policy(root / "06_models/train_sokoban/default/final_policy").codec
     episodes = stored_episodes(root)
-    assert check_token_parity(episodes, codec, turn_separator=rules == "default") == []
+    assert check_token_parity(episodes, codec, turn_separator=rules != "slime_exact") == []
     # The check notices the one newline by which the two rule sets differ, wherever an episode has a second turn.
     several = [episode for episode in episodes if len(episode.turns) > 2]
     assert several
-    wrong = check_token_parity(several, codec, turn_separator=rules != "default")
+    wrong = check_token_parity(several, codec, turn_separator=rules == "slime_exact")
     assert {error.trajectory_id for error in wrong} == {episode.trajectory_id for episode in several}
+
+
+def test_boards_are_shown_as_asked(run: tuple[str, Path]) -> None:
+    """As an image or as text, in the prompt and after each turn; without images there is none to leave blank."""
+    rules, root = run
+    for episode in stored_episodes(root):
+        observations = [turn for turn in episode.turns if turn.role == "user"]
+        if rules != "text":
+            assert all(turn.image_indices for turn in observations)
+            continue
+        assert episode.images == [] and not any(turn.image_indices for turn in observations)
+        boards = [Board.from_text(grid) for turn in observations for grid in GRID.findall(turn.text)]
+        assert len(boards) == len(observations)
+        assert boards[0].to_grid() == GRID.findall(observations[0].text)[0].strip("\n")
+    rows = read_json(root / "08_reporting/train_sokoban/default/eval_summary.json")["rows"]
+    assert any(row["policy"] == "final_blank" for row in rows) == (rules != "text")
 
 
 def test_times_of_parts_fit_into_the_whole(run: tuple[str, Path]) -> None:

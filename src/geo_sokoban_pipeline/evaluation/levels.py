@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from geo_sokoban_pipeline.evaluation.endings import Disguise, Ending, Rows
 from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
 from geo_sokoban_pipeline.options.training import TrainOptions
 
+logger = logging.getLogger(__name__)
 _NUMBERS = ("solve_rate", "low", "high", "mean_return", "invalid_share")
 
 
@@ -40,8 +42,13 @@ def level_numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def level_disguises(prompts: Rows, options: TrainOptions, seed: int) -> list[Disguise]:
-    """Blank pictures, where the options say so."""
-    return [Disguise("_blank", True, prompts)] if options.evaluation.blank_images else []
+    """Blank pictures, where the options say so and there are pictures."""
+    if not options.evaluation.blank_images:
+        return []
+    if prompts and all("images" in row and len(row["images"]) == 0 for row in prompts):
+        logger.info("no evaluation with blank images: the boards are shown as text")
+        return []
+    return [Disguise("_blank", True, prompts)]
 
 
 def moves_per_turn(options: TrainOptions) -> int:

@@ -92,6 +92,12 @@ class SokobanDataOptions(StrictModel):
     )
     cell_px: int = Field(16, ge=8, description="Pixels of a cell's side in images.")
     max_steps: PositiveInt = Field(100, description="Moves after which an episode ends, kept in env_config.")
+    observation: Literal["image", "text"] = Field(
+        "image",
+        exclude_if=lambda chosen: chosen == "image",
+        description="How a policy sees the board, in the prompt and after each of its turns. image: drawn. text: "
+        "written in the dataset's symbols, without any image, to ask whether a task needs its images.",
+    )
     instruction: str = Field(
         "brief",
         description="brief: as few tokens as possible. full: the original's text with a legend of the image (rows "

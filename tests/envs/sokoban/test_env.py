@@ -169,7 +169,8 @@ def test_observation_texts():
     both = SokobanEnv(LEVEL, text_grid=True).reset()[0]
     assert LEVEL.to_symbols() in both["obs_str"] and both["multi_modal_data"]
     text_only = SokobanEnv(LEVEL, render_mode="text", observation_style="brief").reset()[0]
-    assert text_only == {"obs_str": f"{LEVEL.to_symbols()}\nNext?"}
+    assert text_only == {"obs_str": f"{LEVEL.to_grid()}\nNext?"}
+    assert Board.from_text(LEVEL.to_grid()) == LEVEL
     assert "<image>" not in full["obs_str"]
 
 

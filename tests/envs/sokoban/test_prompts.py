@@ -11,12 +11,14 @@ import pytest
 from PIL import Image
 
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS, RAW_LEVELS
 from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
-from geo_sokoban_pipeline.envs.sokoban.preprocess import level_from_text
+from geo_sokoban_pipeline.envs.sokoban.preprocess import level_from_processed, level_from_text
 from geo_sokoban_pipeline.envs.sokoban.prompts import BRIEF, FULL, prompt_row
 from geo_sokoban_pipeline.envs.sokoban.render import render
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.options.data import ImageLimits
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 
 LEVEL = "######\n#@   #\n# $ .#\n######"
@@ -86,3 +88,46 @@ def test_parameters_that_cannot_be_used(parameters, message):
     with pytest.raises(ParameterError) as error:
         validate_parameters(parameters, SokobanDataOptions, prefix="sokoban")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "begins", "ends"),
+    [
+        ("brief", "######\n#P___#\n#_X_O#\n######\n<answer>Up", "|Right</answer>"),
+        ("full", "You are playing Sokoban.", "with no text besides."),
+        ("Where to?\n<image>\nGo:", "Where to?\n######\n#P___#", "######\nGo:"),
+    ],
+)
+def test_boards_as_text(instruction, begins, ends):
+    row = prompt_row(raw(), SokobanDataOptions(instruction=instruction, observation="text"))
+    assert row["images"] == [] and "<image>" not in row["prompt"]
+    assert row["prompt"].startswith(begins) and row["prompt"].endswith(ends)
+    assert "red brick" not in row["prompt"]
+    env = build_env(row, {"observation_style": "brief"})
+    assert env.reset()[0] == {"obs_str": "######\n#P___#\n#_X_O#\n######\nNext?"}
+    assert env.step("<answer>Right</answer>")[0] == {"obs_str": "######\n#_P__#\n#_X_O#\n######\nNext?"}
+    if instruction == "full":
+        assert "[Current Observation]:\n" + Board.from_text(LEVEL).to_symbols() in row["prompt"]
+        assert "# wall | _ floor | O target" in row["prompt"]
+
+
+def test_raw_rows_keep_the_grid_of_their_own_text():
+    grid = Board.from_text(LEVEL).to_symbols()
+    text = f"Symbols: # wall, avoid walls.\n[Current Observation]:\n{grid}\nDecide the next action:\nGo."
+    marked = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>"
+    row = prompt_row({**raw(), "prompt": marked}, SokobanDataOptions(instruction="full", observation="text"))
+    assert (row["prompt"], row["images"]) == (text, [])
+
+
+def test_prompts_of_text_are_a_processed_file_too():
+    row = prompt_row(raw(), SokobanDataOptions(observation="text"))
+    level = level_from_processed(row, 0, "prompts.parquet", ImageLimits())
+    assert (level.board, level.images) == (Board.from_text(LEVEL), ())
+    with pytest.raises(ValueError, match="a non-empty list of data: URIs"):
+        level_from_processed({**prompt_row(raw(), SokobanDataOptions()), "images": []}, 0, "x", ImageLimits())
+
+
+def test_the_default_leaves_no_trace_in_stored_settings():
+    """Runs of earlier versions go on: what a fingerprint holds of the data has not changed."""
+    assert "observation" not in SokobanDataOptions().model_dump(mode="json")
+    assert SokobanDataOptions(observation="text").model_dump(mode="json")["observation"] == "text"

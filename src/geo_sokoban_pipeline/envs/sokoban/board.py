@@ -208,6 +208,10 @@ class Board:
         """The data set's text, such as ` # \\t _ \\t P ` per row."""
         return texts.print_symbols(self.codes(), self.width)
 
+    def to_grid(self) -> str:
+        """The data set's symbols with nothing between the cells, one line per row."""
+        return texts.print_compact(self.codes(), self.width)
+
     def transform(self, symmetry: int) -> Board:
         """The board under one of the eight symmetries, 0…7 (see `symmetry`)."""
         height, width = transformed_size(self.height, self.width, symmetry)

@@ -16,10 +16,12 @@ def observation_text(board: Board, executed: Sequence[str] | None, style: str, g
         board: the position to be described.
         executed: moves of the last turn, those that were blocked included; None at reset.
         style: `full` or `brief`.
-        grid: whether the position is written out in the data set's symbols.
+        grid: whether the position is written out in the data set's symbols; without a picture `brief` puts nothing
+            between the cells.
         picture: whether a picture of it comes with the text.
     """
-    rows = board.to_symbols() if grid else None
+    compact = style == "brief" and not picture
+    rows = (board.to_grid() if compact else board.to_symbols()) if grid else None
     if style == "brief":
         return f"{rows}\nNext?" if rows else "Next?"
     shown = [text for text in ("See the image." if picture else None, rows) if text]

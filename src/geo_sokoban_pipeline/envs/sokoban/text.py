@@ -79,6 +79,11 @@ def print_symbols(codes: bytes, width: int) -> str:
     )
 
 
+def print_compact(codes: bytes, width: int) -> str:
+    """The data set's symbols, cells side by side: the same grid in as few tokens as possible."""
+    return "\n".join("".join(SYMBOLS[code] for code in codes[at : at + width]) for at in range(0, len(codes), width))
+
+
 def _grid_lines(text: str) -> list[str]:
     # Not str.splitlines: it would also cut at form feeds and other rare separators, which are unknown symbols here.
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
