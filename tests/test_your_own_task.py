@@ -36,7 +36,7 @@ def test_its_code_ends_with_a_gain(tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     full = "loop: {iterations: 60}"
     assert code_of("yaml").count(full) == 1
-    shorter = code_of("yaml").replace(full, "loop: {iterations: 24, eval_interval: 24, eval_prompts: 64}")
+    shorter = code_of("yaml").replace(full, "loop: {iterations: 20, eval_interval: 20, eval_prompts: 64}")
     (tmp_path / "cells.py").write_text(code_of("python"), encoding="utf-8")
     (tmp_path / "cells.yml").write_text(shorter, encoding="utf-8")
     data = tmp_path / "data"
