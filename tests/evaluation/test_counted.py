@@ -487,6 +487,6 @@ def test_the_node_evaluates_on_the_evaluation_prompts(
     training, held_out = levels
     options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 3})
     frames = [pd.DataFrame(rows) for rows in (training, held_out)]
-    summary, _ = nodes.evaluate_policies(folder, folder, *frames, options.model_dump(mode="json"), 0)
-    assert summary["prompts"] == 3
+    summary, _ = nodes.evaluate_policies(folder, folder, *frames, options.model_dump(mode="json"), {"id": "levels"}, 0)
+    assert (summary["prompts"], summary["data_id"]) == (3, "levels")
     assert {identity for call in calls for identity in call.prompts} == {row["id"] for row in held_out[:3]}
