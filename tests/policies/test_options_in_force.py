@@ -1,0 +1,162 @@
+"""Every field of the policy's options has the effect that its description promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from geo_sokoban_pipeline.options.geo3k_training import GeometryTinyOptions
+from geo_sokoban_pipeline.options.policy import PolicyOptions, TinyPolicyOptions
+from geo_sokoban_pipeline.policies import preparing
+from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, save_policy
+from geo_sokoban_pipeline.policies.preparing import write_starting_policy
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from option_fields import leaves
+
+SMALL = {"hidden": 16, "heads": 2, "kv_heads": 2, "head_dim": 8, "mlp": 16, "layers": 2, "vision_hidden": 16}
+SMALL |= {"vision_heads": 2, "vision_mlp": 16}
+# Sizes: field, another value, and what of the model equals it.
+SIZES: dict[str, tuple[Any, Callable[[Policy], Any]]] = {
+    "hidden": (24, lambda policy: policy.model.model.language_model.embed_tokens.weight.shape[1]),
+    "layers": (3, lambda policy: len(policy.model.model.language_model.layers)),
+    "heads": (4, lambda policy: policy.model.model.language_model.layers[0].self_attn.q_proj.out_features // 8),
+    "kv_heads": (1, lambda policy: policy.model.model.language_model.layers[0].self_attn.k_proj.out_features // 8),
+    "head_dim": (12, lambda policy: policy.model.model.language_model.layers[0].self_attn.k_proj.out_features // 2),
+    "mlp": (20, lambda policy: policy.model.model.language_model.layers[0].mlp.up_proj.out_features),
+    "vision_hidden": (32, lambda policy: policy.model.model.visual.pos_embed.weight.shape[1]),
+    "vision_layers": (2, lambda policy: len(policy.model.model.visual.blocks)),
+    "vision_heads": (4, lambda policy: policy.model.model.visual.blocks[0].attn.num_heads),
+    "vision_mlp": (20, lambda policy: policy.model.model.visual.blocks[0].mlp.linear_fc1.out_features),
+    "vision_grid": (8, lambda policy: int(policy.model.model.visual.pos_embed.weight.shape[0] ** 0.5)),
+    "deepstack": ((), lambda policy: tuple(policy.model.config.vision_config.deepstack_visual_indexes)),
+}
+
+
+def tiny(**changes: Any) -> Policy:
+    return build_tiny_policy(TinyPolicyOptions.model_validate(SMALL | changes), seed=0)
+
+
+@pytest.fixture(scope="module")
+def small() -> Policy:
+    return tiny()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name: str, small: Policy) -> None:
+    value, measure = SIZES[name]
+    assert measure(tiny(**{name: value})) == value != measure(small)
+
+
+def _vocabulary(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    assert len(tiny(vocabulary=300).tokenizer) == len(small.tokenizer) - 84
+
+
+def _texts(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Words of the task are few tokens."""
+    policies = {name: tiny(texts=name) for name in ("sokoban", "geo3k")}
+    length = {
+        (name, text): len(policy.codec.encode_text(text))
+        for name, policy in policies.items()
+        for text in ("<answer>Right</answer>", "\\boxed{60}")
+    }
+    assert length["sokoban", "<answer>Right</answer>"] < length["geo3k", "<answer>Right</answer>"]
+    assert length["geo3k", "\\boxed{60}"] < length["sokoban", "\\boxed{60}"]
+    assert GeometryTinyOptions().texts == "geo3k"
+
+
+def _spread(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    for spread in (0.1, 0.02):
+        weights = tiny(initializer_range=spread).model.model.language_model.embed_tokens.weight
+        assert float(weights.std()) == pytest.approx(spread, rel=0.05)
+
+
+def _pixels(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    picture = Image.new("RGB", (64, 64), "red")
+    assert small.reader.read(picture).grid == (1, 4, 4)
+    assert tiny(min_pixels=128 * 128).reader.read(picture).grid == (1, 8, 8)
+    assert tiny(max_pixels=32 * 32).reader.read(picture).grid == (1, 2, 2)
+
+
+def _sources(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Built here, taken from a folder, or fetched by its name and revision."""
+    save_policy(small, folder / "given")
+    own = (folder / "given" / "model.safetensors").read_bytes()
+    asked: list[Any] = []
+
+    def fetch(path: str, revision: str | None) -> Path:
+        asked.append((path, revision))
+        return folder / "given"
+
+    patch.setattr(preparing, "fetch_policy", fetch)
+    for source, path, revision in (
+        ("folder", str(folder / "given"), None),
+        ("hub", "somebody/policy", None),
+        ("hub", "somebody/policy", "abc"),
+    ):
+        made = folder / f"made{len(list(folder.iterdir()))}"
+        made.mkdir()
+        options = PolicyOptions.model_validate({"source": source, "path": path, "revision": revision})
+        write_starting_policy(options, 0, {})(made)
+        assert (made / "model.safetensors").read_bytes() == own
+    assert asked == [("somebody/policy", None), ("somebody/policy", "abc")]
+    made = folder / "built"
+    made.mkdir()
+    write_starting_policy(PolicyOptions.model_validate({"tiny": SMALL}), 1, {})(made)
+    assert (made / "model.safetensors").read_bytes() != own
+
+
+def _loaded(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    save_policy(small, folder / "given")
+
+    def load(**options: Any) -> Policy:
+        return load_as(PolicyOptions.model_validate(options), folder / "given")
+
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert {weight.dtype for weight in load(dtype=dtype).model.parameters()} == {getattr(torch, dtype)}
+    for attention in ("sdpa", "eager"):
+        assert load(attention=attention).model.config._attn_implementation == attention
+    given = torch.ones(2, 2)
+    for compute, dtype in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
+        policy = load(compute=compute)
+        assert policy.model.dtype == torch.float32
+        with policy.computing():
+            assert (given @ given).dtype == dtype
+    assert load().model.device.type == "cpu"
+    places = {name: device_of(PolicyOptions.model_validate({"device": name})) for name in ("cpu", "cuda", "auto")}
+    assert places == {"cpu": "cpu", "cuda": "cuda", "auto": "cuda" if torch.cuda.is_available() else "cpu"}
+
+
+SHOWN: dict[str, Callable[[Policy, Path, pytest.MonkeyPatch], None]] = {
+    "tiny.vocabulary": _vocabulary,
+    "tiny.texts": _texts,
+    "tiny.initializer_range": _spread,
+    "tiny.min_pixels": _pixels,
+    "tiny.max_pixels": _pixels,
+    "source": _sources,
+    "path": _sources,
+    "revision": _sources,
+    "dtype": _loaded,
+    "compute": _loaded,
+    "device": _loaded,
+    "attention": _loaded,
+}
+
+
+def test_every_field_is_shown_to_have_an_effect() -> None:
+    assert {*SHOWN, *(f"tiny.{name}" for name in SIZES)} == set(leaves(PolicyOptions))
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(SHOWN.values()), ids=lambda check: check.__name__.strip("_"))
+def test_effects(check: Any, small: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(small, tmp_path, monkeypatch)
+
+
+def test_equal_options_give_equal_policies(small: Policy) -> None:
+    mine, same = (dict(policy.model.named_parameters()) for policy in (small, tiny()))
+    assert all(np.array_equal(mine[name].detach(), same[name].detach()) for name in mine)
