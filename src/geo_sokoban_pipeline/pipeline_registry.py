@@ -11,7 +11,7 @@ from kedro.pipeline import Pipeline
 
 def register_pipelines() -> dict[str, Pipeline]:
     """All pipelines of the project; `__default__` trains on Sokoban."""
-    from geo_sokoban_pipeline.pipelines import check, control, data_geo3k, data_sokoban, stored, study, train
+    from geo_sokoban_pipeline.pipelines import check, compare, control, data_geo3k, data_sokoban, stored, study, train
     from geo_sokoban_pipeline.tasks import TASKS
 
     geometry = ("geo3k", "geo3k_multi_turn")
@@ -27,4 +27,5 @@ def register_pipelines() -> dict[str, Pipeline]:
             f"control_{task}": control.create_pipeline(task),
         }
     named |= {name: study.create_pipeline(name) for name in study.STUDIES}
+    named["compare"] = compare.create_pipeline()
     return {**named, "__default__": named["train_sokoban"]}

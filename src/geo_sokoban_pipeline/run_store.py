@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from geo_sokoban_pipeline.folders import PolicyFolder, open_policy
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
 from geo_sokoban_pipeline.options.training import SourceOptions
+from geo_sokoban_pipeline.provenance import read_commands
 from geo_sokoban_pipeline.run_lock import LOCK_FILE
 from geo_sokoban_pipeline.storage import MANIFEST, describe_files, read_json, read_manifest, remove_temporaries
 
@@ -183,6 +184,51 @@ class RunStore:
     def is_complete(self, source: SourceOptions) -> bool:
         """Whether a run's loop has reached its goal."""
         return (self._models(source) / "checkpoints" / "COMPLETE.json").is_file()
+
+    def find_runs(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Namespace and run id of each name, which is a run id of Sokoban's training, or both with a slash between.
+
+        Raises:
+            SourceError: fewer than two names, one twice, or one that is not stored.
+        """
+        stored = sorted(
+            f"{path.parent.parent.name}/{path.parent.name}"
+            for path in (self.root / "07_model_output").glob("train_*/*/metrics")
+        )
+        known = f"Stored are {', '.join(stored)}." if stored else f"No training run is stored in {self.root}."
+        found = [name if "/" in name else f"train_sokoban/{name}" for name in names]
+        if len(set(found)) < 2:
+            raise SourceError(
+                f"runs=[{','.join(names)}]: give two runs or more, such as --params runs=[default,seed2]. {known}"
+            )
+        for name in found:
+            if name not in stored:
+                raise SourceError(f"runs: {name} is not stored. {known}")
+        return [(run, run_id) for run, _, run_id in (name.partition("/") for name in dict.fromkeys(found))]
+
+    def evaluation(self, source: SourceOptions) -> dict[str, Any]:
+        """The summary of a run's evaluation; `{}` where it has none."""
+        path = self.root / "08_reporting" / source.run / source.run_id / "eval_summary.json"
+        found: dict[str, Any] = read_json(path) if path.is_file() else {}
+        return found
+
+    def held_out_files(self, source: SourceOptions) -> dict[str, Path]:
+        """Files of the evaluation's episodes by partition, `iter=<number of the policy>/part-…`."""
+        folder = self._outputs(source) / "held_out_trajectories"
+        return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("iter=*/part-*.parquet"))}
+
+    def commands(self, source: SourceOptions) -> list[dict[str, Any]]:
+        """The commands that have made a run, see `provenance.py`."""
+        return read_commands(self._outputs(source))
+
+    def settings(self, source: SourceOptions) -> dict[str, Any]:
+        """What a run's newest checkpoint was made with: its fingerprint, flat, and threads and processes."""
+        stored = self._checkpoints(source)
+        manifest = (read_manifest(stored[max(stored)], verify=False) if stored else None) or {}
+        return {
+            **manifest.get("fingerprint", {}),
+            **{name: manifest[name] for name in ("threads", "processes") if name in manifest},
+        }
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""

@@ -51,20 +51,44 @@ def make_levels(count: int) -> tuple[Level, ...]:
 def play(level: Level, skill: float, name: str, group: int, sample: int = 0, *, iteration: int = 0) -> Trajectory:
     """One episode; `skill` is the share of moves that come from the solver, the others are random."""
     generator = random.Random(f"{name}/{group}/{sample}")
-    env = SokobanEnv(
-        level.board, 1, cell_px=16, rewards=REWARDS, observation_style="brief", optimal_steps=level.solution_length
-    )
     solver, noise = make_player("solver"), make_player("random")
+
+    def choose(env: SokobanEnv) -> str:
+        player = solver if generator.random() < skill else noise
+        return player.choose(env.board, generator) or "up"
+
+    return _play(level, choose, name, group, sample, iteration, generator)
+
+
+def play_moves_of(level: Level, moves: list[str], end_when_lost: bool) -> Trajectory:
+    """One episode of given moves."""
+    left = iter(moves)
+    args = {"end_when_lost": end_when_lost}
+    return _play(level, lambda env: next(left), "moves", 0, 0, 0, random.Random(0), len(moves), args)
+
+
+def _play(
+    level: Level,
+    choose: Callable[[SokobanEnv], str],
+    name: str,
+    group: int,
+    sample: int,
+    iteration: int,
+    generator: random.Random,
+    turn_limit: int = 10,
+    args: dict[str, Any] | None = None,
+) -> Trajectory:
+    style = {"observation_style": "brief", "optimal_steps": level.solution_length, **(args or {})}
+    env = SokobanEnv(level.board, 1, cell_px=16, rewards=REWARDS, **style)
     observation, _ = env.reset()
     ids: list[int] = []
     mask: list[int] = []
     turns: list[Turn] = []
     images: list[bytes] = []
     done = False
-    while not done and len(images) < 10:
+    while not done and len(images) < turn_limit:
         ids, mask = _observe(observation, ids, mask, turns, images)
-        player = solver if generator.random() < skill else noise
-        action = player.choose(env.board, generator) or "up"
+        action = choose(env)
         start = len(ids)
         ids = [*ids, 910, {"up": 912, "down": 913, "left": 914, "right": 915}[action], 911, 904]
         mask = [*mask, 1, 1, 1, 1]
@@ -128,20 +152,20 @@ def _finish(
         image_grid_thw=[(1, 6, 6)] * len(images),
         response="".join(turn.text for turn in turns[1:]),
         reward=reward,
-        reward_parts={"final_bonus": bonus, "distance_delta": delta},
+        reward_parts={"final_bonus": bonus, "distance_delta": delta, "dist0": metrics["dist0"]},
         metrics=metrics,
         timings={"engine": 0.02, "env": 0.001},
     )
 
 
-def lazily(trajectories: list[Trajectory]) -> Callable[[], pa.Table]:
+def lazily(trajectories: list[Trajectory]) -> Callable[..., pa.Table]:
     """A partition as the catalog hands it out."""
     table = trajectories_to_table(trajectories, CONTEXT)
-    return lambda: table
+    return lambda columns=None: table if columns is None else table.select(columns)
 
 
 @cache
-def make_played(levels: int = 48) -> dict[str, Callable[[], pa.Table]]:
+def make_played(levels: int = 48) -> dict[str, Callable[..., pa.Table]]:
     """Held-out episodes of two policies, sampled and greedy."""
     parts = {}
     for number, (policy, skill) in enumerate({"warm_start": 0.45, "final": 0.8}.items()):
@@ -155,8 +179,8 @@ def make_played(levels: int = 48) -> dict[str, Callable[[], pa.Table]]:
 
 
 @cache
-def make_trained(groups: int = 6, size: int = 4, iteration: int = 199) -> dict[str, Callable[[], pa.Table]]:
-    """Two iterations of training episodes in groups, with advantages per turn; the older one must not be read."""
+def make_trained(groups: int = 6, size: int = 4, iteration: int = 199) -> dict[str, Callable[..., pa.Table]]:
+    """Two iterations of training episodes in groups, with advantages per turn; of the older one no tokens are read."""
     episodes = [
         play(make_levels(48)[3 + group], 0.6, f"train_sokoban/i{iteration:05d}", group, sample, iteration=iteration)
         for group in range(groups)
@@ -171,8 +195,10 @@ def make_trained(groups: int = 6, size: int = 4, iteration: int = 199) -> dict[s
             for at, turn in enumerate(turn for turn in episode.turns if turn.role == "assistant"):
                 turn.advantage = episode.advantage * 0.95**at
 
-    def refuse() -> pa.Table:
-        raise AssertionError("an old part was read")
+    def refuse(columns: list[str] | None = None) -> pa.Table:
+        if columns is None or {"token_ids", "images"} & set(columns):
+            raise AssertionError("the tokens of an old part were read")
+        return lazily(episodes[:size])(columns)
 
     return {"iter=00000/part-000": refuse, f"iter={iteration:05d}/part-000": lazily(episodes)}
 

@@ -57,7 +57,7 @@ def test_frames_of_a_solved_episode_end_on_the_solved_board():
     assert frames[-1].is_end
     board, _ = read_board(frames[-1].picture)
     assert board.is_solved
-    assert describe_end(episode) == "Solved with 5 replies."
+    assert describe_end(episode) == "Solved in 5 turns."
 
 
 def test_frames_of_an_unsolved_episode_end_on_its_last_picture():
@@ -65,7 +65,7 @@ def test_frames_of_an_unsolved_episode_end_on_its_last_picture():
     frames = episode_frames(episode)
     assert frames[-1].picture == episode.images[-1]
     assert len(frames) == len(episode.images)
-    assert describe_end(episode) == "Not solved after 10 replies."
+    assert describe_end(episode) == "Not solved after 10 turns."
 
 
 def test_frames_without_pictures_or_turns():

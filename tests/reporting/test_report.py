@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -10,8 +11,24 @@ from html.parser import HTMLParser
 
 import pytest
 
+from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.reporting.episodes import describe_end
+from geo_sokoban_pipeline.reporting.formats import signed
 from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
-from reporting.material import lazily, make_inputs, make_levels, make_played, play
+from geo_sokoban_pipeline.reporting.selection import choose_extremes
+from geo_sokoban_pipeline.reporting.training_episodes import summarise_training
+from geo_sokoban_pipeline.reporting.validations import follow_prompts
+from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories import table_to_trajectories
+from reporting.material import (
+    lazily,
+    make_inputs,
+    make_levels,
+    make_played,
+    make_trained,
+    play,
+    play_moves_of,
+)
 from reporting.run_numbers import make_metrics, make_summary
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://evil.example/x onerror=alert(2)>\"'&{{ 7*7 }}"
@@ -176,12 +193,128 @@ def test_texts_are_never_markup():
 )
 def test_what_is_missing_leaves_the_page_whole(changes):
     page = Page(build_report(make_inputs(**{"metrics": make_metrics(5), "played": make_played(4)} | changes)))
-    assert {"training", "evaluation", "played", "extremes", "time", "data", "settings"} <= page.ids
+    assert {link[1:] for link in page.attributes("href")} == page.ids - {"players"}  # the menu is the sections
     assert not re.search(r"\bnan\b|\bNone\b|\bundefined\b", page.text)
 
 
-def test_empty_run_says_so():
-    empty = ReportInputs("sokoban", "train_sokoban", "default", [], {}, [], {}, {}, None, {}, {})
-    text = Page(build_report(empty)).text
-    for words in ("No iteration is stored", "No evaluation is stored", "No held-out episode", "No training episode"):
+def test_an_empty_run_has_no_empty_sections():
+    page = Page(build_report(ReportInputs("sokoban", "train_sokoban", "default", [], {}, [], {}, {}, None, {}, {})))
+    assert page.ids == {"evaluation", "settings", "players"}
+    assert "No evaluation is stored" in page.text
+
+
+def test_page_of_an_evaluation_has_no_sections_of_training():
+    changes = {"metrics": [], "warm_start": [], "trained": {}, "data_report": None, "run": "evaluate_sokoban"}
+    page = Page(build_report(make_inputs(**changes)))
+    assert page.ids == {"evaluation", "played", "settings", "players"}
+
+
+def test_page_says_when_how_and_where_it_was_made():
+    entry = {"started": "2026-03-01T10:20:00+01:00", "seconds": 376.0, "outcome": "finished", "cores": 2}
+    entry |= {"command": "kedro run --pipelines=train_sokoban", "commit": "abc123+", "processor": "A CPU"}
+    text = Page(build_report(make_inputs(commands=[{**entry, "seconds": 4.0}, entry]))).text.replace("\u202f", " ")
+    for words in ("2026-03-01 10:20", "6 min 20 s in 2 commands", "abc123+", "A CPU, 2 cores", entry["command"]):
         assert words in text
+    assert "whole run took 6 min 20 s" in text and "time in iterations" not in text
+
+
+OWN = {"env": {"factory": "tasks/cells.py:build_env"}}
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "title"),
+    [
+        ("sokoban", {}, "sokoban · "),
+        ("geo3k", task_of("geo3k").train().model_dump(), "geo3k · "),
+        ("geo3k", OWN, "own task cells.py · "),
+    ],
+)
+def test_title_names_the_task_of_ones_own(task, options, title):
+    page = Page(build_report(make_inputs(task=task, parameters={f"train_{task}": options})))
+    assert page.text.strip().startswith(title)
+
+
+def test_own_tasks_have_no_columns_of_the_geometry():
+    summary = make_summary() | {"task": "geo3k"}
+    for row in summary["rows"]:
+        row["plausible_share"] = None
+        row["breakdowns"] = {"family": [{"label": "unknown", "solve_rate": 0.5, "solved": 1, "episodes": 2}]}
+    text = Page(build_report(make_inputs(task="geo3k", summary=summary))).text
+    assert "lausible" not in text and "unknown" not in text
+
+
+def test_a_run_without_a_warm_start_names_its_first_policy():
+    page = Page(build_report(make_inputs(warm_start=[], parameters={"train_sokoban": {"warm_start": {"steps": 0}}})))
+    assert "warm start" not in page.text.replace("warm_start", "") and "before GRPO, sampled" in page.text
+
+
+def test_turns_show_the_reward_that_they_were_trained_on():
+    part = make_trained()["iter=00199/part-000"]
+    episodes = table_to_trajectories(part())
+    for episode in episodes:
+        turns = [turn for turn in episode.turns if turn.role == "assistant"]
+        for turn in turns:
+            turn.credit = episode.reward / len(turns)
+    page = Page(build_report(make_inputs(trained={"iter=00199/part-000": lazily(episodes)})))
+    best = choose_extremes({"iter=00199/part-000": lazily(episodes)}).best[0]
+    share = signed(best.turns[1].credit)
+    assert "reward trained on" in page.text and share in page.text and share != signed(best.turns[1].reward)
+    # The episode's own advantage trained nothing where the turns have theirs.
+    assert " · advantage " not in page.text.split("Best and worst training")[-1]
+
+
+def test_played_turns_have_their_share_of_the_reward_with_credit_per_turn():
+    options = {"grpo": {"credit": "turn"}, "reward": {"args": {"aggregate": "sum", "distance_weight": 0.1}}}
+    plain = players_of(Page(build_report(make_inputs())))["episodes"][0]["frames"]
+    shared = players_of(Page(build_report(make_inputs(parameters={"train_sokoban": options}))))["episodes"][0]["frames"]
+    assert plain[0]["note"].endswith("reward \u22120.01") and shared[0]["note"].endswith("reward +1.09")
+
+
+def test_lost_levels_are_named_with_their_turn():
+    board = Board.from_text("######\n#    #\n# $  #\n# @  #\n#.   #\n######")
+    level = dataclasses.replace(make_levels(48)[0], board=board)
+    for end_when_lost, wanted in ((True, "not solved after 3 turns"), (False, "not solved after 5 turns")):
+        episode = play_moves_of(level, ["left", "right", "up", "left", "right"], end_when_lost)
+        assert describe_end(episode) == f"Deadlocked at turn 3: {wanted}."
+
+
+def test_validations_follow_the_same_prompts():
+    parts = {}
+    for version, skill in ((0, 0.2), (5, 0.5), (10, 1.0)):
+        episodes = [
+            play(level, skill, f"x/e{version}/{mode}", at, iteration=version)
+            for mode in ("sampled", "greedy")
+            for at, level in enumerate(make_levels(16))
+        ]
+        for episode in episodes:
+            episode.difficulty = str(int(episode.metrics["optimal_steps"]))
+        parts[f"iter={version:05d}/part-000"] = lazily(episodes)
+    found = follow_prompts(parts)
+    assert (found.versions, found.mode) == ([0, 5, 10], "greedy")
+    assert [row.name for row in found.prompts] == [f"optimal: {number}" for number in (1, 2, 4, 5, 7, 8)]
+    assert all(row.answers[-1].solved for row in found.prompts)
+    assert [len(row.answers[-1].text) for row in found.prompts] == [1, 2, 4, 5, 7, 8]
+    assert set(found.prompts[-1].answers[-1].text) <= set("↑↓←→")
+    page = Page(build_report(make_inputs(validations=parts)))
+    assert "validations" in page.ids and "after 10 iterations" in page.text
+    assert follow_prompts({}) is None
+
+
+def test_curves_come_from_the_training_episodes():
+    episodes = table_to_trajectories(make_trained()["iter=00199/part-000"]())
+    for episode in episodes:
+        episode.difficulty = str(int(episode.metrics["optimal_steps"]))
+    for episode in episodes[:4]:
+        episode.reward, episode.advantage = 1.0, 0.0
+    found = summarise_training({"iter=00199/part-000": lazily(episodes)})
+    (row,) = found.rows
+    assert row["iteration"] == 199
+    equal = sum(len({one.reward for one in episodes[at : at + 4]}) == 1 for at in range(0, 24, 4))
+    assert row["episodes/equal_groups"] == pytest.approx(equal / 6)
+    assert row["part/final_bonus"] == pytest.approx(sum(e.reward_parts["final_bonus"] for e in episodes) / 24)
+    assert row["episodes/lost"] == pytest.approx(sum(e.metrics["lost"] for e in episodes) / 24)
+    assert found.parts == ["distance_delta", "final_bonus"]
+    assert list(found.kinds) == sorted(found.kinds, key=int)
+    length = next(iter(found.kinds))
+    wanted = [e.metrics["success"] for e in episodes if e.difficulty == length]
+    assert found.kinds[length] == [{"iteration": 199, "success": pytest.approx(sum(wanted) / len(wanted))}]

@@ -6,10 +6,12 @@ import math
 
 import pytest
 
+from geo_sokoban_pipeline.evaluation.paired import PairedTest
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_rows, length_chart, length_table
 from geo_sokoban_pipeline.reporting.headline import write_headline
 from geo_sokoban_pipeline.reporting.tables import data_table, parameter_tables, timings
+from geo_sokoban_pipeline.tasks import SOKOBAN
 from reporting.run_numbers import make_data_report, make_metrics, make_summary
 
 
@@ -18,27 +20,73 @@ def _row(policy, low, rate, high, mode="sampled"):
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "verb", "verdict"),
+    ("first", "last", "main", "verdict"),
     [
-        ((0.3, 0.4, 0.45), (0.6, 0.7, 0.8), "raised", "do not overlap: chance"),
-        ((0.3, 0.4, 0.5), (0.4, 0.45, 0.6), "raised", "overlap, so"),
-        ((0.6, 0.7, 0.8), (0.3, 0.4, 0.45), "lowered", "the policy got worse"),
-        ((0.1, 0.2, 0.3), (0.1, 0.2, 0.3), "did not change", "overlap, so"),
+        ((0.3, 0.4, 0.45), (0.6, 0.7, 0.8), "GRPO raised the solve rate from 40.0 %", "do not overlap"),
+        ((0.6, 0.7, 0.8), (0.3, 0.4, 0.45), "GRPO lowered the solve rate from 70.0 %", "do not overlap"),
+        ((0.3, 0.4, 0.5), (0.4, 0.45, 0.6), "GRPO made no significant change to the solve rate: 40.0 %", "overlap, so"),
+        (
+            (0.2, 0.28, 0.4),
+            (0.2, 0.23, 0.3),
+            "GRPO made no significant change to the solve rate: 28.0 %",
+            "overlap, so",
+        ),
+        ((0, 0, 0.1), (0, 0, 0.1), "GRPO made no significant change to the solve rate: 0.0 %", "overlap, so"),
     ],
 )
-def test_headline_says_what_the_intervals_say(first, last, verb, verdict):
+def test_headline_says_what_the_intervals_say(first, last, main, verdict):
     summary = {"policies": ["a", "b"], "prompts": 640, "rows": [_row("a", *first), _row("b", *last)]}
     headline = write_headline(summary)
-    assert f"GRPO {verb} the solve rate from" in headline.main
+    assert main in headline.main.replace("\u202f", " ")
     assert verdict in headline.further[0]
     assert [tile.name for tile in headline.tiles] == ["a, sampled", "b, sampled"]
+
+
+@pytest.mark.parametrize(
+    ("change", "main", "verdict"),
+    [
+        # Intervals that overlap leave open what the same prompts decide, and the other way round.
+        (PairedTest(640, 0.05, 0.02, 0.08, 50, 18, 0.0001), "raised", "+5.0 points [2.0 to 8.0]: 50 gained, 18 lost"),
+        (PairedTest(640, 0.05, -0.01, 0.1, 50, 40, 0.3), "made no significant change", "p = 0.300"),
+        (PairedTest(640, 0.05, 0.02, 0.08, None, None, None), "raised", "(95 %, paired bootstrap)"),
+        (PairedTest(1, 0.05, -0.2, 0.3, None, None, None), "no significant change", "Over the same 1 level the"),
+    ],
+)
+def test_headline_says_what_the_same_prompts_say(change, main, verdict):
+    rows = [_row("a", 0.3, 0.4, 0.5), _row("b", 0.35, 0.45, 0.55)]
+    headline = write_headline({"policies": ["a", "b"], "prompts": change.prompts, "rows": rows}, change)
+    assert main in headline.main
+    assert verdict in headline.further[0]
+
+
+@pytest.mark.parametrize(
+    ("summary", "text"),
+    [
+        ({"prompts": 1, "layouts": 1}, "On 1 held-out level (1 wall layout) GRPO"),
+        ({"prompts": 2, "layouts": 2}, "On 2 held-out levels (2 wall layouts) GRPO"),
+        ({"prompts": 1, "task": "geo3k", "families": 1, "answers": 1}, "On 1 held-out problem (1 family, 1 distinct"),
+        ({"prompts": 41, "task": "geo3k", "answers": 8}, "On 41 held-out problems (8 distinct answers) GRPO"),
+    ],
+)
+def test_one_is_no_plural(summary, text):
+    rows = [_row("warm_start", 0.1, 0.2, 0.3), _row("final", 0.4, 0.5, 0.6)]
+    headline = write_headline({"policies": ["warm_start", "final"], "rows": rows, **summary})
+    assert text in headline.main
+    assert "after the warm start" in headline.main
+
+
+def test_a_run_without_a_warm_start_does_not_speak_of_one():
+    rows = [_row("start", 0.0, 0.0, 0.1), _row("final", 0.0, 0.0, 0.1)]
+    headline = write_headline({"policies": ["start", "final"], "prompts": 9, "rows": rows})
+    assert "0.0 % [0.0–10.0 %] before GRPO, 0.0 %" in headline.main.replace("\u202f", " ")
+    assert "warm start" not in " ".join([headline.main, *headline.further, *(tile.name for tile in headline.tiles)])
 
 
 def test_headline_of_a_whole_run():
     headline = write_headline(make_summary())
     text = " ".join([headline.main, *headline.further]).replace("\u202f", " ")
     assert "On 640 held-out levels (57 wall layouts) GRPO raised the solve rate from 41.2 % [37.5–45.1 %]" in text
-    assert "With blank pictures the same policy solves 12.2 %: it plays by sight." in text
+    assert "With blank images it drops to 12.2 %, so it does use the image." in text
     assert len(headline.tiles) == 4
 
 
@@ -129,6 +177,23 @@ def test_curves_of_a_run():
     assert [x for x, _ in curves.validation_series(rows, "sampled", "", "").points][1:3] == [25, 50]
     titles = [chart.title for chart in curves.health_charts(rows)]
     assert "Entropy" in titles and "Truncated episodes" not in titles  # always 0
+
+
+@pytest.mark.parametrize(
+    ("order", "words"), [("shuffle", ""), ("solve_rate", "by how often their kind"), ("prompt_solve_rate", "each is")]
+)
+def test_how_training_draws_is_said_where_it_matters(order, words):
+    note = curves.success_chart(make_metrics(), order=order).note
+    assert words in note and bool(words) == bool(note)
+
+
+def test_curves_of_training_episodes():
+    kinds = {str(at): [{"iteration": 0, "success": 0.1}, {"iteration": 1, "success": 0.2}] for at in range(1, 11)}
+    chart = curves.kind_chart(kinds, SOKOBAN.words, "optimal length")
+    assert [name for name, _, _ in chart.legend] == ["1", "3", "5", "6", "8", "10"]
+    assert curves.kind_chart({"1": kinds["1"]}, SOKOBAN.words, "optimal length") is None
+    rows = [{"iteration": at, "part/final_bonus": 0.5, "part/format": 0.0} for at in range(3)]
+    assert [name for name, _, _ in curves.parts_chart(rows, ["final_bonus", "format"]).legend] == ["final bonus"]
 
 
 def test_validation_after_every_iteration_counts_from_one():

@@ -5,6 +5,7 @@ Whatever is saved has the pinned schema, and whatever is loaded was checked for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,9 @@ class TrajectoriesDataset(IterationPartitions):
     def _write(self, path: Path, value: Any) -> None:
         write_trajectories(path, TrajectoryContract.to_table(value))
 
-    def _read(self, path: Path) -> pa.Table:
-        return read_trajectories(path)
+    def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+        """A partition; `columns` (None: all) spares reading tokens and images where only numbers are wanted."""
+        return read_trajectories(path, columns)
 
     def _bytes_needed(self, value: Any) -> int | None:
         return int(TrajectoryContract.to_table(value).nbytes)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
-_UNTIMED = "check_"  # a pre-flight makes no result
+_UNTIMED = ("check_", "compare")  # a pre-flight makes no result, a comparison none of its own
 
 
 class HistoryHooks:

@@ -5,7 +5,9 @@ What is not a field here is an error, so a misspelt section never falls silently
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from geo_sokoban_pipeline.options.base import RunId, StrictModel
 from geo_sokoban_pipeline.options.check import CheckPipelineOptions
@@ -21,12 +23,22 @@ from geo_sokoban_pipeline.options.training import (
 )
 
 _DATA = "Data; runs with the same settings share them."
+# A run id, or a training pipeline and a run id.
+_RUN_NAME = r"^(train_[a-z0-9_]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$"
 _TRAIN = "A run, from policy to report."
 _ROLLOUT = "Collecting without training."
 _UPDATE = "Training on stored trajectories."
 _EVALUATE = "Evaluation of any checkpoint."
 _CONTROL = "More imitation instead of GRPO, to compare with."
 _CHECK = "Pre-flight of a training run."
+
+
+def split_runs(value: Any) -> Any:
+    """Names of runs from a list, or from one text with `+` between them, as `default+seed2`."""
+    return value.split("+") if isinstance(value, str) else value
+
+
+RunNames = Annotated[list[Annotated[str, StringConstraints(pattern=_RUN_NAME)]], BeforeValidator(split_runs)]
 
 
 class TrackingOptions(StrictModel):
@@ -43,6 +55,11 @@ class ProjectParameters(StrictModel):
 
     run_id: RunId = Field("default", description="Folder of the run below every {run} path; only by --params.")
     fresh: bool = Field(False, description="Clear the run's folders before it starts; only by --params.")
+    runs: RunNames = Field(
+        default_factory=list,
+        description="Runs that `compare` puts side by side: run ids of train_sokoban, or `train_geo3k/<run id>`; the "
+        "others are compared with the first one.",
+    )
     seed: int = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
     tracking: TrackingOptions = TrackingOptions()
     sokoban: SokobanDataOptions = Field(default_factory=SokobanDataOptions, description=_DATA)

@@ -54,6 +54,22 @@ def padded_range(values: list[float], share: float = 0.06) -> tuple[float, float
     return (0.0 if 0 <= low < high * 0.3 else low - room), high + room
 
 
+def tick_texts(ticks: list[float]) -> tuple[list[str], str]:
+    """Texts of an axis' ticks, and the power of ten that all of them are to be multiplied by, such as `×10⁻⁷`.
+
+    All ticks of an axis are written in one way: thousands as `75k`, very small numbers without their power of ten.
+    """
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else abs(ticks[0] if ticks else 1.0) or 1.0
+    size = max((abs(tick) for tick in ticks), default=0.0)
+    if size >= 1e4 and step >= 10:
+        return [f"{tick_text(tick / 1000, step / 1000)}k" if abs(tick) >= step / 2 else "0" for tick in ticks], ""
+    if 0 < size < 1e-3:
+        power = math.floor(math.log10(size))
+        raised = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        return [tick_text(tick / 10.0**power, step / 10.0**power) for tick in ticks], f"×10{raised}"
+    return [tick_text(tick, step) for tick in ticks], ""
+
+
 def tick_text(value: float, step: float) -> str:
     """Text of a tick with as many decimals as its neighbours need."""
     if step >= 1e4 or (value and abs(value) < 1e-3):

@@ -6,13 +6,13 @@ A chart holds only numbers and escaped text. What a pointer shows over it is dat
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from markupsafe import Markup, escape
 
-from geo_sokoban_pipeline.reporting.axes import Axis, padded_range, tick_text
+from geo_sokoban_pipeline.reporting.axes import Axis, padded_range, tick_text, tick_texts
 from geo_sokoban_pipeline.reporting.formats import percent, significant
 
 _TOP, _RIGHT = 10, 14
@@ -123,14 +123,15 @@ def _draw_axes(x_axis: Axis, y_axis: Axis, shape: Shape) -> list[Markup]:
     left, right, bottom = shape.left, shape.width - _RIGHT, shape.height - shape.bottom
     y_ticks = y_axis.ticks(shape.y_ticks)
     step = y_ticks[1] - y_ticks[0] if len(y_ticks) > 1 else abs(y_axis.high - y_axis.low)
-    write: Callable[[float], str] = (
-        (lambda y: percent(y, 0 if step >= 0.00999 else 1)) if shape.shares else (lambda y: tick_text(y, step))
-    )
+    digits = 0 if step >= 0.00999 else 1
+    texts, power = ([percent(y, digits) for y in y_ticks], "") if shape.shares else tick_texts(y_ticks)
     parts = []
-    for tick in y_ticks:
+    for tick, text in zip(y_ticks, texts, strict=True):
         y = y_axis.place(tick)
         parts.append(_tag("line", "grid", x1=left, x2=right, y1=y, y2=y))
-        parts.append(_tag("text", "tick end", write(tick), x=left - 7, y=y + 4))
+        parts.append(_tag("text", "tick end", text, x=left - 7, y=y + 4))
+    if power:
+        parts.append(_tag("text", "tick", power, x=left + 4, y=_TOP + 4))
     x_ticks = x_axis.ticks(shape.x_ticks, shape.whole_x)
     x_step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else 1.0
     parts += [

@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
-from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, number, percent
+from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, number, percent, plural
 from geo_sokoban_pipeline.tasks import SOKOBAN, Words
 
 Rows = Sequence[dict[str, Any]]
-_SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
-_SMALL = {"width": 300, "height": 150, "left": 44, "bottom": 34, "y_ticks": 3, "x_ticks": 5}
+SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
+_TRAINED = "iterations trained"  # which is the policy version that played
 # Metric, title, and what a reader looks for.
 _HEALTH = (
     ("train/entropy_loss", "Entropy", "nats per token; 0 means that exploring has ended"),
-    ("train/ppo_kl", "Change per step", "mean |log ratio| to the policy that played"),
-    ("train/pg_clipfrac", "Clipped tokens", "share of the tokens trained"),
+    ("train/ppo_kl", "KL to the rollout policy", "mean |log-ratio| per token, in the update"),
+    ("train/kl_loss", "KL to the reference policy", "nats per token"),
+    ("train/lr-pg_0", "Learning rate", "as scheduled"),
     ("train/grad_norm", "Gradient norm", "before clipping"),
-    ("train/kl_loss", "KL to the warm start", "nats per token"),
-    ("rollout/trained_ratio", "Episodes trained", "share that the filter of groups let through"),
-    ("rollout/response_len/mean", "Reply tokens", "mean per episode"),
+    ("train/pg_clipfrac", "Clipped tokens", "share of the tokens trained on"),
+    ("episodes/equal_groups", "Zero-variance groups", "share of the groups whose rewards are all equal"),
+    ("rollout/trained_ratio", "Kept by the group filter", "share of the episodes"),
     ("rollout/truncated_ratio", "Truncated episodes", "share"),
+    ("episodes/invalid", "Invalid responses", "share of the responses"),
+    ("episodes/lost", "Deadlocked episodes", "share"),
     ("rollout/answered", "Episodes with an answer", "share"),
-    ("rollout/tool_calls/mean", "Tool calls", "replies that try one, mean per episode"),
+    ("rollout/tool_calls/mean", "Tool calls", "responses that try one, mean per episode"),
     ("rollout/grading_timeouts", "Gradings out of time", "share of the episodes"),
     (
         "train/train_rollout_logprob_abs_diff",
         "Trainer − engine",
         "mean gap of log-probs; later optimizer steps widen it",
     ),
-    ("perf/tokens_per_second", "Rollout speed", "tokens per second, pictures included"),
+    ("perf/tokens_per_second", "Rollout speed", "tokens per second, images included"),
     ("perf/memory_gb", "Memory", "GB, of the run and its helping processes"),
 )
 _SHARES = (
     "train/pg_clipfrac",
+    "episodes/equal_groups",
+    "episodes/invalid",
+    "episodes/lost",
     "rollout/trained_ratio",
     "rollout/truncated_ratio",
     "rollout/answered",
     "rollout/grading_timeouts",
 )
+_PARTS = ("final", "warm", "greedy", "legal", "solver", "random")  # colours of the parts of a reward
+_LENGTH = "rollout/response_len/"
+_DRAWN = {
+    "solve_rate": "Training draws its {units} by how often their kind is solved, so the two kinds of curve differ.",
+    "prompt_solve_rate": "Training draws its {units} by how often each is solved, so the two kinds of curve differ.",
+}
 
 
 def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float, float]]:
@@ -47,9 +59,12 @@ def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float
     return [(float(row[x]), float(row[metric])) for row in rows if is_number(row.get(x)) and is_number(row.get(metric))]
 
 
-def success_chart(rows: Rows, words: Words = SOKOBAN.words) -> Chart | None:
+def success_chart(rows: Rows, words: Words = SOKOBAN.words, order: str = "shuffle") -> Chart | None:
     """Training success and validation rates by iteration, with Wilson intervals of the sampled one; first attempts too,
     where episodes have several.
+
+    Args:
+        order: rule by which training draws its prompts, `prompts.order`.
     """
     series = [
         *_with_mean(points_of(rows, "rollout/success_rate"), "training", "training"),
@@ -59,8 +74,8 @@ def success_chart(rows: Rows, words: Words = SOKOBAN.words) -> Chart | None:
     if points_of(rows, "rollout/first_attempt_rate"):
         name = "validation, sampled, first attempt"
         series.append(validation_series(rows, "sampled", name, "warm", metric="first_attempt_rate"))
-    note = f"Training draws its {words.units} by difficulty, so the two kinds of curve differ."
-    shape = Shape("iteration", y_range=(0.0, 1.0), shares=True)
+    note = _DRAWN.get(order, "").format(units=words.units)
+    shape = Shape(_TRAINED, y_range=(0.0, 1.0), shares=True)
     return draw_chart(words.rate.capitalize(), series, shape, note)
 
 
@@ -68,7 +83,55 @@ def reward_chart(rows: Rows) -> Chart | None:
     """Mean reward of training and validation episodes by iteration."""
     validation = validation_series(rows, "sampled", "validation, sampled", "final", metric="mean_return")
     series = [*_with_mean(points_of(rows, "rollout/raw_reward"), "training", "training"), validation]
-    return draw_chart("Reward", series, Shape("iteration"), "Mean per episode.")
+    return draw_chart("Reward", series, Shape(_TRAINED), "Mean per episode.")
+
+
+def kind_chart(kinds: Mapping[Any, Rows], words: Words, by: str) -> Chart | None:
+    """Training success by difficulty over the iterations, for the easiest, the hardest and some between.
+
+    Args:
+        kinds: rows `iteration`, `success` by difficulty, in its order.
+        by: what the difficulty is.
+    """
+    shown = list(kinds)
+    if len(shown) > len(_PARTS):
+        shown = [shown[round(at * (len(shown) - 1) / (len(_PARTS) - 1))] for at in range(len(_PARTS))]
+    series = []
+    for colour, kind in zip(_PARTS, shown, strict=False):
+        line = points_of(kinds[kind], "success")
+        window = min(9, len(line) // 4 * 2 + 1)
+        series.append(Series(str(kind).replace("_", " "), colour, smooth(line, window)))
+    shape = Shape(_TRAINED, y_range=(0.0, 1.0), shares=True)
+    title = f"Training {words.rate} by {by}"
+    return draw_chart(title, series, shape, "Running means.") if len(series) > 1 else None
+
+
+def parts_chart(rows: Rows, parts: Sequence[str]) -> Chart | None:
+    """Parts of the training reward by iteration, mean per episode."""
+    lines = [(name, points_of(rows, f"part/{name}")) for name in parts]
+    lines = [(name, line) for name, line in lines if any(y for _, y in line)]
+    series = [
+        Series(name.replace("_", " "), colour, smooth(line, 9) if len(line) >= SMOOTHED_FROM else line)
+        for colour, (name, line) in zip(_PARTS, lines, strict=False)
+    ]
+    return draw_chart("Parts of the training reward", series, Shape(_TRAINED), "Mean per episode, before weights.")
+
+
+def length_chart(rows: Rows) -> Chart | None:
+    """Tokens that an episode's responses hold, by iteration: the longest, the mean, the shortest."""
+    spread = {name: points_of(rows, f"{_LENGTH}{name}") for name in ("max", "mean", "median", "min")}
+    series = [
+        Series("longest", "random", spread["max"], style="faint"),
+        Series("shortest", "random", spread["min"], style="faint"),
+        Series("median", "greedy", spread["median"]),
+        Series("mean", "final", spread["mean"]),
+    ]
+    return draw_chart("Response tokens", series, Shape(_TRAINED), "Sampled tokens of an episode.")
+
+
+def small_shape(shares: bool) -> Shape:
+    """Shape of a small chart over the iterations."""
+    return Shape("iteration", width=300, height=150, left=44, bottom=34, y_ticks=3, x_ticks=5, shares=shares)
 
 
 def health_charts(rows: Rows) -> list[Chart]:
@@ -78,37 +141,44 @@ def health_charts(rows: Rows) -> list[Chart]:
         points = points_of(rows, metric)
         if not any(y for _, y in points):
             continue
-        series = _with_mean(points, title, "final")
-        shape = Shape("iteration", shares=metric in _SHARES, **_SMALL)  # type: ignore[arg-type]
-        charts.append(draw_chart(title, series, shape, note))
+        # A schedule has no noise that a mean would take out.
+        smooth_it = metric != "train/lr-pg_0"
+        series = _with_mean(points, title, "final") if smooth_it else [Series(title, "final", points)]
+        charts.append(draw_chart(title, series, small_shape(metric in _SHARES), note))
     return [chart for chart in charts if chart is not None]
 
 
 def warm_start_chart(history: Rows) -> Chart | None:
-    """Imitation loss by step, on demonstrations that were trained and on held-out levels."""
+    """SFT loss by step, on demonstrations that were trained on and on held-out ones."""
     series = [
         Series("training demonstrations", "warm", points_of(history, "loss", "step")),
         Series("held-out demonstrations", "final", points_of(history, "validation_loss", "step"), style="dots"),
     ]
-    return draw_chart("Warm start: imitation loss", series, Shape("step"), "Nats per reply token.")
+    return draw_chart("Warm start: SFT loss", series, Shape("step"), "Nats per response token.")
 
 
-def run_facts(rows: Rows, history: Rows) -> list[tuple[str, str]]:
-    """The run in a few (name, number) pairs; those that were not recorded are left out."""
+def run_facts(rows: Rows, history: Rows, seconds: float | None = None) -> list[tuple[str, str]]:
+    """The run in a few (name, number) pairs; those that were not recorded are left out.
+
+    Args:
+        seconds: of all its commands together.
+    """
     facts: list[tuple[str, str | None]] = []
     if history:
         last = history[-1]
-        facts.append(("warm start", f"{count(last.get('step'))} steps, {duration(last.get('seconds'))}"))
-        facts.append(("imitation loss at its end", number(last.get("validation_loss"), 3)))
+        facts.append(("warm start", f"{plural(last.get('step'), 'step')}, {duration(last.get('seconds'))}"))
+        facts.append(("its held-out loss at the end", number(last.get("validation_loss"), 3)))
     if rows:
         facts += [
             ("iterations", count(len(rows))),
             ("training episodes", _total(rows, "rollout/episodes", count)),
             ("optimizer steps", _total(rows, "train/steps", count)),
-            ("time in iterations", _total(rows, "perf/step_time", duration)),
         ]
         best = max(validation_series(rows, "sampled", "", "").points, key=lambda point: point[1], default=None)
-        facts.append(("best validation, sampled", best and f"{percent(best[1])} at iteration {best[0]:.0f}"))
+        trained = best and plural(best[0], "iteration")
+        facts.append(("best validation, sampled", best and f"{percent(best[1])} after {trained}"))
+    if seconds is not None:
+        facts.append(("total time", duration(seconds)))
     return [(name, value) for name, value in facts if value]
 
 
@@ -136,6 +206,6 @@ def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str
 
 def _with_mean(points: list[tuple[float, float]], name: str, colour: str) -> list[Series]:
     """One line; for long curves the raw values faintly, and their running mean."""
-    if len(points) < _SMOOTHED_FROM:
+    if len(points) < SMOOTHED_FROM:
         return [Series(name, colour, points)]
     return [Series(name, colour, points, style="faint"), Series(f"{name} (mean of 9)", colour, smooth(points, 9))]

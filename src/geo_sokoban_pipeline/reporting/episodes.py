@@ -10,7 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.boards import play_moves
+from geo_sokoban_pipeline.contract.values import SOLVED
+from geo_sokoban_pipeline.reporting.boards import play_moves, read_board
+from geo_sokoban_pipeline.reporting.formats import plural
 from geo_sokoban_pipeline.reporting.run_worlds import run_world
 from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
 from geo_sokoban_pipeline.trajectories import Trajectory, Turn
@@ -25,7 +27,8 @@ class Frame:
         observation: text of the user turn, `<image>` where pictures stood; empty on the last frame.
         reply: the model's text; None on the last frame.
         action: what the environment understood, or, of a problem, the answer in the box; None for nothing.
-        reward: of the turn; advantage: of the turn; None where there is none.
+        reward: that the turn was trained on, else what the environment gave for it; advantage: of the turn; None where
+            there is none.
     """
 
     picture: bytes | None
@@ -54,7 +57,7 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
     for turn in trajectory.turns:
         if turn.role == "assistant":
             action = turn.action if moves else turn.action or extract_answer(turn.text)
-            frames.append(Frame(picture, observation, turn.text, action, turn.reward, turn.advantage))
+            frames.append(Frame(picture, observation, turn.text, action, turn_reward(turn), turn.advantage))
             observation = ""
         else:
             observation = turn.text
@@ -65,6 +68,22 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
     return [*frames, Frame(picture, observation)]
 
 
+def turn_reward(turn: Turn) -> float | None:
+    """What a turn was trained on where credit is per turn, else what the environment gave for it; None for nothing."""
+    return turn.reward if turn.credit is None else turn.credit
+
+
+def deadlock_turn(trajectory: Trajectory) -> int | None:
+    """Turn after which a box could no longer reach a target, from 1; None where none did, or no picture shows it."""
+    if trajectory.metrics.get("lost", 0.0) < SOLVED:
+        return None
+    for number, frame in enumerate(episode_frames(trajectory)[1:], start=1):
+        found = None if frame.picture is None else read_board(frame.picture)
+        if found is not None and found[0].is_lost:
+            return number
+    return None
+
+
 def read_actions(turn: Turn) -> list[str]:
     """Actions of a reply as the environment parsed them."""
     return [action for action in (turn.action or "").split(",") if action]
@@ -72,7 +91,7 @@ def read_actions(turn: Turn) -> list[str]:
 
 def is_solved(trajectory: Trajectory) -> bool:
     """Whether the episode succeeded; one that does not know counts as not solved."""
-    return trajectory.metrics.get("success", 0.0) >= 0.5
+    return trajectory.metrics.get("success", 0.0) >= SOLVED
 
 
 def is_greedy(trajectory: Trajectory) -> bool:
@@ -86,12 +105,15 @@ def describe_end(trajectory: Trajectory) -> str:
     words = run_world(trajectory.task).words
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
     steps = trajectory.metrics.get("steps")
-    effort = f"{turns} {'reply' if turns == 1 else 'replies'}"
+    effort = plural(turns, "turn")
     if steps is not None and int(steps) != turns:
-        effort += f", {int(steps)} {'move' if int(steps) == 1 else 'moves'}"
+        effort += f", {plural(int(steps), 'move')}"
     if is_solved(trajectory):
-        return f"{words.solved.capitalize()} with {effort}."
+        return f"{words.solved.capitalize()} in {effort}."
     label = f" The label is {trajectory.label}." if trajectory.label is not None else ""
+    if trajectory.metrics.get("lost", 0.0) >= SOLVED:
+        turn = deadlock_turn(trajectory)
+        return f"Deadlocked{'' if turn is None else f' at turn {turn}'}: {words.unsolved} after {effort}."
     if trajectory.status == "completed":
         return f"{words.unsolved.capitalize()} after {effort}.{label}"
     reason = f": {trajectory.error}" if trajectory.error else ""

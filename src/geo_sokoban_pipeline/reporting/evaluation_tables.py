@@ -108,6 +108,8 @@ def length_chart(summary: Mapping[str, Any]) -> Chart | None:
                 shift=(at - (len(rows) - 1) / 2) * _SHIFT,
             )
         )
+    if len({x for line in series for x, _ in line.points}) < 2:
+        return None
     shape = Shape("fewest moves to solve the level", width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12)
     return draw_chart("Solve rate by optimal length", series, shape, "Bars are 95 % Wilson intervals.")
 
@@ -119,10 +121,9 @@ def length_table(summary: Mapping[str, Any]) -> KindTable | None:
 
 
 def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:
-    """Tables by kind, without those of a single line, which say nothing new, unless there is no other."""
+    """Tables by kind, without those of a single line, which say nothing new."""
     world, rows = run_world(summary.get("task")), kind_rows(summary)
-    tables = [table for cut in world.cuts if (table := _kind_table(rows, cut, world)).lines]
-    return [table for table in tables if len(table.lines) > 1] or tables[:1]
+    return [table for cut in world.cuts if len((table := _kind_table(rows, cut, world)).lines) > 1]
 
 
 def _kind_table(rows: list[dict[str, Any]], cut: Cut, world: RunWorld) -> KindTable:

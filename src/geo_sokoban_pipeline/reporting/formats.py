@@ -72,3 +72,18 @@ def duration(seconds: float | None) -> str:
 def joined(words: list[str]) -> str:
     """Words as a list in a sentence: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def plural(value: float | None, one: str, several: str | None = None) -> str:
+    """A count with its noun: `1 level`, `640 levels`; `several` where an s does not make the plural."""
+    return f"{count(value)} {one if value == 1 else several or f'{one}s'}"
+
+
+def points(difference: float, low: float, high: float) -> str:
+    """A difference of two shares with its interval, as `+31.4 points [27.2 to 35.5]`."""
+    return f"{signed(100 * difference, 1)} points [{number(100 * low, 1)} to {number(100 * high, 1)}]"
+
+
+def p_value(value: float) -> str:
+    """`p = 0.032`, or `p < 0.001`."""
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from geo_sokoban_pipeline.tasks import World
 
+START = "start"  # the first policy of a run without a warm start
 _LABELS = {
+    START: "before GRPO",
     "warm_start": "warm start",
     "final": "after GRPO",
     "control_teacher": "control: more of the warm start",
@@ -20,6 +22,7 @@ _LABELS = {
 # What is called otherwise where answers are given instead of moves.
 _ANSWERS = {"control_optimal": "control: imitation of the labels"}
 _COLOURS = {
+    START: "warm",
     "warm_start": "warm",
     "final": "final",
     "random": "random",

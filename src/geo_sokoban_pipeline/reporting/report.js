@@ -58,21 +58,28 @@
   }
 
   for (const root of document.querySelectorAll(".player")) players.set(root, makePlayer(root));
+  const filters = document.querySelectorAll("[data-show]");
   for (const card of document.querySelectorAll(".card")) {
     const takes = card.querySelectorAll("[data-take]"), player = players.get(card.querySelector(".player"));
     for (const button of takes) {
-      button.addEventListener("click", () => { press(takes, button); player.load(Number(button.dataset.take)); player.start(); });
+      button.addEventListener("click", () => {
+        press(takes, button);
+        player.load(Number(button.dataset.take));
+        player.start();
+        // The filter is about the policy that was shown until now.
+        showCards("all");
+      });
     }
   }
-  const filters = document.querySelectorAll("[data-show]");
-  for (const button of filters) {
-    button.addEventListener("click", () => {
-      press(filters, button);
-      for (const card of document.querySelectorAll(".card")) {
-        card.hidden = button.dataset.show !== "all" && card.dataset.solved !== button.dataset.show;
-      }
-    });
+  function showCards(kind) {
+    for (const button of filters) button.setAttribute("aria-pressed", String(button.dataset.show === kind));
+    for (const card of document.querySelectorAll(".card")) {
+      // A filter looks at the policy whose episode a card shows.
+      const shown = card.querySelector("[data-take][aria-pressed=true]");
+      card.hidden = kind !== "all" && shown.dataset.solved !== kind;
+    }
   }
+  for (const button of filters) button.addEventListener("click", () => showCards(button.dataset.show));
   for (const button of document.querySelectorAll("[data-play-all]")) {
     button.addEventListener("click", () => {
       for (const card of document.querySelectorAll(".card:not([hidden])")) players.get(card.querySelector(".player")).start();

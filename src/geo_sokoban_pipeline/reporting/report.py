@@ -10,22 +10,37 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from geo_sokoban_pipeline.evaluation.paired import PairedTest, paired_test
+from geo_sokoban_pipeline.provenance import RunTime, summarise_commands
 from geo_sokoban_pipeline.reporting import curves, evaluation_tables, formats, tables
-from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
+from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved, turn_reward
+from geo_sokoban_pipeline.reporting.formats import duration, plural
 from geo_sokoban_pipeline.reporting.headline import write_headline
-from geo_sokoban_pipeline.reporting.labels import policy_label
+from geo_sokoban_pipeline.reporting.labels import START, policy_label
 from geo_sokoban_pipeline.reporting.players import PlayerData, shorten
-from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, run_world
-from geo_sokoban_pipeline.reporting.selection import Extremes, LevelPair, choose_extremes, choose_gallery
+from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, notes_of, run_world
+from geo_sokoban_pipeline.reporting.selection import (
+    Extremes,
+    LevelPair,
+    Parts,
+    choose_extremes,
+    choose_gallery,
+    read_outcomes,
+)
 from geo_sokoban_pipeline.reporting.tokens import TokenTexts, token_turns
+from geo_sokoban_pipeline.reporting.training_episodes import TrainingEpisodes, summarise_training
+from geo_sokoban_pipeline.reporting.validations import follow_prompts
+from geo_sokoban_pipeline.tasks import TASKS
+from geo_sokoban_pipeline.training.scoring import replies, turn_credit
 from geo_sokoban_pipeline.trajectories import Trajectory
 
 if TYPE_CHECKING:
@@ -40,10 +55,12 @@ class ReportInputs:
     Attributes:
         task: task name. run: namespace, such as `train_sokoban`. run_id: folder of the run.
         metrics: one row per iteration.
+        commands: entries of the commands that have made it, see `provenance.py`.
+        validations: episodes of the validations, partition `iter=<policy version>/part-…`.
         summary: evaluation summary; `policies` names them in the order of the parts of `played`.
         warm_start: rows `step`, `loss`, `validation_loss` (nats per reply token), `seconds`.
         played: held-out episodes, partition `iter=<number of the policy>/part-…`.
-        trained: training episodes by partition; only the newest are read.
+        trained: training episodes by partition; of all but the newest only the columns without tokens are read.
         data_report: what the data holds; None leaves the section out.
         parameters: nested, by section. versions: by package.
         token_texts: text of token ids, see `tokens.read_token_texts`; None: the page shows ids.
@@ -55,33 +72,54 @@ class ReportInputs:
     metrics: list[dict[str, Any]]
     summary: dict[str, Any]
     warm_start: list[dict[str, Any]]
-    played: Mapping[str, Callable[[], pa.Table]]
-    trained: Mapping[str, Callable[[], pa.Table]]
+    played: Mapping[str, Callable[..., pa.Table]]
+    trained: Mapping[str, Callable[..., pa.Table]]
     data_report: dict[str, Any] | None
     parameters: dict[str, Any]
     versions: dict[str, str]
     token_texts: TokenTexts | None = None
+    validations: Mapping[str, Callable[..., pa.Table]] = field(default_factory=dict)
+    commands: Sequence[dict[str, Any]] = ()
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options of the training whose settings the run has; empty where they are not known."""
+        found: Mapping[str, Any] = self.parameters.get(f"train_{self.task}") or {}
+        return found
+
+    def option(self, section: str, name: str) -> Any:
+        """One option of the training, such as `grpo`, `credit`; None where it is not known."""
+        return (self.options.get(section) or {}).get(name)
 
 
 def build_report(inputs: ReportInputs) -> str:
     """The page, HTML5 as text, to be stored as UTF-8."""
     players, world = PlayerData(), run_world(inputs.task)
-    names = [str(name) for name in inputs.summary.get("policies") or []]
-    pairs = choose_gallery(inputs.played, len(names)) if names else []
+    summary = _name_start(inputs)
+    names = [str(name) for name in summary.get("policies") or []]
+    pairs = [_credit_pair(pair, inputs) for pair in choose_gallery(inputs.played, len(names))] if names else []
     first = pairs[0].after if pairs else None
     gallery = [_card(pair, names, players, world) for pair in pairs]
+    change = compare_policies(inputs.played, 0, inputs.played, len(names) - 1) if len(names) > 1 else None
+    episodes = summarise_training(inputs.trained)
+    time = summarise_commands(inputs.commands)
     context = {
         "inputs": inputs,
-        "headline": write_headline(inputs.summary),
+        "title": _title(inputs),
+        "made": provenance_line(time),
+        "time": time,
+        "headline": write_headline(summary, change),
         "world": world,
         "words": world.words,
-        "charts": _charts(inputs, world),
-        "health": curves.health_charts(inputs.metrics),
-        "evaluation": evaluation_tables.evaluation_rows(inputs.summary),
-        "columns": evaluation_tables.evaluation_columns(inputs.summary),
-        "replies": evaluation_tables.reply_table(inputs.summary),
-        "kinds": evaluation_tables.kind_tables(inputs.summary),
-        "facts": curves.run_facts(inputs.metrics, inputs.warm_start),
+        "charts": _charts(inputs, summary, episodes, world),
+        "health": curves.health_charts(_join(inputs.metrics, episodes.rows)),
+        "evaluation": evaluation_tables.evaluation_rows(summary),
+        "columns": evaluation_tables.evaluation_columns(summary),
+        "notes": notes_of(summary),
+        "replies": evaluation_tables.reply_table(summary),
+        "kinds": evaluation_tables.kind_tables(summary),
+        "facts": curves.run_facts(inputs.metrics, inputs.warm_start, time.seconds if time else None),
+        "validations": follow_prompts(inputs.validations),
         "gallery": gallery,
         "prompt": [turn.text for turn in first.turns if turn.role != "assistant"][:2] if first else [],
         "extremes": _extremes(inputs, players),
@@ -121,7 +159,7 @@ def make_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("count", "duration", "number", "percent", "signed", "significant"):
+    for name in ("count", "duration", "number", "percent", "plural", "signed", "significant"):
         environment.filters[name] = getattr(formats, name)
     environment.filters["data"] = as_script_data
     environment.filters["unbroken"] = keep_intervals
@@ -139,11 +177,94 @@ def keep_intervals(text: str) -> Markup:
     return Markup(re.sub(r"\[[^\[\]]*\]", r'<span class="nb">\g<0></span>', str(escape(text))))
 
 
-def _charts(inputs: ReportInputs, world: RunWorld) -> dict[str, Any]:
+def compare_policies(first: Parts, number: int, second: Parts, other: int) -> PairedTest | None:
+    """Paired test over the prompts that two policies played sampled; None where they share none.
+
+    Args:
+        first, second: parts `iter=<number of the policy>/…`; number, other: of the policies.
+    """
+    return paired_test(read_outcomes(first, number), read_outcomes(second, other))
+
+
+def provenance_line(time: RunTime | None) -> list[tuple[str, str]]:
+    """When, how and where a run was made, as (name, value); [] for a run that kept no account."""
+    if time is None:
+        return []
+    last = time.last
+    cores = plural(last["cores"], "core") if last.get("cores") else ""
+    machine = ", ".join(str(part) for part in (last.get("processor") or last.get("machine"), cores) if part)
+    commands = f" in {plural(time.commands, 'command')}" if time.commands > 1 else ""
+    return [
+        (name, str(value))
+        for name, value in (
+            ("date", f"{time.started:%Y-%m-%d %H:%M}"),
+            ("total time", f"{duration(time.seconds)}{commands}"),
+            ("commit", last.get("commit")),
+            ("machine", machine),
+            ("command", last.get("command")),
+        )
+        if value
+    ]
+
+
+def _title(inputs: ReportInputs) -> str:
+    """What was trained: the task, or the file or module of a task of one's own."""
+    known = TASKS.get(inputs.task)
+    factory = inputs.option("env", "factory")
+    if known is None or factory is None or factory == known.train().env.factory:
+        return inputs.task
+    return f"own task {Path(str(factory).split(':')[0]).name}"
+
+
+def _name_start(inputs: ReportInputs) -> dict[str, Any]:
+    """The summary, whose first policy is called otherwise where there was no warm start."""
+    steps = inputs.option("warm_start", "steps")
+    if steps != 0:
+        return inputs.summary
+
+    def rename(name: Any) -> Any:
+        return START if name == "warm_start" else name
+
     return {
-        "success": curves.success_chart(inputs.metrics, world.words),
+        **inputs.summary,
+        "policies": [rename(name) for name in inputs.summary.get("policies") or []],
+        "rows": [{**row, "policy": rename(row.get("policy"))} for row in inputs.summary.get("rows") or []],
+    }
+
+
+def _credit_pair(pair: LevelPair, inputs: ReportInputs) -> LevelPair:
+    """Episodes of an evaluation with the rewards that their turns would have had in training."""
+    if inputs.option("grpo", "credit") == "turn":
+        for episode in (pair.after, pair.before):
+            if episode is not None and episode.reward is not None:
+                try:
+                    shares = turn_credit(episode, inputs.option("reward", "args") or {})
+                except ValueError:  # a reward that is no sum over turns; training would have refused it
+                    continue
+                for turn, share in zip(replies(episode), shares, strict=True):
+                    turn.credit = float(share)
+    return pair
+
+
+def _join(metrics: list[dict[str, Any]], episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of metrics with what the episodes of their iteration say."""
+    found = {row["iteration"]: row for row in episodes}
+    return [{**found.get(row.get("iteration"), {}), **row} for row in metrics]
+
+
+def _charts(
+    inputs: ReportInputs, summary: dict[str, Any], episodes: TrainingEpisodes, world: RunWorld
+) -> dict[str, Any]:
+    by = "optimal length" if world.world == "sokoban" else "family"
+    summed = (inputs.option("reward", "args") or {}).get("aggregate") == "sum"
+    unused = "turn_reward_avg" if summed else "turn_reward_total"
+    return {
+        "success": curves.success_chart(inputs.metrics, world.words, str(inputs.option("prompts", "order"))),
         "reward": curves.reward_chart(inputs.metrics),
-        "lengths": evaluation_tables.length_chart(inputs.summary),
+        "kinds": curves.kind_chart(episodes.kinds, world.words, by),
+        "parts": curves.parts_chart(episodes.rows, [name for name in episodes.parts if name != unused]),
+        "responses": curves.length_chart(inputs.metrics),
+        "lengths": evaluation_tables.length_chart(summary),
         "warm_start": curves.warm_start_chart(inputs.warm_start),
     }
 
@@ -154,7 +275,7 @@ def _card(pair: LevelPair, names: list[str], players: PlayerData, world: RunWorl
         takes.append((policy_label(names[0], world.world), pair.before))
     number, kind = f"{world.words.unit} {pair.after.group_index}", pair.length
     if isinstance(kind, int):
-        title = f"{kind} {'move' if kind == 1 else 'moves'} at best"
+        title = f"Optimal: {plural(kind, 'move')}"
     else:
         title = number[:1].upper() + number[1:] if kind is None else evaluation_tables.write_kind(kind)
     return {
@@ -184,10 +305,15 @@ def _extremes(inputs: ReportInputs, players: PlayerData) -> dict[str, Any] | Non
 def _describe(trajectory: Trajectory, found: Extremes, texts: TokenTexts | None, players: PlayerData) -> dict[str, Any]:
     return {
         "trajectory": trajectory,
+        "mean": found.means.get(trajectory.trajectory_id),
+        "per_turn": any(turn.advantage is not None for turn in trajectory.turns),
+        "credited": any(turn.credit is not None for turn in trajectory.turns),
         "episode": players.add(trajectory),
         "end": describe_end(trajectory),
         "solved": is_solved(trajectory),
-        "replies": [(turn, shorten(turn.text, 400)) for turn in trajectory.turns if turn.role == "assistant"],
+        "replies": [
+            (turn, turn_reward(turn), shorten(turn.text, 400)) for turn in trajectory.turns if turn.role == "assistant"
+        ],
         "turns": token_turns(trajectory, found.image_pad_id, texts),
         "tokens": len(trajectory.token_ids),
         "trained_tokens": int(trajectory.loss_mask.sum()),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.formats import count, number, percent
+from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, plural
 from geo_sokoban_pipeline.reporting.summaries import Row, find_player, find_row, write_rate
 from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN, TASKS, Words, World
 
@@ -20,12 +20,14 @@ class Column:
     Attributes:
         heading: its name.
         write: its cell of a row of the summary.
-        several: only where an episode may have several replies.
+        several: only where an episode may have several responses.
+        note: what it holds, where the heading does not say it all.
     """
 
     heading: str
     write: Callable[[Row], str]
     several: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class RunWorld:
         compare: sentences of the headline about other players, of a summary and the policies' names.
         tiles: players that get a tile.
         columns: of the evaluation table. replies: of a second one, about how was answered.
-        notes: lines below it.
         rivals: players beside the policies in tables by kind.
         cuts: those tables.
         chosen: rule by which played episodes are shown.
@@ -61,7 +62,6 @@ class RunWorld:
     tiles: tuple[str, ...]
     columns: tuple[Column, ...]
     replies: tuple[Column, ...]
-    notes: tuple[str, ...]
     rivals: tuple[str, ...]
     cuts: tuple[Cut, ...]
     chosen: str
@@ -75,25 +75,35 @@ def run_world(task: Any) -> RunWorld:
 
 
 def columns_of(summary: Summary, *, replies: bool = False) -> list[Column]:
-    """Columns that are the world's own, of a summary's evaluation table or of the second one."""
-    world, single = run_world(summary.get("task")), summary.get("turn_limit") == 1
-    return [column for column in (world.replies if replies else world.columns) if not (single and column.several)]
+    """Columns that are the world's own, of a summary's evaluation table or of the second one; none that is empty."""
+    world, single, rows = run_world(summary.get("task")), summary.get("turn_limit") == 1, summary.get("rows") or []
+    return [
+        column
+        for column in (world.replies if replies else world.columns)
+        if not (single and column.several) and any(column.write(row) != DASH for row in rows)
+    ]
+
+
+def notes_of(summary: Summary) -> list[str]:
+    """What the columns of a summary's tables hold."""
+    shown = [*columns_of(summary), *columns_of(summary, replies=True)]
+    return [f"{column.heading.capitalize()}: {column.note}." for column in shown if column.note]
 
 
 def _levels_played(summary: Summary) -> str:
     layouts = summary.get("layouts")
-    on_layouts = f" ({count(layouts)} wall layouts)" if layouts else ""
-    return f"{count(summary.get('prompts'))} held-out levels{on_layouts}"
+    on_layouts = f" ({plural(layouts, 'wall layout')})" if layouts else ""
+    return f"{plural(summary.get('prompts'), 'held-out level')}{on_layouts}"
 
 
 def _problems_played(summary: Summary) -> str:
     parts = [
-        f"{count(summary[name])} {words}"
-        for name, words in (("families", "families"), ("answers", "distinct answers"))
+        plural(summary[name], *words)
+        for name, words in (("families", ("family", "families")), ("answers", ("distinct answer",)))
         if summary.get(name)
     ]
     kinds = f" ({', '.join(parts)})" if parts else ""
-    return f"{count(summary.get('prompts'))} held-out problems{kinds}"
+    return f"{plural(summary.get('prompts'), 'held-out problem')}{kinds}"
 
 
 def _compare_moves(summary: Summary, names: Sequence[str]) -> list[str]:
@@ -104,11 +114,11 @@ def _compare_moves(summary: Summary, names: Sequence[str]) -> list[str]:
     if solver:
         parts.append(f"{'a' if parts else 'A'}n exact solver {percent(solver['solve_rate'])}")
     limit = summary.get("move_limit")
-    found = [f"{', '.join(parts)}{f', all within {limit} turns' if limit else ''}."] if parts else []
+    within = f", all within {plural(limit, 'move')}" if limit else ""
+    found = [f"{', '.join(parts)}{within}."] if parts else []
     row, seeing = _disguised(summary, names, "_blank")
     if row and seeing:
-        verdict = ": it plays by sight" if _is_below(row, seeing) else ""
-        found.append(f"With blank pictures the same policy solves {percent(row['solve_rate'])}{verdict}.")
+        found.append(_say_blind("blank images", "it solves", row, seeing))
     return found
 
 
@@ -123,12 +133,18 @@ def _compare_answers(summary: Summary, names: Sequence[str]) -> list[str]:
     if parts:
         text = ", ".join(parts)
         found.append(f"{text[:1].upper()}{text[1:]}.")
-    for suffix, shown in (("_blank", "blank pictures"), ("_shuffled", "pictures of other problems")):
+    for suffix, shown in (("_blank", "blank images"), ("_shuffled", "images of other problems")):
         row, seeing = _disguised(summary, names, suffix)
         if row and seeing:
-            verdict = ": it answers by sight" if _is_below(row, seeing) else ""
-            found.append(f"With {shown} the same policy has {percent(row['solve_rate'])}{verdict}.")
+            found.append(_say_blind(shown, "it has", row, seeing))
     return found
+
+
+def _say_blind(shown: str, verb: str, row: Row, seeing: Row) -> str:
+    """What is left of a policy that is shown nothing of the prompt."""
+    if _is_below(row, seeing):
+        return f"With {shown} it drops to {percent(row['solve_rate'])}, so it does use the image."
+    return f"With {shown} {verb} {percent(row['solve_rate'])}."
 
 
 def _first_attempts(summary: Summary, names: Sequence[str]) -> list[str]:
@@ -166,7 +182,9 @@ def _part(section: str, name: str) -> Callable[[Row], float | None]:
     return lambda row: (row.get(section) or {}).get(name)
 
 
-_INVALID = Column("invalid replies", lambda row: percent(row.get("invalid_share")))
+def _invalid(note: str) -> Column:
+    return Column("invalid responses", lambda row: percent(row.get("invalid_share")), note=note)
+
 
 _WORLDS: Mapping[World, RunWorld] = {
     "sokoban": RunWorld(
@@ -175,12 +193,15 @@ _WORLDS: Mapping[World, RunWorld] = {
         where=_levels_played,
         compare=_compare_moves,
         tiles=("random_legal", "solver"),
-        columns=(Column("moves ÷ fewest", lambda row: number(row.get("steps_over_optimal"))), _INVALID),
-        replies=(),
-        notes=(
-            "Moves ÷ fewest: mean over solved episodes whose fewest moves are known. Invalid replies: share of replies "
-            "without a move.",
+        columns=(
+            Column(
+                "moves ÷ fewest",
+                lambda row: number(row.get("steps_over_optimal")),
+                note="mean over solved episodes whose fewest moves are known",
+            ),
+            _invalid("share of the responses without a move"),
         ),
+        replies=(),
         rivals=("random_legal",),
         cuts=(Cut("fewest moves", _by_length),),
         chosen="For each number of fewest moves: the first solved level, and the first unsolved one while there is "
@@ -194,22 +215,36 @@ _WORLDS: Mapping[World, RunWorld] = {
         compare=_compare_answers,
         tiles=("most_frequent", "teacher"),
         columns=(
-            Column("first attempt", lambda row: percent(_part("first_attempt", "solve_rate")(row)), several=True),
-            Column("plausible", lambda row: percent(row.get("plausible_share"))),
+            Column(
+                "first attempt",
+                lambda row: percent(_part("first_attempt", "solve_rate")(row)),
+                several=True,
+                note="correct before a scoring tool has said anything",
+            ),
+            Column(
+                "plausible",
+                lambda row: percent(row.get("plausible_share")),
+                note="the answer is that of one of the rules that the figure might call for, which tells reading from "
+                "choosing",
+            ),
         ),
         replies=(
-            _INVALID,
-            Column("tool calls", lambda row: number(_part("tools", "calls")(row)), several=True),
-            Column("valid calls", lambda row: percent(_part("tools", "valid_share")(row)), several=True),
-            Column("tokens", lambda row: number(_part("responses", "tokens_mean")(row), 1)),
+            _invalid("share of the responses with neither an answer nor a call that could be scored"),
+            Column(
+                "tool calls",
+                lambda row: number(_part("tools", "calls")(row)),
+                several=True,
+                note="mean per episode",
+            ),
+            Column(
+                "valid calls",
+                lambda row: percent(_part("tools", "valid_share")(row)),
+                several=True,
+                note="share of the calls whose answer was scored",
+            ),
+            Column("tokens", lambda row: number(_part("responses", "tokens_mean")(row), 1), note="mean per episode"),
             Column("truncated", lambda row: percent(_part("responses", "truncated_share")(row))),
             Column("repetition", lambda row: percent(_part("responses", "repetition_share")(row))),
-        ),
-        notes=(
-            "Plausible: the answer is that of one of the rules that the figure might call for, which tells reading "
-            "from choosing. Invalid replies: share of replies with neither an answer nor a call that could be scored. "
-            "First attempt: correct before a scoring tool has said anything. Valid calls: share of the calls whose "
-            "answer was scored. Calls and tokens are means per episode.",
         ),
         rivals=("teacher",),
         cuts=(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow as pa
 from geo_sokoban_pipeline.reporting.formats import is_number
 from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 
-Parts = Mapping[str, Callable[[], pa.Table]]
+Parts = Mapping[str, Callable[..., pa.Table]]
 GALLERY = 12
 EXTREMES = 3
 _FAMILY = "family_"  # prefix of the metric that names a problem's family
@@ -36,12 +37,17 @@ class LevelPair:
 
 @dataclass(frozen=True)
 class Extremes:
-    """Training episodes of one iteration with the highest and the lowest rewards."""
+    """Training episodes of one iteration that did best and worst beside the others of their group.
+
+    Attributes:
+        means: mean reward of the group of each, by trajectory id.
+    """
 
     iteration: int
     best: list[Trajectory]
     worst: list[Trajectory]
     image_pad_id: int | None
+    means: dict[str, float]
 
 
 def choose_gallery(played: Parts, policies: int, limit: int = GALLERY) -> list[LevelPair]:
@@ -63,7 +69,9 @@ def choose_gallery(played: Parts, policies: int, limit: int = GALLERY) -> list[L
 def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
     """Best and worst episodes of the newest iteration that has graded ones; trained ones where there are any.
 
-    At most two parts are read. Episodes of one group are shown once, so that the examples differ.
+    An episode is as good as its reward is above its group's mean, which is what GRPO compares: by the reward alone
+    the best ones would be those of easy prompts. At most two parts are read. Episodes of one group are shown once, so
+    that the examples differ.
     """
     for name in list(trained)[-1:-3:-1]:
         table = trained[name]()
@@ -71,12 +79,14 @@ def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
         graded = [(at, row) for at, row in enumerate(rows) if is_number(row["reward"])]
         graded = [item for item in graded if item[1]["trained"]] or graded
         if graded:
-            ranked = sorted(graded, key=lambda item: (-item[1]["reward"], item[0]))
+            means = _group_means([row for _, row in graded])
+            ranked = sorted(graded, key=lambda item: (means[item[1]["group_index"]] - item[1]["reward"], item[0]))
             best = _one_per_group(ranked, amount)
             worst = [at for at in _one_per_group(list(reversed(ranked)), amount) if at not in best]
             pad = (table.schema.metadata or {}).get(b"image_pad_id")
-            iteration = int(rows[0]["iteration"])
-            return Extremes(iteration, _load(table, best), _load(table, worst), int(pad) if pad else None)
+            chosen = _load(table, best), _load(table, worst)
+            shown = {one.trajectory_id: means[one.group_index] for one in (*chosen[0], *chosen[1])}
+            return Extremes(int(rows[0]["iteration"]), *chosen, int(pad) if pad else None, shown)
     return None
 
 
@@ -139,6 +149,13 @@ def _spread(rows: Sequence[_Row], limit: int) -> list[_Row]:
     return sorted(chosen, key=lambda row: (row.length is None, row.length or 0, not row.solved, row.level))
 
 
+def _group_means(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    rewards: dict[int, list[float]] = {}
+    for row in rows:
+        rewards.setdefault(row["group_index"], []).append(row["reward"])
+    return {group: fmean(values) for group, values in rewards.items()}
+
+
 def _one_per_group(ranked: Sequence[tuple[int, Mapping[str, Any]]], amount: int) -> list[int]:
     chosen: dict[int, int] = {}
     for at, row in ranked:
@@ -148,3 +165,19 @@ def _one_per_group(ranked: Sequence[tuple[int, Mapping[str, Any]]], amount: int)
 
 def _load(table: pa.Table, places: Sequence[int]) -> list[Trajectory]:
     return [table_to_trajectories(table.slice(at, 1))[0] for at in places]
+
+
+def read_outcomes(played: Parts, policy: int) -> dict[str, list[bool]]:
+    """Success of each sampled episode of a policy, by the content hash of its prompt.
+
+    Args:
+        played: parts `iter=<number of the policy>/…`; each is called with `columns`.
+    """
+    outcomes: dict[str, list[bool]] = {}
+    for name, read in played.items():
+        if int(name.split("/")[0].removeprefix("iter=")) == policy:
+            for row in read(columns=["task_id", "sampling", "success"]).to_pylist():
+                if not _is_greedy(row["sampling"]):
+                    # As in the summary, an episode that failed counts as not solved.
+                    outcomes.setdefault(row["task_id"], []).append(bool(row["success"]))
+    return outcomes

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from geo_sokoban_pipeline.reporting.episodes import turn_reward
 from geo_sokoban_pipeline.trajectories import Trajectory, Turn
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
@@ -83,7 +84,7 @@ def _turn(trajectory: Trajectory, turn: Turn, pad: int | None, texts: TokenTexts
             ]
     own = turn.role == "assistant"
     advantage = trajectory.advantage if own and turn.advantage is None else turn.advantage
-    return TokenTurn(turn.role, tuple(pieces), turn.reward if own else None, advantage)
+    return TokenTurn(turn.role, tuple(pieces), turn_reward(turn) if own else None, advantage)
 
 
 def read_token_texts(folder: Path) -> TokenTexts:

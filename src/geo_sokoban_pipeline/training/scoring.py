@@ -122,7 +122,7 @@ def _set_episode_advantages(graded: Sequence[Trajectory], options: GrpoOptions) 
 def _turn_credit(
     graded: Sequence[Trajectory], options: GrpoOptions, reward_args: Mapping[str, Any]
 ) -> list[np.ndarray]:
-    values = [_turn_values(episode, reward_args) for episode in graded]
+    values = [turn_credit(episode, reward_args) for episode in graded]
     for episode, row in zip(graded, values, strict=True):
         for turn, value in zip(replies(episode), row, strict=True):
             turn.credit = float(value)
@@ -137,8 +137,8 @@ def _turn_credit(
     )
 
 
-def _turn_values(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndarray:
-    """Worth of each reply; one that the environment never saw (cut off at a limit) is worth nothing.
+def turn_credit(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndarray:
+    """Share of the reward that each reply gets; one that the environment never saw (cut off at a limit) gets none.
 
     Raises:
         ValueError: the turns do not add up to the episode's reward, so credit per turn would train something else.

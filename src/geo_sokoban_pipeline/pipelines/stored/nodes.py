@@ -173,7 +173,8 @@ def check_prompts(runs: RunStore, source: SourceOptions, rows: Sequence[Mapping[
 
 def report_evaluation(
     summary: dict[str, Any],
-    played: dict[str, Callable[[], pa.Table]],
+    played: dict[str, Callable[..., pa.Table]],
+    commands: list[dict[str, Any]] | None,
     run_id: str,
     parameters: dict[str, Any],
     train: dict[str, Any],
@@ -196,5 +197,6 @@ def report_evaluation(
         data_report=None,
         parameters={"seed": seed, run: parameters, f"train_{settings.task}": settings.model_dump(mode="json")},
         versions=read_versions(),
+        commands=commands or (),
     )
     return build_report(inputs)

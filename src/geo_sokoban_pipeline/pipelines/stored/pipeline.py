@@ -45,7 +45,7 @@ def create_evaluate_pipeline(task: str) -> Pipeline:
     )
     report = Node(
         nodes.report_evaluation,
-        inputs=["eval_summary", "eval_trajectories", "params:run_id", *_OPTIONS],
+        inputs=["eval_summary", "eval_trajectories", "commands", "params:run_id", *_OPTIONS],
         outputs="report",
         name="report_evaluation",
     )
@@ -64,7 +64,8 @@ def _instance(nodes_: list[Node], kind: str, task: str, data: list[str]) -> Pipe
     return Pipeline(
         nodes_,
         namespace=run,
-        inputs={name: f"{task}.{name}" for name in data} | ({"runs": "runs"} if "runs" in used else {}),
+        inputs={name: f"{task}.{name}" for name in data}
+        | {name: entry for name, entry in {"runs": "runs", "commands": f"{run}.commands"}.items() if name in used},
         parameters={name: value for name, value in parameters.items() if name in used},
         tags=[kind],
     )

@@ -179,7 +179,9 @@ def write_report(
     policy: PolicyFolder,
     held_out: Parts,
     trained: Parts,
+    validations: Parts,
     data_report: dict[str, Any],
+    commands: list[dict[str, Any]] | None,
     run_id: str,
     parameters: dict[str, Any],
     data: dict[str, Any],
@@ -204,6 +206,8 @@ def write_report(
         parameters={"seed": seed, options.task: data, run: options.model_dump(mode="json")},
         versions=read_versions(),
         token_texts=read_token_texts(policy.path),
+        validations=validations,
+        commands=commands or (),
     )
     return build_report(inputs)
 

@@ -55,7 +55,9 @@ def create_pipeline(task: str) -> Pipeline:
                     "policy",
                     "held_out_trajectories",
                     "trajectories",
+                    "eval_trajectories",
                     "data_report",
+                    "commands",
                     "params:run_id",
                     "params:options",
                     "params:data",
@@ -71,7 +73,7 @@ def create_pipeline(task: str) -> Pipeline:
         template,
         namespace=run,
         inputs={name: f"{task}.{name}" for name in shared}
-        | {name: f"{run}.{name}" for name in ("base_policy_state", "policy_state", "resume_state")},
+        | {name: f"{run}.{name}" for name in ("base_policy_state", "policy_state", "resume_state", "commands")},
         parameters={
             "params:options": f"params:{run}",
             "params:data": f"params:{task}",

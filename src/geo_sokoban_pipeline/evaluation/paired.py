@@ -1,0 +1,96 @@
+"""Paired comparison of two policies that played the same prompts: does one solve more than the other?
+
+Prompts differ in difficulty far more than policies do. Comparing each prompt with itself takes that out, so a paired
+test sees a change that two intervals of solve rates, taken side by side, leave open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from geo_sokoban_pipeline.seeding import derive_seed
+
+Outcomes = Mapping[str, Sequence[bool]]  # by the prompt's content hash: success of each of its episodes
+LEVEL = 0.05  # of the tests; the interval holds the other 95 %
+_RESAMPLES = 10_000
+_CHUNK = 500  # resamples at a time, which bounds the memory
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """What two policies did on the prompts that both played.
+
+    Attributes:
+        prompts: number of them.
+        difference: solve rate of the second policy minus that of the first, over those prompts, each weighed alike.
+        low, high: 95 % interval of the difference, by a bootstrap over the prompts.
+        gained, lost: prompts that only the second policy solved, and only the first; None where prompts were played
+            several times.
+        p_value: of McNemar's test on `gained` and `lost`; None with them.
+    """
+
+    prompts: int
+    difference: float
+    low: float
+    high: float
+    gained: int | None
+    lost: int | None
+    p_value: float | None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the policies differ at the 5 % level: by McNemar's test, else by the interval."""
+        if self.p_value is not None:
+            return self.p_value < LEVEL
+        return self.low > 0 or self.high < 0
+
+
+def paired_test(first: Outcomes, second: Outcomes) -> PairedTest | None:
+    """Compare two policies on the prompts that both played; None where there are none.
+
+    Args:
+        first, second: by prompt; prompts that only one of them played are left out.
+    """
+    shared = sorted(name for name in first if name in second and first[name] and second[name])
+    if not shared:
+        return None
+    gaps = np.array([np.mean(second[name]) - np.mean(first[name]) for name in shared])
+    low, high = _bootstrap(gaps)
+    single = all(len(outcomes[name]) == 1 for outcomes in (first, second) for name in shared)
+    gained, lost = int((gaps > 0).sum()), int((gaps < 0).sum())
+    return PairedTest(
+        prompts=len(shared),
+        difference=float(gaps.mean()),
+        low=low,
+        high=high,
+        gained=gained if single else None,
+        lost=lost if single else None,
+        p_value=mcnemar(gained, lost) if single else None,
+    )
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Two-sided mid-p value of McNemar's test: how likely so uneven a split of the changed prompts is by chance.
+
+    The exact test takes the observed split for wholly as extreme as itself and finds too little; the mid-p counts half
+    of it (Fagerland, Lydersen and Laake, 2013).
+    """
+    changed, least = gained + lost, min(gained, lost)
+    if gained == lost:
+        return 1.0
+    tail = sum(math.comb(changed, k) for k in range(least + 1))
+    return (2 * tail - math.comb(changed, least)) / 2**changed
+
+
+def _bootstrap(gaps: np.ndarray) -> tuple[float, float]:
+    """Percentile interval of the mean; the same for the same gaps."""
+    generator = np.random.default_rng(derive_seed(0, "paired bootstrap", len(gaps)))
+    means = np.concatenate(
+        [gaps[generator.integers(0, len(gaps), (_CHUNK, len(gaps)))].mean(axis=1) for _ in range(_RESAMPLES // _CHUNK)]
+    )
+    low, high = np.quantile(means, [LEVEL / 2, 1 - LEVEL / 2])
+    return float(low), float(high)

@@ -1,0 +1,45 @@
+"""The node of `compare`: the names of runs in, a page out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.options.project import split_runs
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.reporting.comparison import ComparedRun
+    from geo_sokoban_pipeline.run_store import RunStore
+
+
+def compare_runs(runs: RunStore, names: Any) -> str:
+    """The HTML page that compares stored training runs.
+
+    Args:
+        names: `params:runs`.
+
+    Raises:
+        SourceError: fewer than two are named, or one is not stored; the message lists those that are.
+    """
+    from geo_sokoban_pipeline.reporting.comparison import build_comparison
+
+    return build_comparison([_read(runs, run, run_id) for run, run_id in runs.find_runs(split_runs(names))])
+
+
+def _read(runs: RunStore, run: str, run_id: str) -> ComparedRun:
+    from geo_sokoban_pipeline.options.training import SourceOptions
+    from geo_sokoban_pipeline.provenance import summarise_commands
+    from geo_sokoban_pipeline.reporting.comparison import ComparedRun
+    from geo_sokoban_pipeline.trajectory_files import read_trajectories
+
+    source = SourceOptions(run=run, run_id=run_id)
+    files = runs.held_out_files(source)
+    return ComparedRun(
+        run=run,
+        run_id=run_id,
+        metrics=runs.metrics(source),
+        summary=runs.evaluation(source),
+        settings=runs.settings(source),
+        time=summarise_commands(runs.commands(source)),
+        played={name: partial(read_trajectories, path) for name, path in files.items()},
+    )

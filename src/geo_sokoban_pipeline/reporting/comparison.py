@@ -1,0 +1,258 @@
+"""The comparison of several training runs: one HTML page with overlaid curves, what differs in their settings, their
+evaluations, and paired tests over the prompts that they were evaluated on.
+
+The first run is the one that the others are compared with. A rate alone never decides: whether runs differ is said by
+the paired test, and only over prompts that both have played.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from geo_sokoban_pipeline.provenance import RunTime
+from geo_sokoban_pipeline.reporting import curves
+from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
+from geo_sokoban_pipeline.reporting.evaluation_tables import EvaluationRow, evaluation_rows
+from geo_sokoban_pipeline.reporting.formats import DASH, count, duration, joined, p_value, plural, points
+from geo_sokoban_pipeline.reporting.report import compare_policies, make_environment, read_asset
+from geo_sokoban_pipeline.reporting.run_worlds import run_world
+from geo_sokoban_pipeline.reporting.summaries import find_row, write_rate
+from geo_sokoban_pipeline.tasks import Words
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from geo_sokoban_pipeline.evaluation.paired import PairedTest
+
+COLOURS = ("final", "warm", "greedy", "legal", "solver", "random")
+# Metric, title, note, whether its values are shares. Validations have lines of their own.
+_CURVES = (
+    ("rollout/raw_reward", "Training reward", "Mean per episode.", False),
+    ("train/entropy_loss", "Entropy", "Nats per token.", False),
+    ("train/ppo_kl", "KL to the rollout policy", "Mean |log-ratio| per token, in the update.", False),
+    ("train/kl_loss", "KL to the reference policy", "Nats per token.", False),
+    ("train/lr-pg_0", "Learning rate", "As scheduled.", False),
+    ("train/grad_norm", "Gradient norm", "Before clipping.", False),
+    ("rollout/response_len/mean", "Response tokens", "Mean per episode.", False),
+    ("rollout/trained_ratio", "Kept by the group filter", "Share of the episodes.", True),
+)
+_SMOOTHED = 9
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What is stored of a run.
+
+    Attributes:
+        run, run_id: its namespace and run id.
+        metrics: one row per iteration.
+        summary: of its evaluation; empty where it has none.
+        settings: what its newest checkpoint was made with, flat.
+        time: of its commands; None where they were not noted.
+        played: episodes of its evaluation, partition `iter=<number of the policy>/part-…`.
+    """
+
+    run: str
+    run_id: str
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+    settings: dict[str, Any]
+    time: RunTime | None
+    played: Mapping[str, Callable[..., pa.Table]]
+
+    @property
+    def policies(self) -> list[str]:
+        """Names of the evaluated policies, in the order of the parts of `played`."""
+        return [str(name) for name in self.summary.get("policies") or []]
+
+
+def build_comparison(runs: Sequence[ComparedRun]) -> str:
+    """The page, HTML5 as text, to be stored as UTF-8; it needs nothing but itself.
+
+    Args:
+        runs: two or more; the others are compared with the first one.
+    """
+    names = name_runs(runs)
+    words = run_world(runs[0].summary.get("task") or runs[0].run.removeprefix("train_")).words
+    tests = [compare_final(runs[0], run) for run in runs[1:]]
+    script = read_asset("report.js")
+    rows, ks = _evaluation(runs, names)
+    page: str = (
+        make_environment()
+        .get_template("comparison.html.j2")
+        .render(
+            runs=list(zip(names, COLOURS * len(runs), runs, strict=False)),
+            words=words,
+            headline=write_verdict(runs, names, tests, words),
+            about=_about(runs, names),
+            charts=_charts(runs, names, words.rate, words.units),
+            small=_small_charts(runs, names),
+            differences=list_differences(runs),
+            rows=rows,
+            ks=ks,
+            tests=[
+                _test_line(runs[0], run, name, test) for run, name, test in zip(runs[1:], names[1:], tests, strict=True)
+            ],
+            reference=names[0],
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            style=Markup("\n".join(read_asset(name) for name in ("parts.css", "report.css"))),
+        )
+    )
+    return page
+
+
+def name_runs(runs: Sequence[ComparedRun]) -> list[str]:
+    """What runs are called on the page: their run ids, with the pipeline before it where several are compared."""
+    several = len({run.run for run in runs}) > 1
+    return [f"{run.run}/{run.run_id}" if several else run.run_id for run in runs]
+
+
+def compare_final(first: ComparedRun, second: ComparedRun) -> PairedTest | None:
+    """Paired test of the final policies; None where they share no evaluation prompt."""
+    if not first.policies or not second.policies:
+        return None
+    return compare_policies(first.played, len(first.policies) - 1, second.played, len(second.policies) - 1)
+
+
+def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
+    """(setting, value in each run) of the settings that are not the same in all, sorted by name."""
+    tables = [_settings(run) for run in runs]
+    names = sorted({name for table in tables for name in table})
+    written = [(name, [_write(table[name]) if name in table else DASH for table in tables]) for name in names]
+    return [(name, values) for name, values in written if len(set(values)) > 1]
+
+
+def write_verdict(
+    runs: Sequence[ComparedRun], names: Sequence[str], tests: Sequence[PairedTest | None], words: Words
+) -> str:
+    """One sentence: who is better than the first run, where the tests tell it."""
+    found: dict[str, list[str]] = {}
+    for name, test in zip(names[1:], tests, strict=True):
+        found.setdefault(_judge(test), []).append(name)
+    if len(runs) > 2:
+        parts = [f"{joined(group)} {'is' if len(group) == 1 else 'are'} {text}" for text, group in found.items()]
+        return f"Compared with {names[0]}, {'; '.join(parts)}."
+    (test,), (verdict,) = tests, found
+    if test is None:
+        return f"{names[1]} and {names[0]} have no evaluation on the same {words.units}."
+    played = plural(test.prompts, words.unit, words.units)
+    difference = points(test.difference, test.low, test.high)
+    return f"On the same {played}, {names[1]} is {verdict} than {names[0]}: {difference}.".replace(
+        "different than", "different from"
+    )
+
+
+def _judge(test: PairedTest | None) -> str:
+    if test is None:
+        return "not comparable"
+    if not test.is_change:
+        return "not significantly different"
+    return "better" if test.difference > 0 else "worse"
+
+
+def _settings(run: ComparedRun) -> dict[str, Any]:
+    """Stored settings, and what else makes a run: its length, its evaluation, its commit."""
+    shown = dict(run.settings)
+    shown["iterations stored"] = len(run.metrics)
+    for name, key in (("evaluation prompts", "prompts"), ("evaluation prompts, content hash", "prompts_hash")):
+        if run.summary.get(key) is not None:
+            shown[name] = run.summary[key]
+    if run.time is not None and run.time.last.get("commit"):
+        shown["commit"] = run.time.last["commit"]
+    return shown
+
+
+def _write(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _about(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[list[str]]:
+    """Per run: name, iterations, date, total time, machine, command."""
+    lines = []
+    for run, name in zip(runs, names, strict=True):
+        last = run.time.last if run.time else {}
+        lines.append(
+            [
+                name,
+                count(len(run.metrics)),
+                f"{run.time.started:%Y-%m-%d %H:%M}" if run.time else DASH,
+                duration(run.time.seconds) if run.time else DASH,
+                str(last.get("processor") or last.get("machine") or DASH),
+                str(last.get("command") or DASH),
+            ]
+        )
+    return lines
+
+
+def _lines(runs: Sequence[ComparedRun], names: Sequence[str], metric: str) -> list[Series]:
+    series = []
+    for run, name, colour in zip(runs, names, COLOURS * len(runs), strict=False):
+        line = curves.points_of(run.metrics, metric)
+        long = len(line) >= curves.SMOOTHED_FROM and metric != "train/lr-pg_0"
+        series.append(Series(name, colour, curves.smooth(line, _SMOOTHED) if long else line))
+    return series
+
+
+def _charts(runs: Sequence[ComparedRun], names: Sequence[str], rate: str, units: str) -> list[Chart]:
+    shape = Shape("iterations trained", y_range=(0.0, 1.0), shares=True)
+    validation = [
+        replace(curves.validation_series(run.metrics, "sampled", name, colour), spread=())
+        for run, name, colour in zip(runs, names, COLOURS * len(runs), strict=False)
+    ]
+    training = _lines(runs, names, "rollout/success_rate")
+    drawn = (
+        draw_chart(f"{rate.capitalize()} on validation {units}, sampled", validation, shape),
+        draw_chart(f"Training {rate}", training, shape, f"Means of {_SMOOTHED} iterations where there are many."),
+    )
+    return [chart for chart in drawn if chart is not None]
+
+
+def _small_charts(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[Chart]:
+    charts = []
+    for metric, title, note, shares in _CURVES:
+        series = _lines(runs, names, metric)
+        if any(y for line in series for _, y in line.points):
+            charts.append(draw_chart(title, series, curves.small_shape(shares), note))
+    return [chart for chart in charts if chart is not None]
+
+
+def _evaluation(runs: Sequence[ComparedRun], names: Sequence[str]) -> tuple[list[EvaluationRow], list[str]]:
+    """Lines of all runs' policies, the final ones first, and the values of k for which some line has pass@k."""
+    tables = [evaluation_rows(run.summary) for run in runs]
+    ks = sorted({k for _, found in tables for k in found}, key=int)
+    lines: list[EvaluationRow] = []
+    for (rows, found), name, colour in zip(tables, names, COLOURS * len(runs), strict=False):
+        for row in rows:
+            if row.is_policy:
+                passes = dict(zip(found, row.pass_at_k, strict=True))
+                own = {"label": f"{name}: {row.label}", "colour": colour, "further": []}
+                lines.append(replace(row, **own, pass_at_k=[passes.get(k, DASH) for k in ks]))  # type: ignore[arg-type]
+    return sorted(lines, key=lambda row: "after GRPO" not in row.label), ks
+
+
+def _test_line(first: ComparedRun, run: ComparedRun, name: str, test: PairedTest | None) -> dict[str, Any]:
+    """One line of the table of tests."""
+    rows = [find_row(one.summary, one.policies[-1], "sampled") if one.policies else None for one in (first, run)]
+    rates = [write_rate(row) if row else DASH for row in rows]
+    if test is None:
+        reason = "no evaluation is stored" if None in rows else "not evaluated on the same prompts"
+        return {"name": name, "rates": rates, "verdict": reason, "cells": [DASH] * 4}
+    played = max(int(one.summary.get("prompts") or 0) for one in (first, run))
+    shared = count(test.prompts) if test.prompts >= played else f"{count(test.prompts)} of {count(played)}"
+    known = test.p_value is not None
+    cells = [
+        shared,
+        points(test.difference, test.low, test.high),
+        f"{count(test.gained)} / {count(test.lost)}" if known else DASH,
+        p_value(test.p_value) if test.p_value is not None else DASH,
+    ]
+    return {"name": name, "rates": rates, "verdict": _judge(test), "cells": cells}

@@ -1,0 +1,117 @@
+"""The page about several runs: what differs, who is better, and when nobody can say so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from geo_sokoban_pipeline.reporting.comparison import ComparedRun, build_comparison, list_differences
+from geo_sokoban_pipeline.run_store import RunStore, SourceError
+from reporting.material import lazily, make_levels, play
+from reporting.run_numbers import make_metrics, make_summary
+from reporting.test_report import Page
+
+
+def make_run(run_id: str, skill: float | None = None, levels: slice = slice(48), **changes) -> ComparedRun:
+    """A run whose final policy has this skill; None: it has no evaluation."""
+    played = {}
+    if skill is not None:
+        shown = list(enumerate(make_levels(48)))[levels]
+        episodes = [play(level, skill, f"{run_id}/sampled", at) for at, level in shown]
+        played = {"iter=00001/part-000": lazily(episodes)}
+    values = {
+        "run": "train_sokoban",
+        "run_id": run_id,
+        "metrics": make_metrics(60),
+        "summary": {}
+        if skill is None
+        else make_summary() | {"prompts": len(range(48)[levels]), "prompts_hash": run_id},
+        "settings": {"seed": 0, "optimizer.learning_rate": 0.001, "grpo.clip": None},
+        "time": None,
+        "played": played,
+    }
+    return ComparedRun(**(values | changes))
+
+
+def text_of(*runs: ComparedRun) -> str:
+    return Page(build_comparison(runs)).text.replace("\u202f", " ")
+
+
+@pytest.mark.parametrize(
+    ("skills", "verdict"),
+    [
+        ((0.2, 0.9), "On the same 48 levels, b is better than a: +"),
+        ((0.9, 0.2), "On the same 48 levels, b is worse than a: \u2212"),
+        ((0.5, 0.5), "On the same 48 levels, b is not significantly different from a: "),
+    ],
+)
+def test_two_runs_are_judged_on_the_same_prompts(skills, verdict):
+    page = Page(build_comparison([make_run("a", skills[0]), make_run("b", skills[1])]))
+    assert verdict in page.text
+    assert {"tests", "evaluation", "curves", "settings", "runs"} <= page.ids
+    assert {link[1:] for link in page.attributes("href")} <= page.ids
+
+
+def test_runs_of_other_prompts_are_not_compared():
+    text = text_of(make_run("a", 0.5, slice(0, 20)), make_run("b", 0.9, slice(20, 48)))
+    assert "b and a have no evaluation on the same levels" in text and "not evaluated on the same prompts" in text
+    text = text_of(make_run("a", 0.5, slice(0, 20)), make_run("b", 0.9, slice(10, 48)))
+    assert "On the same 10 levels" in text and "10 of 38" in text
+    assert "evaluation prompts, content hash" in text
+
+
+def test_a_run_without_an_evaluation_has_its_curves():
+    text = text_of(make_run("a", 0.5), make_run("b"), make_run("c", 0.9))
+    assert "Compared with a, b is not comparable; c is better" in text
+    assert "no evaluation is stored" in text and "Training solve rate" in text
+
+
+def test_only_settings_that_differ_are_listed():
+    first = make_run("a", settings={"seed": 0, "grpo.clip": None, "input.prompts": "x" * 32})
+    second = make_run("b", settings={"seed": 2, "input.prompts": "x" * 32, "sokoban.inner_walls": [0, 2]})
+    second = ComparedRun(**{**vars(second), "metrics": make_metrics(10)})
+    assert list_differences([first, second]) == [
+        ("grpo.clip", ["null", "–"]),
+        ("iterations stored", ["60", "10"]),
+        ("seed", ["0", "2"]),
+        ("sokoban.inner_walls", ["–", "[0, 2]"]),
+    ]
+    assert "are equal" in text_of(make_run("a"), make_run("b"))
+
+
+def test_seven_runs_of_several_tasks_are_drawn():
+    runs = [make_run(f"seed{at}", 0.5) for at in range(6)]
+    runs.append(make_run("seed0", run="train_geo3k", summary={}, played={}))
+    text = text_of(*runs)
+    assert "train_geo3k/seed0" in text and "train_sokoban/seed5" in text
+    assert not re.search(r"\bnan\b|\bNone\b", text)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "runs=[]: give two runs or more, such as --params runs=[default,seed2]. Stored are train_geo3k/default,"),
+        (["default"], "runs=[default]: give two runs"),
+        (["default", "train_sokoban/default"], "give two runs"),
+        (
+            ["default", "seed3"],
+            "runs: train_sokoban/seed3 is not stored. Stored are train_geo3k/default, train_sokoban/",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_compared(names, message, tmp_path):
+    for run in ("train_sokoban/default", "train_sokoban/seed2", "train_geo3k/default"):
+        (tmp_path / "07_model_output" / run / "metrics").mkdir(parents=True)
+    store = RunStore(tmp_path)
+    with pytest.raises(SourceError, match=re.escape(message)):
+        store.find_runs(names)
+    assert store.find_runs(["default", "train_geo3k/default"]) == [
+        ("train_sokoban", "default"),
+        ("train_geo3k", "default"),
+    ]
+
+
+def test_without_any_run(tmp_path):
+    with pytest.raises(SourceError, match="No training run is stored in"):
+        RunStore(tmp_path).find_runs(["a", "b"])
