@@ -37,8 +37,7 @@ def test_runs_side_by_side(clone):
     manifest = clone.folder("06_models") / "checkpoints/iter=00000/manifest.json"
     stored = read_json(manifest)
     write_json(manifest, {**stored, "fingerprint": {**stored["fingerprint"], "data.cell_px": 48}})
-    done = clone.command("--pipelines=compare", "--params=runs=[other,default]")
-    assert done.exit_code == 0, done.output
+    clone.run("compare", {"runs": ["other", "default"]})
     page = (clone.root / "08_reporting/compare/default/report.html").read_text(encoding="utf-8")
     for words in (
         "On the same 16 levels, default is",
