@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.folders import PolicyFolder
+from geo_sokoban_pipeline.options.training import SourceOptions
 from geo_sokoban_pipeline.pipelines.train.nodes import select_policy
-from geo_sokoban_pipeline.run_store import START, best_iteration
+from geo_sokoban_pipeline.run_store import START, RunStore, best_iteration
+from geo_sokoban_pipeline.storage import write_folder
 from geo_sokoban_pipeline.tasks import GEO3K
 from geo_sokoban_pipeline.training.final_choice import better_choice
 
@@ -93,3 +95,31 @@ def test_the_final_policy(tmp_path, caplog, choice, start, best, newest, weights
     assert (text, entries["iteration"], entries["policy_version"]) == (weights, iteration, iteration + 1)
     assert [message in record.message for record in caplog.records] == [True] * (message is not None)
     assert ("better" in entries) == (choice == "final" and message is not None)
+
+
+@pytest.mark.parametrize(
+    ("start", "best", "words", "weights"),
+    [
+        (1.0, (9, 0.85), "train_geo3k/r, the policy after its warm start (best)", "start"),
+        (0.4, (4, 0.95), "train_geo3k/r, checkpoint 4 (best)", "i4"),
+        (0.4, (9, 0.95), "train_geo3k/r, checkpoint 9 (best)", "i9"),
+    ],
+)
+def test_commands_on_the_best_policy_use_the_same_one(tmp_path, start, best, words, weights):
+    """`source.checkpoint=best` is the policy that `evaluation.checkpoint=best` would have made the final one."""
+    entries = {key: value for key, value in manifest(start, best, 0.8).items() if key != "files"}
+
+    def write(name: str) -> Any:
+        def fill(folder: Path) -> dict[str, Any]:
+            (folder / "model.safetensors").write_text(name)
+            return entries
+
+        return fill
+
+    models = tmp_path / "06_models" / "train_geo3k" / "r"
+    for name, folder in (("start", "policy"), ("i4", "checkpoints/iter=00004"), ("i9", "checkpoints/iter=00009")):
+        (models / folder).parent.mkdir(parents=True, exist_ok=True)
+        write_folder(models / folder, write(name))
+    source, store = SourceOptions(run="train_geo3k", run_id="r", checkpoint="best"), RunStore(tmp_path)
+    assert store.describe(source).words == words
+    assert (store.policy(source).path / "model.safetensors").read_text() == weights
