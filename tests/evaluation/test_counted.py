@@ -7,10 +7,12 @@ a given text and keeps what was asked, so that each number of a summary can be c
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,10 +27,14 @@ from geo_sokoban_pipeline.envs.teachers import make_teacher
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.evaluation.validation import validate_policy
 from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
-from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+from geo_sokoban_pipeline.options.geo3k_training import (
+    Geo3kMultiTurnTrainOptions,
+    Geo3kTrainOptions,
+    GeometryEvaluationOptions,
+)
 from geo_sokoban_pipeline.options.policy import TeacherOptions
 from geo_sokoban_pipeline.options.rollout import SamplingOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.options.training import EvaluationOptions, TrainOptions
 from geo_sokoban_pipeline.pipelines.train import nodes
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
@@ -39,6 +45,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from option_fields import leaves
 
 MAX_BYTES, MAX_PIXELS = 1 << 24, 1 << 24
 LIMITED = "!"  # before a reply that ends at the limit of tokens
@@ -490,3 +497,55 @@ def test_the_node_evaluates_on_the_evaluation_prompts(
     summary, _ = nodes.evaluate_policies(folder, folder, *frames, options.model_dump(mode="json"), {"id": "levels"}, 0)
     assert (summary["prompts"], summary["data_id"]) == (3, "levels")
     assert {identity for call in calls for identity in call.prompts} == {row["id"] for row in held_out[:3]}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "best", "expected"), [("final", 1, 2), ("best", 1, 1), ("best", 2, 2), ("best", None, 2)]
+)
+def test_which_checkpoint_becomes_the_final_policy(
+    chosen: str, best: int | None, expected: int, folder: PolicyFolder, train_options: TrainOptions, tmp_path: Path
+) -> None:
+    """Each checkpoint holds its number beside the weights; the newest one names the best on validation."""
+    checkpoints: dict[str, Any] = {}
+    for iteration in range(3):
+
+        def write(place: Path, number: int = iteration) -> dict[str, Any]:
+            (place / "config.json").write_text(json.dumps({"number": number}))
+            noted = None if best is None else {"iteration": best, "solve_rate": 0.5}
+            return {"iteration": number, "policy_version": number + 1, "sampler": {}, "best": noted}
+
+        made = write_policy(tmp_path / f"iter={iteration:05d}", write)
+        checkpoints[made.path.name] = {"iteration": iteration, "dir": made.path, "manifest": made.manifest}
+    options = set_options(train_options, evaluation={"checkpoint": chosen}, loop={"keep_best": True})
+    final = nodes.select_policy(checkpoints, folder, options.model_dump(mode="json"))
+    stored = write_policy(tmp_path / "final", final)
+    assert json.loads((stored.path / "config.json").read_text()) == {"number": expected}
+    assert stored.manifest["policy_version"] == expected + 1
+
+
+def test_solver_gives_up_beyond_its_states(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
+    script["now"] = up
+    rates = {}
+    for states in (1, 200_000):
+        options = set_options(train_options, rollout={"max_turns": 8}, evaluation={"solver_states": states})
+        summary, _ = evaluate_policies("run", 0, {"final": folder}, levels[1], options)
+        rates[states] = next(row["solve_rate"] for row in summary["rows"] if row["policy"] == "solver")
+    assert rates[1] < rates[200_000] == 1.0
+
+
+SHOWN = {
+    "prompts": test_prompts_and_episodes,
+    "samples": test_prompts_and_episodes,
+    "greedy": test_prompts_and_episodes,
+    "blank_images": test_pictures_of_levels,
+    "shuffled_images": test_pictures_of_problems,
+    "sampling.temperature": test_sampling,
+    "sampling.top_p": test_sampling,
+    "sampling.top_k": test_sampling,
+    "solver_states": test_solver_gives_up_beyond_its_states,
+    "checkpoint": test_which_checkpoint_becomes_the_final_policy,
+}
+
+
+def test_every_field_is_shown_to_have_an_effect() -> None:
+    assert set(SHOWN) == set(leaves(GeometryEvaluationOptions)) >= set(leaves(EvaluationOptions))
