@@ -98,4 +98,6 @@ def test_a_check_that_raises_is_a_failure() -> None:
     def check() -> list[Check]:
         raise KeyError("lost")
 
-    assert guard("a", "x", check) == [Check("a", "x", "failure", "KeyError: 'lost'")]
+    (found,) = guard("a", "x", check)
+    assert (found.group, found.name, found.state) == ("a", "x", "failure")
+    assert found.found.startswith("KeyError: 'lost', in tests/preflight/test_table.py, line ")

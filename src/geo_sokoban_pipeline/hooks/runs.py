@@ -124,6 +124,9 @@ class RunHooks:
             for folders in self._folders:
                 self._locks.append(_lock(folders.models))
                 folders.tidy()
+            for run in runs:  # before anything is cleared
+                check_plugins(run, self._parameters)
+                _look_first(run, self._parameters, self._data_root)
             for run, folders in zip(runs, self._folders, strict=True):
                 if self._parameters.fresh:
                     log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)
@@ -131,7 +134,6 @@ class RunHooks:
                 check_stored_run(run, folders.models, self._parameters)
                 _check_rows(run, folders)
                 check_starting_policy(run, folders.models, self._parameters)
-                check_plugins(run, self._parameters)
             self._note_data(asked)
         except _REFUSALS as error:
             self._release()
@@ -172,6 +174,13 @@ def _lock(folder: Path) -> RunLock:
 
     with explain_storage_errors(folder / LOCK_FILE):
         return RunLock(folder)
+
+
+def _look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None:
+    # Imported with a run only: numbers and pictures take part in it, which no other command needs.
+    from geo_sokoban_pipeline.preflight.first_checks import look_first
+
+    look_first(run, parameters, data_root)
 
 
 def _check_rows(run: str, folders: RunFolders) -> None:

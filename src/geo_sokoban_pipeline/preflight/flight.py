@@ -37,6 +37,7 @@ from geo_sokoban_pipeline.preflight.servers import check_sampling_servers, neede
 from geo_sokoban_pipeline.preflight.stored_files import find_damaged_files
 from geo_sokoban_pipeline.preflight.stored_run import check_run, read_stored
 from geo_sokoban_pipeline.preflight.subject import Subject
+from geo_sokoban_pipeline.preflight.trial import try_own_code
 from geo_sokoban_pipeline.storage import free_bytes, nearest_folder
 from geo_sokoban_pipeline.tasks import World, task_of
 
@@ -140,6 +141,11 @@ def _inspect_own_code(subject: Subject, findings: Findings) -> None:
 
 def _inspect_episode(subject: Subject, findings: Findings) -> None:
     options, model = subject.options, findings.model
+    if findings.rows:
+        tried = try_own_code(subject.run, findings.rows[0], options, subject.parameters.seed)
+        findings.checks += tried
+        if _failed(tried):
+            return
     if model is None or model.encoding is None or not findings.rows:
         findings.checks.append(_skipped("own code", "one episode"))
         return

@@ -14,10 +14,11 @@ from geo_sokoban_pipeline.preflight.checks import Check, State
 from geo_sokoban_pipeline.preflight.subject import Subject
 
 _GROUP = "launch variables"
+_UNUSED_KEY = "WANDB_API_KEY"
 
 
 def check_variables(subject: Subject, environment: Mapping[str, str] | None = None) -> list[Check]:
-    """One row per variable that is set; nothing where none is.
+    """One row per variable that is set, and one for a key that nothing uses; nothing where none is.
 
     Args:
         environment: None: of this process.
@@ -29,6 +30,9 @@ def check_variables(subject: Subject, environment: Mapping[str, str] | None = No
     for name, near in unknown_variables(environment).items():
         hint = f"did you mean {near}?" if near else "see docs/full_size.md for those that are read"
         found.append(Check(_GROUP, name, "warning", "no launcher knows this variable", hint))
+    if environment.get(_UNUSED_KEY):
+        text = "set, and used by nothing here: runs are tracked by MLflow"
+        found.append(Check(_GROUP, _UNUSED_KEY, "warning", text, "see tracking.* in docs/parameters.md"))
     return found
 
 

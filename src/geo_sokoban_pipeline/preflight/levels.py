@@ -122,6 +122,16 @@ def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) 
     return [prompt_row(raw_level_row(level, split, reading.split_rule), options) for level, split in reading.levels]
 
 
+def first_prompt(options: SokobanDataOptions, rows: int) -> Row | None:
+    """A prompt of a source that is read, from its first rows; None where none of them is a level.
+
+    Raises:
+        As `read_source`: the source cannot give levels.
+    """
+    _, reading = sample_levels(options, rows, None)
+    return next(iter(sample_prompts(options, reading, Path())), None)
+
+
 def expected_counts(options: SokobanDataOptions, reading: Reading, rows: int) -> dict[str, int | None]:
     """Levels of each split that a run will have, at most those asked for; None where only the whole source can tell.
 

@@ -19,7 +19,9 @@ from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.own_code import explain
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
+from geo_sokoban_pipeline.tasks import TASKS
 
+_KINDS = ("train", "rollout", "evaluate", "control")  # an update calls none of these
 _LEVEL = "#####\n#@$.#\n#####"
 _PROBLEM = {"id": "tried", "answer": "1"}
 _PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
@@ -27,13 +29,15 @@ _ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\
 
 
 def check_plugins(run: str, parameters: ProjectParameters) -> None:
-    """See that what a training run names can be found and accepts its arguments.
+    """See that what a run names can be found and accepts its arguments.
 
     Raises:
         ParameterError: names the full parameter path, the value, and the nearest known name.
     """
-    if not run.startswith(TRAINING):
+    kind, _, task = run.partition("_")
+    if kind not in _KINDS or task not in TASKS:
         return
+    run = f"{TRAINING}{task}"  # the other kinds play with the options of this one
     options: TrainOptions = getattr(parameters, run)
     environments = _own_environments()
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")

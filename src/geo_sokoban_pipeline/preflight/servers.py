@@ -6,6 +6,7 @@ Nothing is launched. What is installed for the servers is asked of their own int
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -63,6 +64,18 @@ def check_sampling_servers(
     if server.device == "cuda":
         found += check_gpus(name, server, _capabilities() if gpus is None else gpus)
     return found
+
+
+def check_launch(run: str, options: TrainOptions) -> list[Check]:
+    """What of `check_sampling_servers` is known without starting their interpreter."""
+    server = options.rollout.server
+    if options.rollout.engine != "sglang" or server.mode != "launch":
+        return []
+    name = f"{run}.rollout.server"
+    if shutil.which(str(Path(server.python).expanduser())) is None:
+        text = f"{name}.python={server.python}: no interpreter that runs"
+        return [Check(_GROUP, "environment", "failure", text, "make sglang-env")]
+    return list(_check_ports(name, server))
 
 
 def read_versions(server: ServerOptions) -> dict[str, str | None] | None:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.outcome import Outcome
 
 if TYPE_CHECKING:
+    from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
     from geo_sokoban_pipeline.rollout.episode import PlaySettings
 
 logger = logging.getLogger(__name__)

@@ -137,35 +137,39 @@ def _turn_credit(
     )
 
 
+def turn_worth(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndarray:
+    """Worth of each reply that the environment saw, which for credit per turn must add up to the episode's reward."""
+    turns = [turn for turn in replies(episode) if turn.reward is not None]
+    parts = episode.reward_parts
+    distances = [parts.get("dist0"), *(turn.info.get("box_target_distance") for turn in turns)]
+    cells = [float(distance) for distance in distances if distance is not None]
+    return turn_values(
+        [turn.reward for turn in turns if turn.reward is not None],
+        cells if len(cells) == len(distances) else None,
+        parts.get("final_bonus", 0.0),
+        reward_args.get("aggregate", "mean"),
+        float(reward_args.get("distance_weight", 1.0)),
+    )
+
+
+def adds_up(values: np.ndarray, reward: float) -> bool:
+    """Whether the worth of an episode's turns is its reward."""
+    return abs(float(values.sum()) - reward) <= _TOLERANCE * max(1.0, abs(reward))
+
+
 def turn_credit(episode: Trajectory, reward_args: Mapping[str, Any]) -> np.ndarray:
     """Share of the reward that each reply gets; one that the environment never saw (cut off at a limit) gets none.
 
     Raises:
         ValueError: the turns do not add up to the episode's reward, so credit per turn would train something else.
     """
-    turns = replies(episode)
-    rewards = [turn.reward for turn in turns if turn.reward is not None]
-    parts = episode.reward_parts
-    distances = [
-        parts.get("dist0"),
-        *(turn.info.get("box_target_distance") for turn in turns if turn.reward is not None),
-    ]
-    cells = [float(distance) for distance in distances if distance is not None]
-    values = turn_values(
-        rewards,
-        cells if len(cells) == len(distances) else None,
-        parts.get("final_bonus", 0.0),
-        reward_args.get("aggregate", "mean"),
-        float(reward_args.get("distance_weight", 1.0)),
-    )
-    if abs(float(values.sum()) - float(episode.reward or 0.0)) > _TOLERANCE * max(
-        1.0, abs(float(episode.reward or 0.0))
-    ):
+    values = turn_worth(episode, reward_args)
+    if not adds_up(values, float(episode.reward or 0.0)):
         raise ValueError(
             f"episode {episode.trajectory_id} has reward {episode.reward}, but its turns add up to {values.sum()}: "
             "grpo.credit=turn needs a reward made of turn rewards, distance and final bonus; use credit=episode."
         )
-    return np.concatenate([values, np.zeros(len(turns) - len(rewards))])
+    return np.concatenate([values, np.zeros(len(replies(episode)) - len(values))])
 
 
 def _board_keys(episode: Trajectory) -> list[Hashable]:

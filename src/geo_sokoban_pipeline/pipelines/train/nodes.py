@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.fingerprint import (
     check_fingerprint,
     hash_files,
@@ -14,7 +15,7 @@ from geo_sokoban_pipeline.fingerprint import (
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.folders import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
-from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
 from geo_sokoban_pipeline.signposts import reached
@@ -64,6 +65,7 @@ def warm_start(
     stored = _stored("the warm start", state, wanted)
     if stored is not None:
         return stored
+    _look_at_prompts(rows, options, seed)
     if options.warm_start.steps == 0:
         return _link_policy(base, {"fingerprint": wanted, "history": []})
     from geo_sokoban_pipeline.envs.teachers import describe_expert
@@ -235,6 +237,15 @@ def read_versions() -> dict[str, str]:
 
     names = ("geo-sokoban-pipeline", "kedro", "torch", "transformers", "pyarrow", "numpy")
     return {name: version(name) for name in names}
+
+
+def _look_at_prompts(rows: list[dict[str, Any]], options: TrainOptions, seed: int) -> None:
+    from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
+
+    try:
+        look_at_prompts(rows, options, seed)
+    except ParameterError as error:
+        refuse(error)
 
 
 def _stored(what: str, state: PolicyState, wanted: dict[str, Any]) -> PolicyFolder | None:

@@ -1,0 +1,84 @@
+"""What a command knows before any work: it refuses what would fail or teach nothing, and logs what is doubtful."""
+
+from __future__ import annotations
+
+import pytest
+
+OWN = {
+    "plus.py": "def reward(outcome, args): return 1.0 + outcome.metrics['success']\n",
+    "success.py": "def reward(outcome, args):\n    return outcome.env['success']\n",
+    "last.py": "def reward(outcome, args):\n    return outcome.infos[-1]['turn_reward']\n",
+    "text.py": "def reward(outcome, args): return 'good'\n",
+    "expert.py": "class Expert:\n    def reply(self, env, generator): return 7\n\n"
+    "def build_teacher(name, patience, noise): return Expert()\n",
+    "world.py": "def build_env(sample, args):\n    return sample['no such column']\n",
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    for name, text in OWN.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+T = "train_sokoban"
+REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "params", "said"),
+    [
+        (
+            T,
+            f"{T}.grpo.group_size=1,train_sokoban.rollout.max_turns=1,sokoban.min_solution=2",
+            # Two failures, one line each.
+            f"{T}.grpo.group_size=1: an episode alone in its group has advantage 0, so nothing is ever learnt. Give 2 "
+            f"or more. {T}.rollout.max_turns=1: 1 moves at most, and every level needs 2 or more: none can be solved.",
+        ),
+        (
+            T,
+            f"{T}.reward.function=@/plus.py",
+            f"{T}.grpo.credit=turn: needs a reward made of turn rewards, distance and final bonus, but @/plus.py gives "
+            f"2 for turns that add up to -0.02. Set {T}.grpo.credit=episode.",
+        ),
+        ("rollout_sokoban", f"{T}.reward.function=@/plus.py", f"{T}.grpo.credit=turn: needs a reward made of turn"),
+        (T, f"{REWARD}/success.py", "KeyError: 'success', in @/success.py, line 2: return outcome.env['success']"),
+        (
+            T,
+            f"{REWARD}/last.py",
+            f"{T}: an episode whose first reply is cut off fails, for which outcome.infos is empty: IndexError: list "
+            "index out of range, in @/last.py, line 2: return outcome.infos[-1]['turn_reward']. See docs/your_own_",
+        ),
+        (T, f"{REWARD}/text.py", "reward.function=@/text.py: must return a dict with the key 'reward' (float), or a"),
+        (T, f"{T}.env.factory=@/world.py", "KeyError: 'no such column', in @/world.py, line 2: return sample["),
+        (T, f"{T}.warm_start.teacher.factory=@/expert.py", "reply must return a str, or None to end the episode; it"),
+        (
+            "evaluate_sokoban",
+            f"{T}.rollout.max_turns=1,sokoban.min_solution=2",
+            "1 moves at most, and every level needs 2 or more: none can be solved. Raise it, or take shorter levels.",
+        ),
+        ("evaluate_sokoban", f"{T}.reward.function=missing.py", f"{T}.reward.function=missing.py: 'missing.py': there"),
+        ("control_sokoban", f"{T}.env.args.cell_px=8", f"{T}.env.args.cell_px=8: differs from sokoban.cell_px=16"),
+        (T, "sokoban.counts.train=0", "there are no training levels. Raise the count of the split train."),
+        (
+            "train_geo3k",
+            "train_geo3k.grpo.credit=turn",
+            "train_geo3k.grpo.credit=turn: needs a reward made of turn rewards, distance and final bonus, but the "
+            "infos of geo_sokoban_pipeline.envs.geo3k.answer_env.build_env hold no turn_reward. Set train_geo3k.",
+        ),
+        (
+            T,
+            f"{T}.rollout.engine=sglang,{T}.rollout.server.python=/no/such/python",
+            f"{T}.rollout.server.python=/no/such/python: no interpreter that runs. Make sglang-env.",
+        ),
+    ],
+)
+def test_refused_before_any_work(project, own, pipeline, params, said):
+    result = project.command(f"--pipelines={pipeline}", f"--params={params.replace('@', str(own))}")
+    assert result.exit_code == 1
+    assert said.replace("@", str(own)) in " ".join(result.output.split()), result.output
+    assert "Traceback" not in result.output
+    assert len(result.output.split("Error: ")[-1].splitlines()) <= 3
+    assert [path for path in project.root.rglob("*") if path.is_file() and path.suffix != ".lock"] == []

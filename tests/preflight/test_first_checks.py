@@ -1,0 +1,157 @@
+"""What is looked at before any work: what passes, what is only logged, and what it costs."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts, look_first
+from geo_sokoban_pipeline.preflight.problems import sample_problems
+from geo_sokoban_pipeline.preflight.trial import sample_level, try_own_code
+
+RUN = "train_sokoban"
+ALONE = {"threads": 1, "grpo": {"credit": "episode"}}
+
+
+def parameters(section, run=RUN, **others):
+    return ProjectParameters.model_validate({run: {**ALONE, **section}, **others})
+
+
+def own(tmp_path, body, name="own.py"):
+    file = tmp_path / name
+    file.write_text(body if "\n" in body else f"def reward(outcome, args): {body}\n")
+    return {"function": str(file)}
+
+
+def test_the_recipe_says_nothing(tmp_path, caplog):
+    for run in ("train_sokoban", "rollout_sokoban", "update_sokoban", "evaluate_sokoban", "control_sokoban"):
+        look_first(run, parameters({}), tmp_path)
+    for run in ("train_geo3k", "train_geo3k_multi_turn", "evaluate_geo3k"):
+        look_first(run, ProjectParameters.model_validate({f"train_{run.partition('_')[2]}": {"threads": 1}}), tmp_path)
+    assert caplog.records == []
+
+
+def test_other_pipelines_are_not_looked_at(tmp_path):
+    for run in ("study_sokoban", "data_sokoban", "train_chess"):
+        look_first(run, parameters({"grpo": {"group_size": 1}}), tmp_path)
+
+
+def test_an_evaluation_has_no_groups(tmp_path):
+    for run in ("rollout_sokoban", "update_sokoban", "evaluate_sokoban", "control_sokoban"):
+        look_first(run, parameters({"grpo": {"group_size": 1}}), tmp_path)
+    with pytest.raises(ParameterError, match="group_size=1"):
+        look_first(RUN, parameters({"grpo": {"group_size": 1}}), tmp_path)
+
+
+def test_warnings_are_logged_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    changes = {"loop": {"iterations": 400}, "rollout": {"max_turns": 2}, "optimizer": {"schedule_iterations": 150}}
+    look_first(RUN, parameters(changes, sokoban={"max_solution": 8}), tmp_path)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().splitlines() == [
+        "train_sokoban: learning rate: train_sokoban.loop.iterations=400: beyond optimizer.schedule_iterations=150 "
+        "the learning rate stays at 0.1 of its highest. Make the schedule as long as the run.",
+        "  moves: train_sokoban.rollout.max_turns=2: 6 moves at most, and levels need up to 8: "
+        "some can never be solved. Raise it, or take shorter levels.",
+        "  WANDB_API_KEY: set, and used by nothing here: runs are tracked by MLflow. "
+        "See tracking.* in docs/parameters.md.",
+    ]
+
+
+WRAPPED = """
+from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+
+def reward(outcome, args):
+    return {**compute_reward(outcome, args), "tries": len(outcome.replies)}
+"""
+
+
+def test_a_reward_that_is_made_of_turns_may_keep_credit_per_turn(tmp_path):
+    look_first(RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, WRAPPED)}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return outcome.metrics['success']",
+        "return {'reward': 1.0}",
+        "return len(outcome.infos)",
+        "return float(outcome.status == 'truncated' and outcome.infos == [] and len(outcome.replies) == 1)",
+    ],
+)
+@pytest.mark.parametrize("run", ["train_sokoban", "train_geo3k", "train_geo3k_multi_turn"])
+def test_own_rewards_pass(tmp_path, run, body):
+    look_first(run, parameters({"reward": own(tmp_path, body)}, run), tmp_path)
+
+
+def test_who_lets_every_episode_fail_is_only_warned(tmp_path, caplog):
+    section = {"reward": own(tmp_path, "return 1 / 0"), "rollout": {"max_failed_share": 1.0}}
+    look_first(RUN, parameters(section), tmp_path)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_both_episodes_are_found(tmp_path):
+    options = parameters({"reward": own(tmp_path, "return len(outcome.infos)")})
+    row = sample_level(options.sokoban)
+    whole, cut = try_own_code(RUN, row, getattr(options, RUN), 0)
+    assert (whole.found, cut.found) == ("reward 2", "reward 0 where the first reply is cut off, without infos")
+    assert try_own_code(RUN, row, getattr(parameters({}), RUN), 0) == []  # nothing of it is anybody's own
+
+
+def test_prompts_of_the_hub_are_tried_once_they_are_there(tmp_path):
+    """Nothing is known of them before; afterwards the reward that needs another column is refused."""
+    given = parameters(
+        {"reward": own(tmp_path, "return float(outcome.prompt['hint'])")},
+        "train_geo3k",
+        geo3k={"source": "hub", "hub": {"dataset": "nobody/nothing"}},
+    )
+    look_first("train_geo3k", given, tmp_path)
+    _, (row, *_), _ = sample_problems(Geo3kDataOptions(), "geo3k", 1, None)
+    look_at_prompts([{**row, "hint": 1}], given.train_geo3k, 0)
+    with pytest.raises(ParameterError, match=r"KeyError: 'hint', in .*own\.py, line 1"):
+        look_at_prompts([row], given.train_geo3k, 0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"), [([4, 9], "and levels need up to 9"), ([7, 9], "every level needs 7 or more"), ([4, None], "")]
+)
+def test_levels_that_were_read_are_measured(lengths, said, caplog):
+    options = getattr(parameters({"rollout": {"max_turns": 2}}), RUN)
+    rows = [{"id": str(number), "solution_length": length} for number, length in enumerate(lengths)]
+    if "every" in said:
+        with pytest.raises(ParameterError, match=said):
+            look_at_prompts(rows, options, 0)
+    else:
+        look_at_prompts(rows, options, 0)
+        assert said in caplog.text and bool(said) == bool(caplog.records)
+
+
+def test_the_sample_is_solved_in_two_moves():
+    board = Board.from_text(sample_level(ProjectParameters().sokoban)["level_xsb"])
+    for _ in range(2):
+        board = board.move("right").board
+    assert board.is_solved
+
+
+def test_it_costs_less_than_half_a_second(tmp_path):
+    """CPU time of the checks with everything that they import, beside what each command imports; and no torch."""
+    script = (
+        "import time, sys\nfrom pathlib import Path\nimport geo_sokoban_pipeline.settings\n"
+        "from geo_sokoban_pipeline.options.project import ProjectParameters\n"
+        "parameters = ProjectParameters()\nbegan = time.process_time()\n"
+        "from geo_sokoban_pipeline.preflight.first_checks import look_first\n"
+        "for run in ('train_sokoban', 'train_geo3k'): look_first(run, parameters, Path())\n"
+        "print(time.process_time() - began, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    seconds, torch = done.stdout.split()[-2:]
+    assert torch == "False"
+    assert float(seconds) < 1.0  # 0.35 on a machine with nothing else to do
