@@ -54,11 +54,6 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (T, f"{REWARD}/text.py", "reward.function=@/text.py: must return a dict with the key 'reward' (float), or a"),
         (T, f"{T}.env.factory=@/world.py", "KeyError: 'no such column', in @/world.py, line 2: return sample["),
         (T, f"{T}.warm_start.teacher.factory=@/expert.py", "reply must return a str, or None to end the episode; it"),
-        (
-            "evaluate_sokoban",
-            f"{T}.rollout.max_turns=1,sokoban.min_solution=2",
-            "1 moves at most, and every level needs 2 or more: none can be solved. Raise it, or take shorter levels.",
-        ),
         ("evaluate_sokoban", f"{T}.reward.function=missing.py", f"{T}.reward.function=missing.py: 'missing.py': there"),
         ("control_sokoban", f"{T}.env.args.cell_px=8", f"{T}.env.args.cell_px=8: differs from sokoban.cell_px=16"),
         (T, "sokoban.counts.train=0", "there are no training levels. Raise the count of the split train."),

@@ -118,15 +118,15 @@ class RunHooks:
                 check_submit(os.environ)
             if self._parameters.fresh:
                 _check_selection(run_params)
+            for run in runs:  # before anything is read or cleared
+                check_plugins(run, self._parameters)
+                _look_first(run, self._parameters, self._data_root)
             self._data = plan_data(asked, self._parameters, self._data_root)
             use_data(self._data, catalog, pipeline)
             check_tables(self._data, catalog, asked, self._data_root)
             for folders in self._folders:
                 self._locks.append(_lock(folders.models))
                 folders.tidy()
-            for run in runs:  # before anything is cleared
-                check_plugins(run, self._parameters)
-                _look_first(run, self._parameters, self._data_root)
             for run, folders in zip(runs, self._folders, strict=True):
                 if self._parameters.fresh:
                     log.info("fresh=true: clearing run %s of %s", self._parameters.run_id, run)
