@@ -40,7 +40,8 @@ _PARAMETER_LENGTH = 6000
 _TAG_LENGTH = 5000
 
 
-# What MLflow's own pages take for the training of models, as against traces of language models, which they show first.
+# The kind of experiment that opens on its runs. The pages of MLflow 3.17 let their own switch, or `workflowType` in the
+# link, decide instead.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 
 

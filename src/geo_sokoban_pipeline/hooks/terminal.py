@@ -128,7 +128,7 @@ class TerminalHooks:
         tracking = self._parameters.tracking
         if tracking.enabled:
             uri = tracking.uri or f"sqlite:///{self._data_root / 'mlflow.db'}"
-            lines.append(f"       mlflow ui --backend-store-uri {uri} (metrics over runs)")
+            lines.append(f"       mlflow ui --workers 1 --backend-store-uri {uri} (metrics over runs)")
         return lines
 
 
