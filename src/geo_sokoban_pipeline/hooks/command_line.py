@@ -40,9 +40,8 @@ log = logging.getLogger(__name__)
 PACKAGE = "geo_sokoban_pipeline"
 TRACEBACK = "GEO_SOKOBAN_TRACEBACK"  # in the environment: show the whole traceback of an error, too
 _RUNNERS = ("ParallelRunner", "ThreadRunner")
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-_INTERRUPTED = 128 + signal.SIGINT
-_INTERRUPTIONS = (_INTERRUPTED, *(128 + number for number in _ENDINGS))
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTIONS = tuple(128 + number for number in _ENDINGS)
 _ORDER = (
     "the parts of a GRPO iteration must be saved one after the other, the checkpoint last, because it commits the "
     "iteration. Leave it out; train_….processes is what uses more cores."
@@ -80,9 +79,9 @@ class CommandLineHooks:
     def end_command(self, error: BaseException | None, exit_code: int) -> None:
         """End a failed command in one line where that says all; leave every other error to Python."""
         if isinstance(error, SystemExit):
-            if exit_code == 1 and isinstance(error.__context__, click.Abort):
-                exit_code = _INTERRUPTED
             if exit_code in _INTERRUPTIONS:
+                # Ends the loop, whose progress bar would be drawn again over the last lines.
+                traceback.clear_frames(error.__traceback__)
                 for line in self._tell_interrupted():
                     click.echo(line, err=True)
                 raise SystemExit(exit_code)
@@ -288,14 +287,14 @@ def own_code(error: BaseException) -> str | None:
 
 
 def _leave_in_order() -> None:
-    """Let a request to terminate end the process as Ctrl-C does: everything that is open is closed.
+    """Let Ctrl-C and requests to terminate end the process so that everything that is open is closed.
 
-    A signal that is ignored stays so (`nohup`), and so does a handler that is there. A second request ends at once.
+    A signal that is ignored stays so (`nohup`), and so does a handler that is there. A second signal ends at once.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _ENDINGS:
-        if signal.getsignal(number) is signal.SIG_DFL:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _leave)
 
 
