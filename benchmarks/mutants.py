@@ -40,7 +40,7 @@ NEAREST: dict[str, list[str]] = {
     "grpo/*.py": ["tests/grpo/test_{name}.py", "tests/grpo", *STEP],
     "training/backends/*.py": ["tests/training/test_optimizers.py", "tests/training/test_updating.py", *STEP],
     "training/control.py": ["tests/training/test_control.py"],
-    "training/crew*.py": ["tests/training/test_crew.py"],
+    "training/crew*.py": ["tests/training/test_crew_jobs.py", "tests/training/test_crew.py"],
     "training/shared_tensors.py": ["tests/training/test_crew.py"],
     "training/process.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
     "training/leftovers.py": ["tests/training/test_leftovers.py"],

@@ -114,7 +114,8 @@ def test_two_iterations_equal_the_written_out_ones(world: World, changes: dict[s
 def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> None:
     """Weights, moments, solve rates and prompts after a restart are those of the loop that never stopped."""
     options = settings(world.options, FRESH | {"loop.iterations": 2})
-    _, first, second, _ = run(world, options, tmp_path)
+    prune, first, second, _ = run(world, options, tmp_path)
+    assert prune == ({"PRUNE": -1},) * 4, "a new run keeps nothing"
     entries = first[3]["iter=00000"].entries
     (tmp_path / "again").mkdir()
     resume = NOTHING_STORED | {
@@ -123,7 +124,9 @@ def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> Non
         "manifest": entries,
         "stored": [0],
     }
-    _, again, _ = run(world, options, tmp_path / "again", resume)
+    prune, again, _ = run(world, options, tmp_path / "again", resume)
+    # Validations are numbered by the weights that played: the stored checkpoint's is one further.
+    assert prune == ({"PRUNE": 0}, {"PRUNE": 1}, {"PRUNE": 0}, {"PRUNE": 0})
     one, other = (stored_weights(folder / "iter=00001") for folder in (tmp_path, tmp_path / "again"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert [e.task_id for e in episodes_of(again)] == [e.task_id for e in episodes_of(second)]

@@ -1,0 +1,43 @@
+"""Jobs of a worker process, done in this one: demonstrations and gradients are those that the parent would compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from geo_sokoban_pipeline.training.backends.gradients import PassSetting
+from geo_sokoban_pipeline.training.crew_jobs import Appoint, Imitate, Score
+from geo_sokoban_pipeline.training.crew_member import Member
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.shared_tensors import share_like
+from training import reference
+from training.world import World, copied
+
+SETTING = PassSetting(1.0, 8192, 16_384)
+
+
+def test_demonstrations_and_gradients_of_a_worker(world: World) -> None:
+    policy = copied(world.policy)
+    gradients = share_like(dict(policy.model.named_parameters()))
+    member = Member(policy, world.options, gradients)
+    Appoint(world.rows, 5, "training")(member)
+    part = Imitate(range(2, 5), SETTING)(member)
+    assert all(parameter.grad is None for parameter in policy.model.parameters()), "handed over"
+
+    own = copied(world.policy)
+    teacher = Demonstrator(world.rows, own, world.options, 5, "training")
+    samples = [teacher.demonstrate(number) for number in range(2, 5)]
+    values = [reference.demonstrated_log_probs(own, sample) for sample in samples]
+    loss = -torch.cat(values).mean()
+    loss.backward()
+    assert part.tokens == sum(len(sample.targets) for sample in samples)
+    assert part.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
+    wanted = {name: p.grad for name, p in own.model.named_parameters() if p.grad is not None}
+    assert set(part.names) == set(wanted)
+    for name, gradient in gradients.views().items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5, msg=name)
+
+    scored = Score(samples, SETTING)(member)
+    for row, value in zip(scored, values, strict=True):
+        np.testing.assert_allclose(row, value.detach(), atol=1e-4)
