@@ -18,6 +18,7 @@ from PIL import Image
 from geo_sokoban_pipeline.envs.data_uris import png_data_uri, read_data_uri
 from geo_sokoban_pipeline.envs.geo3k.sources import HubReader, open_source
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.sources import Reading, read_source
 from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
@@ -195,6 +196,21 @@ def _prompts(folder: Path, patch: pytest.MonkeyPatch) -> None:
     }
     assert texts["Go <image>!"] == {"Go <image>!"}
     assert max(map(len, texts["brief"])) * 4 < min(map(len, texts["full"]))
+
+
+@levels("observation")
+def _observation(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """As an image, or in symbols: in the prompt, and in what the environment shows after a turn."""
+    for how, images in (("image", 1), ("text", 0)):
+        for row in level_prompts(observation=how):
+            assert (len(row["images"] if row["images"] is not None else []), "<image>" in row["prompt"]) == (
+                images,
+                how == "image",
+            )
+            env = build_env(row, {})
+            env.reset()
+            shown = env.format_observation(env.step("<answer>Up</answer>")[0])
+            assert sum(part["type"] == "image" for part in shown["content"]) == images
 
 
 @levels("pictures", "limits.max_bytes", "limits.max_pixels")
