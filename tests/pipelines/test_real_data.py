@@ -30,18 +30,20 @@ def run_from(project, path, **sokoban):
     assert len(project.load("train_sokoban.metrics")) == 2
     assert (project.folder("08_reporting") / "report.html").stat().st_size > 10_000
     assert audit_files(project.root) == []
-    return project.load("sokoban.data_report")
+    return options, project.load("sokoban.data_report", {"sokoban": options})
 
 
-def stored_boards(project):
-    return [Board.from_text(text) for name in SPLITS for text in project.load(f"sokoban.{name}")["level_xsb"]]
+def stored_boards(project, options):
+    """Boards of the data that the options name."""
+    tables = [project.load(f"sokoban.{name}", {"sokoban": options}) for name in SPLITS]
+    return [Board.from_text(text) for table in tables for text in table["level_xsb"]]
 
 
 def test_raw_rows_of_the_hub(project, shared_data):
-    report = run_from(project, shared_data / "sokoban_raw_sample.parquet", collapse="rows")
+    options, report = run_from(project, shared_data / "sokoban_raw_sample.parquet", collapse="rows")
     assert (report["rows_read"], report["rows_rejected"], report["levels"]) == (400, 0, 400)
     assert report["overlaps"] == {"layouts": 0, "levels": 0}
-    assert {(board.height, board.width) for board in stored_boards(project)} == {(6, 6)}
+    assert {(board.height, board.width) for board in stored_boards(project, options)} == {(6, 6)}
     assert set(project.load("train_sokoban.trajectories@pandas")["status"]) <= {"completed", "truncated"}
 
 
@@ -51,11 +53,11 @@ def test_boxoban_beside_small_boards(project, shared_data, tmp_path):
     path = tmp_path / "000.txt"
     path.write_text("\n\n".join(f"; {number}\n{text}" for number, text in enumerate([*boxoban, *small])))
     # Nothing is searched here: the levels stay, their lengths are unknown, as of those that no search can finish.
-    report = run_from(project, path, solver_states=0)
+    options, report = run_from(project, path, solver_states=0)
     assert (report["rows_rejected"], report["unsolved_within_limit"]) == (0, report["levels"])
-    sizes = {(board.height, board.width, len(board.boxes)) for board in stored_boards(project)}
+    sizes = {(board.height, board.width, len(board.boxes)) for board in stored_boards(project, options)}
     assert sizes == {(10, 10, 4), (5, 7, 1)}
-    assert project.load("sokoban.eval_prompts")["solution_length"].isna().all()
+    assert project.load("sokoban.eval_prompts", {"sokoban": options})["solution_length"].isna().all()
     # Boards of two sizes are two grids, played and trained in the same batches.
     frame = project.load("train_sokoban.trajectories@pandas")
     assert len({tuple(grid) for grids in frame["image_grid_thw"] for grid in grids}) == 2
