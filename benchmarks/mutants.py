@@ -49,7 +49,12 @@ NEAREST: dict[str, list[str]] = {
     "training/scoring.py": ["tests/training/test_scoring.py", *STEP],
     "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
     "rollout/engines/*.py": ["tests/rollout/engines/test_{name}.py", "tests/rollout/engines"],
-    "rollout/*.py": ["tests/rollout/test_{name}.py", "tests/rollout", *LOOP],
+    "rollout/*.py": [
+        "tests/rollout/test_{name}.py",
+        "tests/rollout",
+        "tests/training/test_leftovers.py",
+        *LOOP,
+    ],
     "evaluation/*.py": [
         "tests/evaluation/test_{name}.py",
         "tests/evaluation",

@@ -258,6 +258,15 @@ def length_and_intervals(world: World, _: Path) -> None:
     saved = [name for chunk in chunks for name in chunk[3] if name.startswith("iter=")]
     assert saved == ["iter=00001", "iter=00003", "iter=00004"]
     assert [chunk[3].get("RETAIN") for chunk in chunks] == [None, [1], None, [3], [4]]
+    entries = chunks[-1][3]["iter=00004"].entries
+    rates = [
+        chunks[0][2]["iter=00000"]["eval/start/sampled_solve_rate"],
+        chunks[3][2]["iter=00003"]["eval/validation/sampled_solve_rate"],
+    ]
+    assert entries["validated"] == {
+        "start": {"iteration": -1, "solve_rate": rates[0], "episodes": 3},
+        "newest": {"iteration": 3, "solve_rate": rates[1], "episodes": 3},
+    }
     evaluated = [name for chunk in chunks for name in chunk[1]]
     assert evaluated == ["iter=00000/part-000", "iter=00002/part-000", "iter=00004/part-000"]
     for chunk in chunks:
