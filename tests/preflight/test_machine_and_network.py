@@ -76,7 +76,9 @@ def test_torchvision_of_another_torch(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_threads(threads: int | None, processes: int, cores: int, load: float, state: str) -> None:
-    assert check_threads(threads, processes, cores, load).state == state
+    check = check_threads(threads, processes, cores, load)
+    assert check.state == state
+    assert ("1 thread" in check.found) == (threads == 1) and "1 threads" not in check.found
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,13 @@ def test_one_is_no_plural(summary, text):
     assert "after the warm start" in headline.main
 
 
-def test_a_run_without_a_warm_start_does_not_speak_of_one():
+@pytest.mark.parametrize("task", ["sokoban", "geo3k_multi_turn"])
+def test_a_run_without_a_warm_start_does_not_speak_of_one(task):
     rows = [_row("start", 0.0, 0.0, 0.1), _row("final", 0.0, 0.0, 0.1)]
-    headline = write_headline({"policies": ["start", "final"], "prompts": 9, "rows": rows})
+    rows = [row | {"first_attempt": row} for row in rows]
+    summary = {"task": task, "turn_limit": 3, "policies": ["start", "final"], "prompts": 9, "rows": rows}
+    headline = write_headline(summary)
+    assert ("0.0 %" in " ".join(headline.further).replace("\u202f", " ")) == (task != "sokoban")
     assert "0.0 % [0.0–10.0 %] before GRPO, 0.0 %" in headline.main.replace("\u202f", " ")
     assert "warm start" not in " ".join([headline.main, *headline.further, *(tile.name for tile in headline.tiles)])
 

@@ -71,8 +71,8 @@ def check_threads(
     load = os.getloadavg()[0] if load is None else load
     each = threads or cores
     used = each * processes
-    text = f"{each} threads in {processes} processes" if processes > 1 else f"{each} threads"
-    text += f", {cores} cores, load {load:.1f}"
+    text = f"{each} thread{'' if each == 1 else 's'}" + (f" in {processes} processes" if processes > 1 else "")
+    text += f", {cores} core{'' if cores == 1 else 's'}, load {load:.1f}"
     if used > cores:
         way_out = "set threads times processes to at most the number of cores"
         return Check(_GROUP, "threads", "warning", text, way_out)

@@ -31,7 +31,8 @@ def check_folder(folder: Path) -> list[Check]:
         return found
     shards = sorted(folder.glob("model*.safetensors"))
     size = sum(path.stat().st_size for path in shards)
-    return [Check(_GROUP, "files", "ok", f"{folder}: {len(shards)} weight files of {size:,} bytes, all whole")]
+    counted = f"{len(shards)} weight file{'' if len(shards) == 1 else 's'}"
+    return [Check(_GROUP, "files", "ok", f"{folder}: {counted} of {size:,} bytes, all whole")]
 
 
 def is_complete(folder: Path) -> bool:

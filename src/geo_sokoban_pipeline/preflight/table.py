@@ -30,7 +30,8 @@ def as_table(subject: Subject, checks: Sequence[Check]) -> dict[str, Any]:
 def summarise(table: dict[str, Any]) -> str:
     """One line about the whole table."""
     states = table["states"]
-    text = f"{table['run']}/{table['run_id']}: {states['failure']} failures, {states['warning']} warnings"
+    counts = [f"{states[state]} {state}{'' if states[state] == 1 else 's'}" for state in ("failure", "warning")]
+    text = f"{table['run']}/{table['run_id']}: {', '.join(counts)}"
     failures = [check for check in table["checks"] if check["state"] == "failure"]
     if not failures:
         return f"{text}; the run can begin"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, plural
+from geo_sokoban_pipeline.reporting.labels import START
 from geo_sokoban_pipeline.reporting.summaries import Row, find_player, find_row, write_rate
 from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN, TASKS, Words, World
 
@@ -155,7 +156,8 @@ def _first_attempts(summary: Summary, names: Sequence[str]) -> list[str]:
     rates = [write_rate(row["first_attempt"]) for row in rows if row and row.get("first_attempt")]
     if not rates:
         return []
-    before = f"; {rates[0]} after the warm start" if len(rates) > 1 else ""
+    start = "before GRPO" if names[0] == START else "after the warm start"
+    before = f"; {rates[0]} {start}" if len(rates) > 1 else ""
     return [f"Of its first attempts, before the scoring tool has said anything, {rates[-1]} are correct{before}."]
 
 
@@ -224,8 +226,8 @@ _WORLDS: Mapping[World, RunWorld] = {
             Column(
                 "plausible",
                 lambda row: percent(row.get("plausible_share")),
-                note="the answer is that of one of the rules that the figure might call for, which tells reading from "
-                "choosing",
+                note="the answer is one of the problem's candidates, those of rules that one might apply, which tells "
+                "reading from choosing",
             ),
         ),
         replies=(
