@@ -60,6 +60,14 @@ REFUSED = [
     (["-r", "ThreadRunner"], "--runner=ThreadRunner: the parts of a GRPO iteration must be saved"),
     (["--runner=Foo"], "--runner=Foo: no such runner"),
     (["--config=none.yml"], "--config=none.yml: no such file."),
+    (
+        ["--pipelines=evaluate_sokoban", "--params=evaluate_sokoban.source.run_id=nope"],
+        "source.checkpoint=latest of train_sokoban/nope: train_sokoban/nope has no checkpoint; train it first.",
+    ),
+    (
+        ["--pipelines=update_sokoban", "--params=update_sokoban.source.iteration=7"],
+        "train_sokoban/default has no trajectories below ",
+    ),
     (["--params=sed=1"], "sed=1: unknown name. Did you mean seed?"),
 ]
 

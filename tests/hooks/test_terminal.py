@@ -37,9 +37,9 @@ def test_the_headline(summary, text):
     assert write_result(summary) == text
 
 
-def make_run(tmp_path, stored, iterations, *, warm=True, **optimizer):
+def make_run(tmp_path, stored, iterations, *, warm=True):
     folders = RunFolders.of(tmp_path, "train_sokoban", "default")
-    options = {"loop": {"iterations": iterations}, "optimizer": {"schedule_iterations": 150, **optimizer}}
+    options = {"loop": {"iterations": iterations}}
     run = _Run("train_sokoban", "default", folders, validate_parameters(options, TrainOptions))
     for number in range(max(0, stored - 3), stored):
         (folders.models / f"checkpoints/iter={number:05d}").mkdir(parents=True)
@@ -64,16 +64,7 @@ def make_run(tmp_path, stored, iterations, *, warm=True, **optimizer):
             ["150 iterations are stored, loop.iterations=50 asks for fewer. Nothing"],
             "50 of 50",
         ),
-        (
-            150,
-            400,
-            True,
-            [
-                "continues after 150 of 400 iterations",
-                "loop.iterations=400 goes beyond optimizer.schedule_iterations=150: the iterations after it train at",
-            ],
-            "150 of 400 iterations are stored",
-        ),
+        (150, 400, True, ["continues after 150 of 400 iterations"], "150 of 400 iterations are stored"),
     ],
 )
 def test_from_where_a_run_goes_on(tmp_path, caplog, stored, iterations, warm, lines, left):
@@ -88,9 +79,3 @@ def test_from_where_a_run_goes_on(tmp_path, caplog, stored, iterations, warm, li
     hooks._runs = [run]
     (told,) = hooks.tell_interrupted()
     assert told.startswith(f"train_sokoban/default: stopped. {left}")
-
-
-def test_a_constant_rate_has_no_schedule_to_leave(tmp_path, caplog):
-    run = make_run(tmp_path, 0, 400, warm=False, decay_fraction=0.0)
-    _announce(run, run.options)
-    assert caplog.records == []

@@ -58,7 +58,8 @@ def test_warnings_are_logged_once(tmp_path, caplog, monkeypatch):
     assert record.levelno == logging.WARNING
     assert record.getMessage().splitlines() == [
         "train_sokoban: learning rate: train_sokoban.loop.iterations=400: beyond optimizer.schedule_iterations=150 "
-        "the learning rate stays at 0.1 of its highest. Make the schedule as long as the run.",
+        "the learning rate stays at 0.1 of its highest. Make the schedule as long as the run; a stored run "
+        "keeps its own, so a new one needs a new run_id.",
         "  moves: train_sokoban.rollout.max_turns=2: 6 moves at most, and levels need up to 8: "
         "some can never be solved. Raise it, or take shorter levels.",
         "  WANDB_API_KEY: set, and used by nothing here: runs are tracked by MLflow. "

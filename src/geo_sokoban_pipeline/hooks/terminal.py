@@ -133,7 +133,7 @@ class TerminalHooks:
 
 
 def _announce(run: _Run, options: TrainOptions) -> None:
-    """Where the loop goes on, and what is odd about its length."""
+    """Where the loop goes on."""
     stored, wanted = run.stored(), options.loop.iterations
     if stored > wanted:
         log.warning(
@@ -148,14 +148,6 @@ def _announce(run: _Run, options: TrainOptions) -> None:
         log.info("%s: continues after %d of %d iterations", run.title, stored, wanted)
     elif (run.folders.models / "policy" / MANIFEST).is_file():
         log.info("%s: continues after the warm start", run.title)
-    schedule, optimizer = options.optimizer.schedule_iterations, options.optimizer
-    if max(stored, schedule) < wanted and optimizer.decay_fraction > 0 and optimizer.decay_to < 1:
-        log.warning(
-            "%s: loop.iterations=%d goes beyond optimizer.schedule_iterations=%d: the iterations after it train at %g "
-            "× the highest learning rate. A stored run keeps its schedule; for a longer one train a run_id of its own "
-            "with both numbers.",
-            run.title, wanted, schedule, optimizer.decay_to,
-        )  # fmt: skip
 
 
 def _results(folders: RunFolders) -> list[str]:

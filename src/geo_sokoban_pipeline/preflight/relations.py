@@ -160,7 +160,12 @@ def _schedule(run: str, options: TrainOptions) -> Iterator[Check]:
     if loop.iterations > schedule and optimizer.decay_fraction > 0:
         text = f"{run}.loop.iterations={loop.iterations}: beyond optimizer.schedule_iterations={schedule} the learning "
         text += f"rate stays at {optimizer.decay_to:g} of its highest"
-        yield _check("learning rate", "warning", text, "make the schedule as long as the run")
+        yield _check(
+            "learning rate",
+            "warning",
+            text,
+            "make the schedule as long as the run; a stored run keeps its own, so a new one needs a new run_id",
+        )
     elif loop.iterations <= schedule * (1 - optimizer.decay_fraction):
         text = f"{run}.optimizer.schedule_iterations={schedule}: with {loop.iterations} iterations the learning rate "
         text += "never falls"
