@@ -43,6 +43,7 @@ SOKOBAN: dict[str, tuple[Any, set[str]]] = {
     "solver_states": (7, READ),
     "collapse": ("rows", READ),
     "cell_px": (24, ALL),
+    "observation": ("text", ALL),
     "max_steps": (50, ALL),
     "instruction": ("full", ALL),
     "pictures": ("keep", READ),
