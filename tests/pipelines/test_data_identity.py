@@ -70,6 +70,7 @@ def test_evaluation_after_other_data_were_made_gives_the_numbers_of_the_report(o
     assert one["data_id"] == data_id(other_data) == data_id(other_data, "evaluate_sokoban")
     line = f"evaluate_sokoban works on train_sokoban/default, checkpoint 2 (latest), data {one['data_id']}"
     assert line in caplog.text
+    assert "other settings" not in caplog.text
 
 
 def test_settings_that_changed_in_a_file_do_not_reach_a_stored_run(other_data, tmp_path, caplog):
@@ -154,12 +155,20 @@ def test_a_run_id_names_the_run_that_is_worked_on(clone, caplog):
         clone.folder(layer).rename(clone.folder(layer, run_id="seed2"))
     few = "train_sokoban.evaluation.prompts=2"
     with caplog.at_level("INFO"):
-        assert clone.command("--pipelines=evaluate_sokoban", f"--params=run_id=seed2,{few}").exit_code == 0
-        assert clone.command("--pipelines=update_sokoban", "--params=run_id=seed2").exit_code == 0
+        shorter = f"run_id=seed2,{few},train_sokoban.rollout.max_turns=3"
+        assert clone.command("--pipelines=evaluate_sokoban", f"--params={shorter}").exit_code == 0
+        faster = "run_id=seed2,train_sokoban.optimizer.learning_rate=0.002"
+        assert clone.command("--pipelines=update_sokoban", f"--params={faster}").exit_code == 0
         given = "run_id=copy,update_sokoban.source.run_id=seed2"
         assert clone.command("--pipelines=update_sokoban", f"--params={given}").exit_code == 0
     assert "evaluate_sokoban works on train_sokoban/seed2, checkpoint 2 (latest)" in caplog.text
     assert "update_sokoban works on train_sokoban/seed2, trajectories of iteration 2 (the newest)" in caplog.text
+    for run, name in (
+        ("evaluate", "rollout.max_turns: stored 4, now 3"),
+        ("update", "optimizer.learning_rate: stored"),
+    ):
+        found = [text for text in caplog.messages if f"{run}_sokoban has other settings than train_sokoban/" in text]
+        assert len(found) == 1 and name in found[0] and found[0].count("stored") == 1
     summary = read_json(clone.folder("08_reporting", "evaluate_sokoban", "seed2") / "eval_summary.json")
     assert (summary["source"]["run_id"], summary["policies"]) == ("seed2", ["seed2@latest"])
     assert {path.name for path in (clone.root / "06_models" / "update_sokoban").iterdir()} == {"seed2", "copy"}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.envs.identity import DataIdentity, identify_data
 from geo_sokoban_pipeline.options.base import ParameterError
-from geo_sokoban_pipeline.options.training import SourceOptions
+from geo_sokoban_pipeline.options.training import SourceOptions, TrainOptions
+from geo_sokoban_pipeline.preflight.fingerprints import other_settings
 from geo_sokoban_pipeline.run_store import DATA_NOTE, RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.storage import read_json, write_json
 from geo_sokoban_pipeline.tasks import TASKS
@@ -93,7 +94,7 @@ def _plan_task(task: str, asked: Asked, parameters: ProjectParameters, store: Ru
                 f"{run} works on {source.run}/{source.run_id}, which the same command makes, and Kedro would not wait "
                 f"for it. Type two commands: --pipelines={source.run} first, then --pipelines={run}."
             )
-        wanted[run] = _source_data(run, source, current, asked, store)
+        wanted[run] = _source_data(run, source, current, getattr(parameters, f"train_{task}"), asked, store)
     if f"train_{task}" in asked.runs:
         wanted[f"train_{task}"] = current
     if len({identity.id for identity in wanted.values()}) > 1:
@@ -111,7 +112,9 @@ def _needs_source(run: str, task: str, asked: Asked) -> bool:
     return any(name == "runs" or name.startswith(f"{task}.") for name in used)
 
 
-def _source_data(run: str, source: SourceOptions, current: DataIdentity, asked: Asked, store: RunStore) -> DataIdentity:
+def _source_data(
+    run: str, source: SourceOptions, current: DataIdentity, train: TrainOptions, asked: Asked, store: RunStore
+) -> DataIdentity:
     """The data of what a source names, after a line that says what that is."""
     found = store.describe(source, trajectories=run.startswith("update_"))
     if not _uses_run(run, source):
@@ -133,6 +136,16 @@ def _source_data(run: str, source: SourceOptions, current: DataIdentity, asked: 
             f"{run}.source.checkpoint={found.folder}."
         )
     log.info("%s works on %s, data %s", run, found.words, stored.id)
+    if others := other_settings(run, RunFolders.of(store.root, source.run, source.run_id).models, train):
+        log.warning(
+            "%s has other settings than %s/%s was trained with, so its numbers are not that run's:\n  %s\n"
+            "Give the run's settings as train_%s.… to compare them.",
+            run,
+            source.run,
+            source.run_id,
+            "\n  ".join(others),
+            task,
+        )
     return stored
 
 

@@ -19,10 +19,24 @@ from geo_sokoban_pipeline.fingerprint import (
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.storage import MANIFEST, read_manifest
 
 TRAINING = "train_"  # only runs of this kind continue from what they have stored
 _INPUTS = "input."  # names of a fingerprint that need the data themselves
+
+# What decides, in each pipeline on stored runs, that the numbers can be compared with those of the run itself.
+_COMPARED = {
+    "rollout": ("env.", "reward.", "rollout."),
+    "update": ("grpo.", "optimizer.", "rollout.sampling."),
+    "evaluate": ("env.", "reward.", "rollout.", "evaluation.sampling."),
+}
+# Who samples changes no rule; an evaluation has a sampling of its own.
+_NOT_COMPARED = {
+    "rollout": ("rollout.engine", "rollout.server."),
+    "update": (),
+    "evaluate": ("rollout.engine", "rollout.server.", "rollout.sampling."),
+}
 
 
 def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> None:
@@ -47,6 +61,38 @@ def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> N
             lines |= dict.fromkeys(differences(stored, current))
     if lines:
         raise FingerprintError(describe_differences(f"{run}: what is stored", sorted(lines)))
+
+
+def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:
+    """Settings with which a pipeline plays or trains otherwise than the run it works on was trained.
+
+    Args:
+        run: namespace of the pipeline, such as `evaluate_sokoban`.
+        models: folder of the source's run id in 06_models.
+        options: what `train_<task>` says now, from which the pipeline takes its settings.
+
+    Returns:
+        One line for each setting that differs, sorted; nothing where they are equal, and for other pipelines.
+    """
+    kind = run.partition("_")[0]
+    folders = [*newest_checkpoints(models / "checkpoints")[-1:], models / "policy"]
+    manifest = next(filter(None, (read_manifest(folder, verify=False) for folder in folders)), None)
+    if kind not in _COMPARED or manifest is None:
+        return []
+    stored = manifest.get("fingerprint", {})
+    current = loop_parameters(options, 0, {})
+
+    def compared(values: Fingerprint) -> Fingerprint:
+        return {
+            name: value
+            for name, value in values.items()
+            if name.startswith(_COMPARED[kind]) and not name.startswith(_NOT_COMPARED[kind])
+        }
+
+    before = compared(stored)
+    if "grpo.group_size" in stored:  # of the loop: all of it is known
+        return differences(before, compared(current))
+    return differences(before, {name: value for name, value in compared(current).items() if name in before})
 
 
 def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[Path, Fingerprint]]:
