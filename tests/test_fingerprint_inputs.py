@@ -6,10 +6,12 @@ The tables are complete by construction: each field of the models is changed in 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.fingerprint import (
@@ -185,6 +187,9 @@ PROMPTS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
     "a label less": edit(0, answer=None),
     "a label more": edit(1, answer="0"),
     "an id": edit(1, id="c"),
+    "the move limit of a level": edit(0, extra_info={"env_config": {"max_steps": 7}}),
+    "an answer that demonstrations may give": edit(0, candidates=[{"rule": "sum", "label": "4"}]),
+    "a column of the user's own": edit(0, difficulty=np.int32(3)),
     "the order": lambda rows: rows[::-1],
     "a row less": lambda rows: rows[:1],
     "a row twice": lambda rows: [*rows, rows[1]],
@@ -207,9 +212,17 @@ def test_prompts_count(name: str) -> None:
     assert [line.partition(":")[0] for line in lines] == ["input.prompts"]
 
 
-def test_what_nobody_is_shown_does_not_count() -> None:
-    assert hash_rows([{**row, "split": "train"} for row in ROWS]) == hash_rows(ROWS)
-    assert hash_rows([{**row, "images": list(row["images"] or [])} for row in ROWS]) == hash_rows(ROWS)
+def test_equal_rows_have_one_hash_whatever_holds_them() -> None:
+    rows = [{**row, "length": 3} for row in ROWS]
+    assert hash_rows([dict(reversed(row.items())) for row in rows]) == hash_rows(rows)
+    assert hash_rows([{**row, "length": np.int32(3)} for row in rows]) == hash_rows(rows)
+
+
+def test_validation_prompts_count() -> None:
+    """The best checkpoint is chosen by them."""
+    other = dataclasses.replace(inputs(ROWS), validation_prompts=ROWS[:1])
+    lines = differences(loop_fingerprint(inputs(ROWS)), loop_fingerprint(other))
+    assert [line.partition(":")[0] for line in lines] == ["input.validation_prompts"]
 
 
 def test_the_policy_counts() -> None:

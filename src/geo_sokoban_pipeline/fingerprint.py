@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.own_code import hash_own_code
@@ -155,13 +157,12 @@ def _imitation(options: TrainOptions) -> dict[str, Any]:
 
 
 def hash_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Content hash of prompts, in their order: what a policy is shown, and the label where there is one."""
-    return content_hash(*map(_prompt_text, rows))
+    """Content hash of prompts, in their order: every column, because an environment is built from the whole row."""
+    return content_hash(*map(_row_text, rows))
 
 
-def _prompt_text(row: Mapping[str, Any]) -> str:
-    label = "" if row.get("answer") is None else f"\n{row['answer']}"
-    return f"{row['id']}\n{row['prompt']}\n{''.join(row.get('images') or [])}{label}"
+def _row_text(row: Mapping[str, Any]) -> str:
+    return orjson.dumps(dict(row), default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def hash_files(files: Mapping[str, Mapping[str, Any]]) -> str:

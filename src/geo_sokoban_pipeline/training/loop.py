@@ -118,6 +118,7 @@ def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
     return {
         **loop_parameters(inputs.options, inputs.seed, inputs.data_options),
         "input.prompts": hash_rows(inputs.prompts),
+        "input.validation_prompts": hash_rows(inputs.validation_prompts),
         "input.policy": hash_files(inputs.policy.manifest["files"]),
     }
 
