@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -124,7 +125,7 @@ class TableContext:
 def schema_metadata(context: TableContext) -> dict[bytes, bytes]:
     """Metadata of a table's schema: the `huggingface` features block, the schema version and the context."""
     values = {
-        "huggingface": json.dumps({"info": {"features": _features()}}, separators=(",", ":")),
+        "huggingface": _features_block(),
         "schema_version": SCHEMA_VERSION,
         "image_pad_id": str(context.image_pad_id),
         "merge_size": str(context.merge_size),
@@ -165,6 +166,11 @@ def check_version(schema: pa.Schema) -> None:
         raise TrajectoryError("schema_version", None, version, f"this version of the project reads {SCHEMA_VERSION}")
 
 
+@cache
+def _features_block() -> str:
+    return json.dumps({"info": {"features": _features()}}, separators=(",", ":"))
+
+
 def _features() -> dict[str, Any]:
     # Written by hand instead of through `datasets.Features`, whose import takes a second; a test compares the two.
     features = {field.name: _feature(field.type) for field in TRAJECTORY_SCHEMA}
@@ -189,11 +195,11 @@ def validate_schema(schema: pa.Schema) -> None:
     """
     check_version(schema)
     names, wanted = schema.names, TRAJECTORY_SCHEMA.names
-    missing = [name for name in wanted if name not in names]
-    extra = [name for name in names if name not in wanted]
-    if missing or extra:
-        raise TrajectoryError("columns", None, f"missing {missing}, unknown {extra}", "not a trajectory table")
     if names != wanted:
+        missing = [name for name in wanted if name not in names]
+        extra = [name for name in names if name not in wanted]
+        if missing or extra:
+            raise TrajectoryError("columns", None, f"missing {missing}, unknown {extra}", "not a trajectory table")
         raise TrajectoryError("columns", None, names, f"order them as {wanted}")
     for expected, found in zip(TRAJECTORY_SCHEMA, schema.types, strict=True):
         if found != expected.type and _plain(found) != _plain(expected.type):

@@ -17,8 +17,10 @@ from geo_sokoban_pipeline.contract.columns import one_array
 from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TableContext, schema_metadata
 from geo_sokoban_pipeline.trajectory_columns import (
     DERIVED_COLUMNS,
+    NAMED_COLUMNS,
     Spans,
     build_column,
+    decode_names,
     derive_columns,
     gather_columns,
     read_column,
@@ -133,7 +135,8 @@ def trajectories_to_table(trajectories: Sequence[Trajectory], context: TableCont
     arrays, fields = [], []
     columns = dict(zip(_FIELDS, gather_columns(trajectories, _FIELDS), strict=True))
     built = {name: build_column(name, values, TRAJECTORY_SCHEMA.field(name).type) for name, values in columns.items()}
-    built |= derive_columns(columns["metrics"], columns["reward_parts"], built["turns"])
+    built |= derive_columns(built["metrics"], built["reward_parts"], built["turns"])
+    built |= {name: decode_names(built[name], TRAJECTORY_SCHEMA.field(name).type) for name in NAMED_COLUMNS}
     for spec in TRAJECTORY_SCHEMA:
         array = built[spec.name]
         arrays.append(array)

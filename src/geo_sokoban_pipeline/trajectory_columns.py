@@ -7,24 +7,25 @@ bit for bit. Equal image bytes are stored once per column (dictionary encoding).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
-from geo_sokoban_pipeline.contract.columns import Ragged
-from geo_sokoban_pipeline.contract.values import PART_COLUMNS, SOLVED, count_replies
+from geo_sokoban_pipeline.contract.columns import Named, Ragged, find_replies
+from geo_sokoban_pipeline.contract.values import PART_COLUMNS, SOLVED, count_in_rows
 
 Spans = list[tuple[int, int, int]]
+NAMED_COLUMNS = ("reward_parts", "metrics", "timings")
 DERIVED_COLUMNS = ("success", "n_turns", "optimal_steps", *PART_COLUMNS)  # each repeats a value of a list
 
 
 def build_column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Arrow array of one column; its type is `kind`, but dictionary-encoded image bytes."""
+    """Arrow array of one column; its type is `kind`, but image bytes and names of values are dictionary-encoded."""
     return _BUILDERS.get(name, _build_plain)(values, kind)
 
 
@@ -41,28 +42,40 @@ def gather_columns(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any
     return list(zip(*map(attrgetter(*names), items), strict=True)) or [()] * len(names)
 
 
-def derive_columns(
-    metrics: Sequence[dict[str, float]], parts: Sequence[dict[str, float]], turns: pa.Array
-) -> dict[str, pa.Array]:
-    """The columns of `DERIVED_COLUMNS`, from the lists that they repeat.
+def derive_columns(metrics: pa.Array, parts: pa.Array, turns: pa.Array) -> dict[str, pa.Array]:
+    """The columns of `DERIVED_COLUMNS`, from the built columns that they repeat.
 
     Args:
-        turns: the built column.
+        parts: the reward parts.
     """
-    solved = [None if (value := row.get("success")) is None else value >= SOLVED for row in metrics]
-    fewest = [None if (value := row.get("optimal_steps")) is None else int(value) for row in metrics]
+    named, given, spoken = Named(metrics), Named(parts), Ragged.of(turns)
+    success = named.pick("success")
+    solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
+    known = {"success": solved, "optimal_steps": named.pick("optimal_steps")}
+    known |= {name: given.pick(name) for name in PART_COLUMNS}
+    count = len(spoken.offsets) - 1
+    kinds = {"success": pa.bool_(), "optimal_steps": pa.int32()}
+    built = {name: _build_known(values, count, kinds.get(name, pa.float64())) for name, values in known.items()}
+    return built | {"n_turns": pa.array(count_in_rows(find_replies(spoken), spoken), pa.int32())}
+
+
+def _build_known(values: np.ndarray | None, count: int, kind: pa.DataType) -> pa.Array:
     # Most of these columns are empty: a task has but some of the parts.
-    present = set(chain.from_iterable(set(map(tuple, parts))))
-    missing = pa.nulls(len(parts), pa.float64())
-    return {
-        "success": pa.array(solved, pa.bool_()),
-        "n_turns": pa.array(count_replies(Ragged.of(turns)), pa.int32()),
-        "optimal_steps": pa.array(fewest, pa.int32()),
-        **{
-            name: pa.array([row.get(name) for row in parts], pa.float64()) if name in present else missing
-            for name in PART_COLUMNS
-        },
-    }
+    if values is None:
+        return pa.nulls(count, kind)
+    missing = np.isnan(values)
+    if not pa.types.is_floating(kind):
+        # A number that does not fit becomes another one, which the check of the column names.
+        with np.errstate(invalid="ignore"):
+            values = np.where(missing, 0, values).astype(kind.to_pandas_dtype())
+    return pa.array(values, kind, mask=missing)
+
+
+def decode_names(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A built column of `NAMED_COLUMNS` as tables hold it: of type `kind`, names as plain texts."""
+    names, values = array.values.field("name"), array.values.field("value")
+    structs = pa.StructArray.from_arrays([names.dictionary_decode(), values], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(array.offsets, structs, type=kind)
 
 
 def _build_plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -74,7 +87,9 @@ def _build_sampling(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _lists(lengths: Iterable[int], values: pa.Array, kind: pa.DataType, missing: list[bool] | None = None) -> pa.Array:
-    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.fromiter(lengths, np.int64))]).astype(np.int32)
+    counts = lengths if isinstance(lengths, np.ndarray) else np.fromiter(lengths, np.int64)
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
     mask = pa.array(missing) if missing is not None and any(missing) else None
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind, mask=mask)
 
@@ -100,20 +115,34 @@ def _build_weight_spans(values: Sequence[Spans], kind: pa.DataType) -> pa.Array:
 
 def _build_grids(values: Sequence[list[tuple[int, int, int]]], kind: pa.DataType) -> pa.Array:
     flat = _build_integers(values, 3)
-    inner = _lists([3] * len(flat), pa.array(flat.reshape(-1)), kind.value_type)
+    inner = _lists(np.full(len(flat), 3), pa.array(flat.reshape(-1)), kind.value_type)
     return _lists(map(len, values), inner, kind)
 
 
 def _build_named(values: Sequence[dict[str, float]], kind: pa.DataType) -> pa.Array:
-    # Few sets of names stand in many rows: each is sorted once.
-    orders = {names: sorted(names) for names in set(map(tuple, values))}
-    ordered = [orders[tuple(value)] for value in values]
-    names = pa.array(list(chain.from_iterable(ordered)), pa.string())
-    numbers = np.array(
-        [value[name] for value, order in zip(values, ordered, strict=True) for name in order], np.float64
-    )
-    structs = pa.StructArray.from_arrays([names, numbers], fields=list(kind.value_type))
-    return _lists(map(len, values), structs, kind)
+    # Few sets of names stand in many rows: each is sorted once, and the names are stored once.
+    sets: dict[tuple[str, ...], int] = {}
+    chosen = np.array([sets.setdefault(tuple(value), len(sets)) for value in values], np.intp)
+    orders = [sorted(names) for names in sets]
+    places: dict[str, int] = {name: place for place, name in enumerate(sorted(set(chain.from_iterable(orders))))}
+    lengths = np.array([len(order) for order in orders], np.int64)[chosen] if orders else np.zeros(0, np.int64)
+    codes = np.full((len(orders), max(map(len, orders), default=0)), -1, np.int32)
+    for row, order in zip(codes, orders, strict=True):
+        row[: len(order)] = [places[name] for name in order]
+    indices = codes[chosen].reshape(-1)
+    indices = indices[indices >= 0]
+    getters = [_get_all(order) for order in orders]
+    rows = [getters[index](value) for index, value in zip(chosen.tolist(), values, strict=True)]
+    numbers = np.fromiter(chain.from_iterable(rows), np.float64, len(indices))
+    names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(list(places), pa.string()))
+    fields = [pa.field("name", names.type), kind.value_type.field("value")]
+    structs = pa.StructArray.from_arrays([names, pa.array(numbers)], fields=fields)
+    return _lists(lengths, structs, pa.list_(pa.field("element", structs.type)))
+
+
+def _get_all(names: Sequence[str]) -> Callable[[dict[str, float]], Sequence[float]]:
+    # For one name `itemgetter` gives no tuple.
+    return itemgetter(*names) if len(names) > 1 else lambda value: [value[name] for name in names]
 
 
 def _build_turns(values: Sequence[list[Any]], kind: pa.DataType) -> pa.Array:
@@ -130,9 +159,10 @@ def _build_turns(values: Sequence[list[Any]], kind: pa.DataType) -> pa.Array:
 
 
 def _build_images(values: Sequence[list[bytes]], kind: pa.DataType) -> pa.Array:
-    places: dict[bytes, int] = {}
-    indices = [places.setdefault(image, len(places)) for images in values for image in images]
-    data = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(places), pa.binary()))
+    flat = list(chain.from_iterable(values))
+    places = {image: place for place, image in enumerate(dict.fromkeys(flat))}
+    indices = np.fromiter(map(places.__getitem__, flat), np.int32, len(flat))
+    data = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(list(places), pa.binary()))
     fields = [pa.field("bytes", data.type), pa.field("path", pa.string())]
     structs = pa.StructArray.from_arrays([data, pa.nulls(len(indices), pa.string())], fields=fields)
     return _lists(map(len, values), structs, pa.list_(pa.field("element", structs.type)))
@@ -157,17 +187,28 @@ def _to_json(value: dict[str, Any]) -> str:
     return _encode(value) if b"null" in text else text.decode()
 
 
-def _to_texts(cells: Sequence[dict[str, Any]]) -> list[str]:
+def _to_texts(cells: Sequence[dict[str, Any]]) -> list[bytes]:
     # Turns whose environment said the same may share one dict, which is then encoded once.
     different = {id(cell): cell for cell in cells if cell}
-    texts = {key: _to_json(cell) for key, cell in different.items()}
-    return [texts[id(cell)] if cell else "{}" for cell in cells]
+    texts = dict(zip(different, _to_jsons(different.values()), strict=True))
+    return [texts[id(cell)] if cell else b"{}" for cell in cells]
+
+
+def _to_jsons(cells: Collection[dict[str, Any]]) -> list[bytes]:
+    try:
+        texts = [orjson.dumps(cell, option=_PLAIN) for cell in cells]
+    except TypeError:
+        pass
+    else:
+        if b"null" not in b"".join(texts):
+            return texts
+    return [_to_json(cell).encode() for cell in cells]
 
 
 _NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs")
 _BUILDERS: dict[str, Callable[[Sequence[Any], pa.DataType], pa.Array]] = {
     **dict.fromkeys(_NUMBER_COLUMNS, _build_numbers),
-    **dict.fromkeys(("reward_parts", "metrics", "timings"), _build_named),
+    **dict.fromkeys(NAMED_COLUMNS, _build_named),
     "sampling": _build_sampling,
     "weight_spans": _build_weight_spans,
     "turns": _build_turns,
@@ -225,7 +266,7 @@ def _read_images(array: pa.Array) -> list[list[bytes]]:
 
 _READERS: dict[str, Callable[[pa.Array], list[Any]]] = {
     **dict.fromkeys(_NUMBER_COLUMNS, _read_numbers),
-    **dict.fromkeys(("reward_parts", "metrics", "timings"), _read_named),
+    **dict.fromkeys(NAMED_COLUMNS, _read_named),
     "weight_spans": _read_spans,
     "turns": _read_turns,
     "images": _read_images,

@@ -9,6 +9,7 @@ are compressed; what is a number or one of few words per episode is not, and it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def write_trajectories(path: Path, table: pa.Table) -> None:
 
 
 def _write_parquet(path: Path, table: pa.Table) -> None:
-    leaves = list(_leaves(TRAJECTORY_SCHEMA))
+    leaves = _all_leaves()
     # Each compressed page costs the codec's set-up, which is more than a short column has to give.
     long = {name for name, _ in leaves if "." in name or name in _TEXTS}
     writer = pq.ParquetWriter(
@@ -66,6 +67,11 @@ def _write_parquet(path: Path, table: pa.Table) -> None:
     with writer:
         writer.add_key_value_metadata(dict(table.schema.metadata))
         writer.write_table(table, row_group_size=max(table.num_rows, 1))
+
+
+@cache
+def _all_leaves() -> list[tuple[str, pa.DataType]]:
+    return list(_leaves(TRAJECTORY_SCHEMA))
 
 
 def _leaves(fields: Iterable[pa.Field], prefix: str = "") -> Iterable[tuple[str, pa.DataType]]:

@@ -42,15 +42,9 @@ class Ragged:
     @classmethod
     def of(cls, column: pa.Array) -> Ragged:
         """From a list array; a null list counts as empty. Numbers become numpy, everything else stays Arrow."""
-        if column.null_count:
-            lengths = pc.fill_null(column.value_lengths(), 0).to_numpy(zero_copy_only=False)
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-        else:
-            stored = column.offsets.to_numpy().astype(np.int64)
-            offsets = stored - stored[0]
         values = column.flatten()
         numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-        return cls(values.to_numpy(zero_copy_only=False) if numeric else values, offsets)
+        return cls(values.to_numpy(zero_copy_only=False) if numeric else values, _offsets(column))
 
     @property
     def lengths(self) -> np.ndarray:
@@ -80,19 +74,29 @@ class Named:
         self.numbers: np.ndarray = self.items.values.field("value").to_numpy(zero_copy_only=False)
 
     @cached_property
-    def _codes(self) -> tuple[list[str], np.ndarray]:
-        # Names are few and repeat in every row: comparing numbers is several times quicker than comparing texts.
+    def _encoded(self) -> tuple[dict[str, int], np.ndarray]:
         names = self.items.values.field("name")
         names = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
-        return names.dictionary.to_pylist(), names.indices.to_numpy(zero_copy_only=False)
+        texts = names.dictionary.to_pylist()
+        ranks = {text: rank for rank, text in enumerate(sorted(set(texts)))}
+        codes = np.array([ranks[text] for text in texts], np.int32)
+        return ranks, codes[names.indices.to_numpy(zero_copy_only=False)] if texts else np.zeros(0, np.int32)
+
+    @property
+    def codes(self) -> np.ndarray:
+        """(values,) int32 number of each value's name; the numbers are ordered as the names are.
+
+        Names are few and repeat in every row: comparing numbers is several times quicker than comparing texts.
+        """
+        return self._encoded[1]
 
     def pick(self, name: str) -> np.ndarray | None:
         """(rows,) float64 value of a name, NaN in rows that have none; None where no row has it."""
-        names, codes = self._codes
-        if name not in names:
+        ranks, codes = self._encoded
+        if name not in ranks:
             return None
         found = np.full(len(self.items.offsets) - 1, np.nan)
-        places = codes == names.index(name)
+        places = np.flatnonzero(codes == ranks[name])
         found[self.items.rows[places]] = self.numbers[places]
         return found
 
@@ -145,8 +149,22 @@ class Episodes:
         return Ragged.of(self.column("turns"))
 
     @cached_property
+    def replies(self) -> np.ndarray:
+        """(turns of all rows,) bool: the assistant's."""
+        return find_replies(self.turns)
+
+    @cached_property
     def images(self) -> Ragged:
         return Ragged.of(self.column("images"))
+
+    @cached_property
+    def grids(self) -> Ragged:
+        return Ragged.of(self.column("image_grid_thw"))
+
+    @cached_property
+    def grid_sizes(self) -> Ragged:
+        """Of each grid of `grids` its t, h, w."""
+        return Ragged.of(self.grids.values)
 
     def fail(self, column: str, row: int, value: Any, rule: str) -> NoReturn:
         """Raise for one row."""
@@ -199,6 +217,24 @@ def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: 
             position = int(np.argmax(nulls(child)))
             episodes.fail(path.split(".", maxsplit=1)[0], to_row(position), f"null in {name}", "never null")
         _check_nested_nulls(episodes, name, child, to_row)
+
+
+def find_replies(turns: Ragged) -> np.ndarray:
+    """(turns of all rows,) bool: the assistant's."""
+    return flags(pc.equal(turns.values.field("role"), "assistant"))
+
+
+def list_lengths(column: pa.Array) -> np.ndarray:
+    """(rows,) int64 length of each list; a null list counts as empty."""
+    return np.diff(_offsets(column))
+
+
+def _offsets(column: pa.Array) -> np.ndarray:
+    if column.null_count:
+        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy(zero_copy_only=False)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    stored: np.ndarray = column.offsets.to_numpy().astype(np.int64)
+    return stored - stored[0]
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:

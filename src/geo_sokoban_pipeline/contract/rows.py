@@ -64,8 +64,9 @@ def check_group_advantages(episodes: Episodes) -> None:
     rewarded = ~nulls(episodes.column("reward"))
     if not rewarded.any():
         return
-    keys = np.stack([episodes.numbers("iteration"), episodes.numbers("group_index")], axis=1)
-    groups, group = np.unique(keys, axis=0, return_inverse=True)
+    # Both are of 32 bits: one number for both is found several times quicker than pairs are.
+    keys = (episodes.numbers("iteration").astype(np.int64) << 32) + episodes.numbers("group_index")
+    groups, group = np.unique(keys, return_inverse=True)
     rewards = episodes.numbers("reward")
     several = np.bincount(group[rewarded], minlength=len(groups)) > 1
     lowest, highest = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)

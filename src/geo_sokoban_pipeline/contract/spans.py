@@ -51,7 +51,7 @@ def check_generated_runs(episodes: Episodes) -> None:
     turns, offsets = episodes.turns, episodes.token_ids.offsets
     starts, ends = bounds(turns, "token_start", "token_end")
     base = offsets[turns.rows]
-    assistant = flags(pc.equal(turns.values.field("role"), "assistant"))
+    assistant = episodes.replies
     inside = np.where(assistant, episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts], 0)
     covered = np.bincount(turns.rows, weights=inside, minlength=len(offsets) - 1)
     total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]

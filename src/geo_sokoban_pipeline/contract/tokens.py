@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geo_sokoban_pipeline.contract.columns import Episodes, Ragged, flags, nulls
+from geo_sokoban_pipeline.contract.columns import Episodes, Ragged, flags, list_lengths, nulls
 
 LOG_PROB_SLACK = 1e-6  # float32: the log-prob of a saturated token may come out just above 0
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -17,7 +17,9 @@ def check_lengths(episodes: Episodes) -> None:
     lengths = episodes.token_ids.lengths
     for name in ("loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs"):
         column = episodes.column(name)
-        found = Ragged.of(column).lengths
+        if column.null_count == len(column):
+            continue
+        found = list_lengths(column)
         bad = (found != lengths) & ~nulls(column)
         text = lambda row, found=found: f"{found[row]} entries for {lengths[row]} token_ids"  # noqa: E731
         episodes.fail_row(bad, name, "as long as token_ids", text)
@@ -58,13 +60,12 @@ def _with_zeros(values: np.ndarray, present: np.ndarray) -> np.ndarray:
 
 def check_images(episodes: Episodes) -> None:
     """Images are PNG files with one grid of three positive sizes each."""
-    images, grids = episodes.images, Ragged.of(episodes.column("image_grid_thw"))
+    images, grids, sizes = episodes.images, episodes.grids, episodes.grid_sizes
     signed = _starts_as_png(images.values.field("bytes"))
     episodes.fail_row(_any_in_row(~signed, images), "images", "PNG files", lambda row: "other bytes than a PNG's")
     bad = grids.lengths != images.lengths
     text = lambda row: f"{grids.lengths[row]} grids for {images.lengths[row]} images"  # noqa: E731
     episodes.fail_row(bad, "image_grid_thw", "one grid per image", text)
-    sizes = Ragged.of(grids.values)
     episodes.fail_row(_any_in_row(sizes.lengths != 3, grids), "image_grid_thw", "three sizes t, h, w per image")
     positive = (sizes.values.reshape(-1, 3) > 0).all(axis=1)
     episodes.fail_row(_any_in_row(~positive, grids), "image_grid_thw", "positive sizes")
@@ -83,11 +84,10 @@ def _any_in_row(bad: np.ndarray, items: Ragged) -> np.ndarray:
 
 def check_image_pads(episodes: Episodes) -> None:
     """The number of image pads equals the sum of t·h·w / merge_size² over the grids."""
-    ids, grids = episodes.token_ids, Ragged.of(episodes.column("image_grid_thw"))
+    ids, grids = episodes.token_ids, episodes.grids
     pads = np.flatnonzero(ids.values == episodes.image_pad_id)
-    rows = np.searchsorted(ids.offsets, pads, side="right") - 1
-    found = np.bincount(rows, minlength=len(ids.lengths))
-    patches = Ragged.of(grids.values).values.reshape(-1, 3).astype(np.int64).prod(axis=1)
+    found = np.diff(np.searchsorted(pads, ids.offsets))
+    patches = episodes.grid_sizes.values.reshape(-1, 3).astype(np.int64).prod(axis=1)
     total = np.bincount(grids.rows, weights=patches, minlength=len(ids.lengths))  # float64: exact below 2**53
     expected = total / episodes.merge_size**2
     text = lambda row: f"{found[row]} image pads, {expected[row]:g} by image_grid_thw"  # noqa: E731

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from geo_sokoban_pipeline.contract.columns import Episodes, Ragged, flags, nulls
+from geo_sokoban_pipeline.contract.columns import Episodes, Ragged, nulls
 
 # Parts that the rewards of this project give; parts of a reward of one's own are in `reward_parts` alone, unless they
 # have one of these names. A fixed set, because all files of all tasks share one schema.
@@ -21,14 +20,12 @@ _CREDIT_TOLERANCE = 1e-6
 def check_named_values(episodes: Episodes) -> None:
     """Reward parts, metrics and timings are finite and strictly sorted by name."""
     for column in ("reward_parts", "metrics", "timings"):
-        items = episodes.named(column).items
-        values = episodes.named(column).numbers
-        episodes.fail_item(~np.isfinite(values), column, items, "values are finite")
-        names = items.values.field("name")
-        if len(names) > 1:
-            ordered = flags(pc.less(names[:-1], names[1:]))
-            bad = np.concatenate([[False], ~ordered & (items.rows[1:] == items.rows[:-1])])
-            episodes.fail_item(bad, column, items, "sorted by name, no name twice")
+        named = episodes.named(column)
+        items, codes = named.items, named.codes
+        episodes.fail_item(~np.isfinite(named.numbers), column, items, "values are finite")
+        bad = np.zeros(len(codes), bool)
+        bad[1:] = (codes[1:] <= codes[:-1]) & (items.rows[1:] == items.rows[:-1])
+        episodes.fail_item(bad, column, items, "sorted by name, no name twice")
 
 
 def check_value_columns(episodes: Episodes) -> None:
@@ -42,14 +39,15 @@ def check_value_columns(episodes: Episodes) -> None:
     _compare(episodes, "optimal_steps", metrics.pick("optimal_steps"), "metrics.optimal_steps")
     for name in PART_COLUMNS:
         _compare(episodes, name, parts.pick(name), f"reward_parts.{name}")
-    counts = count_replies(episodes.turns)
+    counts = count_in_rows(episodes.replies, episodes.turns)
     episodes.fail_row(episodes.numbers("n_turns") != counts, "n_turns", "the number of assistant turns")
 
 
-def count_replies(turns: Ragged) -> np.ndarray:
-    """(rows,) int64 number of assistant turns."""
-    replies = flags(pc.equal(turns.values.field("role"), "assistant"))
-    counts: np.ndarray = np.bincount(turns.rows[replies], minlength=len(turns.offsets) - 1)
+def count_in_rows(flagged: np.ndarray, items: Ragged) -> np.ndarray:
+    """(rows,) int64 number of flagged entries."""
+    before = np.zeros(len(flagged) + 1, np.int64)
+    np.cumsum(flagged, out=before[1:])
+    counts: np.ndarray = np.diff(before[items.offsets])
     return counts
 
 
@@ -57,9 +55,12 @@ def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source:
     array = episodes.column(column)
     if wanted is None and array.null_count == len(array):
         return  # most parts are of other tasks
-    found = array.cast(pa.float64()).to_numpy(zero_copy_only=False)  # null becomes NaN
+    numbers = array.cast(pa.int8()) if pa.types.is_boolean(array.type) else array
+    found = numbers.to_numpy(zero_copy_only=False)  # null becomes NaN
     values = np.full(len(found), np.nan) if wanted is None else wanted
-    bad = (found != values) & ~(np.isnan(found) & np.isnan(values))
+    bad = found != values
+    if bad.any():
+        bad &= ~(np.isnan(found) & np.isnan(values))
     episodes.fail_row(bad, column, f"equal to {source}, null where that is unknown")
 
 
@@ -70,11 +71,10 @@ def check_credits(episodes: Episodes) -> None:
     given = ~nulls(field)
     if not given.any():
         return
-    replies = flags(pc.equal(turns.values.field("role"), "assistant"))
-    episodes.fail_item(given & ~replies, "turns", turns, "credit is of assistant turns")
-    count = episodes.table.num_rows
-    credited = np.bincount(turns.rows[given], minlength=count) > 0
-    total = np.bincount(turns.rows[given], field.to_numpy(zero_copy_only=False)[given], minlength=count)
+    episodes.fail_item(given & ~episodes.replies, "turns", turns, "credit is of assistant turns")
+    credited = count_in_rows(given, turns) > 0
+    credit = field.to_numpy(zero_copy_only=False)[given]
+    total = np.bincount(turns.rows[given], credit, minlength=len(credited))
     rewards = episodes.numbers("reward")
     gap = np.abs(total - rewards)
     bad = credited & ~(gap <= _CREDIT_TOLERANCE * np.maximum(1.0, np.abs(rewards)))
