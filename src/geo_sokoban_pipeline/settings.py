@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf.resolvers import oc
 
+from geo_sokoban_pipeline.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.hooks import (
     CommandHooks,
@@ -83,6 +84,7 @@ HOOKS = (
 )
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-telemetry",)
 
+CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",

@@ -12,6 +12,7 @@ import torch
 from kedro.io import DatasetError
 
 from geo_sokoban_pipeline import signposts, storage
+from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.rollout.episode import TooManyFailuresError
 from geo_sokoban_pipeline.storage import CorruptFolderError
 from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
@@ -283,23 +284,26 @@ from geo_sokoban_pipeline.envs.sokoban.env import build_env as build
 
 
 def build_env(sample, args):
-    """Every so many levels, an environment that raises as soon as it is to move."""
-    env = build(sample, {k: v for k, v in args.items() if k != "every"})
+    """Every so many levels, an environment that raises as soon as it is to move, or to move without an answer block."""
+    env = build(sample, {k: v for k, v in args.items() if k not in ("every", "answers")})
+    move = env.step
+
+    def step(text):
+        if args["answers"] and "<answer>" in text:
+            return move(text)
+        raise ZeroDivisionError("the crate is stuck")
+
     if int(sample["level_hash"], 16) % args["every"] == 0:
-        env.step = fail
+        env.step = step
     return env
-
-
-def fail(text):
-    raise ZeroDivisionError("the crate is stuck")
 '''
 
 
-def fragile(tmp_path, every, allowed):
+def fragile(tmp_path, every, allowed, answers=False):
     file = tmp_path / "fragile.py"
     file.write_text(FRAGILE)
     parameters = short()
-    parameters["env"] = {"factory": str(file), "args": {"every": every}}
+    parameters["env"] = {"factory": str(file), "args": {"every": every, "answers": answers}}
     # A policy that has learnt nothing writes until it is cut off: here the environment sees such replies too.
     parameters["rollout"] = {"max_failed_share": allowed, "rules": {"step_before_finish_check": True}}
     parameters["grpo"]["groups"] = 8
@@ -321,11 +325,14 @@ def test_an_episode_that_raises_is_kept_as_failed_and_the_rest_goes_on(project, 
 def test_too_many_failures_stop_the_run(project, tmp_path):
     parameters = fragile(tmp_path, every=1, allowed=0.1)
     with pytest.raises(
-        RuntimeError, match="no usable demonstration in 100 levels.*ZeroDivisionError: the crate is stuck"
+        ParameterError, match=r"ZeroDivisionError: the crate is stuck, in .*fragile\.py, line \d+: raise"
     ):
         project.run(params=parameters)
+    assert not project.folder("06_models").exists()
+    # What only responses of the policy bring to light ends the run once it plays.
+    parameters = fragile(tmp_path, every=1, allowed=0.1, answers=True)
     parameters["train_sokoban"]["warm_start"] = {"steps": 0}
     with pytest.raises(TooManyFailuresError) as error:
         project.run(params={**parameters, "run_id": "cold"})
-    for part in ("16 of 16 episodes failed", "rollout.max_failed_share=0.1", "ZeroDivisionError: the crate is stuck"):
+    for part in ("of 16 episodes failed", "rollout.max_failed_share=0.1", "ZeroDivisionError: the crate is stuck"):
         assert part in str(error.value)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.envs.sokoban import Board, solve
 from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
 from geo_sokoban_pipeline.options.project import ProjectParameters
@@ -135,11 +135,15 @@ def test_levels_that_were_read_are_measured(lengths, said, caplog):
         assert said in caplog.text and bool(said) == bool(caplog.records)
 
 
-def test_the_sample_is_solved_in_two_moves():
-    board = Board.from_text(sample_level(ProjectParameters().sokoban)["level_xsb"])
-    for _ in range(2):
-        board = board.move("right").board
-    assert board.is_solved
+@pytest.mark.parametrize("size", [(6, 6, 1), (5, 5, 1), (8, 8, 3), (4, 9, 2), (9, 4, 2), (3, 6, 1), (10, 12, 4)])
+def test_the_sample_is_as_large_as_what_is_generated_and_solved_in_two_moves_at_most(size):
+    height, width, boxes = size
+    options = ProjectParameters().sokoban.model_copy(update={"height": height, "width": width, "boxes": boxes})
+    text = sample_level(options)["level_xsb"]
+    assert (len(text.splitlines()), {len(row) for row in text.splitlines()}) == (height, {width})
+    assert text.count("$") + text.count("*") == boxes
+    solution = solve(Board.from_text(text))
+    assert solution is not None and 1 <= len(solution) <= 2
 
 
 def test_it_costs_less_than_half_a_second(tmp_path):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.envs.identity import identify_data
 from geo_sokoban_pipeline.hooks.command_line import read_lists
 from geo_sokoban_pipeline.hooks.data import ON_RUNS
 from geo_sokoban_pipeline.launch import MODEL_NAME, MODELS
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
 
 COMMAND_ONLY = ("run_id", "fresh")
-DATA_ID = "data_id"  # the resolver of the catalog
 
 
 class ParameterHooks:
@@ -52,18 +50,6 @@ class ParameterHooks:
             **name_tasks(loader["parameters"], parameters.run_id),
             **{name: getattr(parameters, name) for name in COMMAND_ONLY},
         }
-        name_data(parameters)
-
-
-def name_data(parameters: ProjectParameters) -> None:
-    """Let the catalog's `${data_id:<task>}` be the id of the data that the parameters describe."""
-    from omegaconf import OmegaConf
-
-    def data_id(task: str) -> str:
-        return identify_data(task, getattr(parameters, task)).id
-
-    # As Kedro's own resolvers it belongs to the process, and the newest context has it.
-    OmegaConf.register_new_resolver(DATA_ID, data_id, replace=True)
 
 
 def name_tasks(merged: Mapping[str, Any], run_id: str) -> dict[str, Any]:

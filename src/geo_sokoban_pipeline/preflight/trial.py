@@ -30,7 +30,6 @@ from geo_sokoban_pipeline.tasks import task_of
 
 Row = dict[str, Any]
 _GROUP = "own code"
-_LEVEL = "######\n#@ $.#\n######"
 
 
 def is_own(options: TrainOptions) -> bool:
@@ -70,14 +69,27 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
 
 
 def sample_level(options: SokobanDataOptions) -> Row:
-    """A prompts row of a level that two moves solve, such as a run with these options generates."""
+    """A prompts row of a level of the size that a run with these options generates, which two moves solve at most."""
     from geo_sokoban_pipeline.envs.sokoban import Board
     from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow, data_source_name, raw_level_row
     from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
 
-    board = Board.from_text(_LEVEL)
+    board = Board.from_text(_draw_level(options.height, options.width, options.boxes))
     level = LevelRow("a small level", "generate", data_source_name(board), board, solution_length=2)
     return prompt_row(raw_level_row(level, "train", "layout"), options)
+
+
+def _draw_level(height: int, width: int, boxes: int) -> str:
+    """A room with its player beside a box beside a target; all other boxes stand on targets, from the far end."""
+    tall = height > width
+    long, short = (height, width) if tall else (width, height)
+    cells = [[" "] * (long - 2) for _ in range(short - 2)]
+    cells[0][:4] = "@ $." if long >= 6 else "@$."
+    free = [(row, column) for row in range(short - 3, -1, -1) for column in range(long - 3, -1, -1)]
+    for row, column in [place for place in free if place[0] > 0][: boxes - 1]:
+        cells[row][column] = "*"
+    drawn = ["#" * long, *("#" + "".join(row)[: long - 2] + "#" for row in cells), "#" * long]
+    return "\n".join("".join(row) for row in zip(*drawn, strict=True)) if tall else "\n".join(drawn)
 
 
 def _play(row: Row, options: TrainOptions, seed: int, *, cut: bool = False) -> tuple[dict[str, float], list[Any]]:
