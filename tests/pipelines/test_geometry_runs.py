@@ -153,7 +153,8 @@ def test_evaluation_of_a_stored_policy(run):
 @pytest.mark.parametrize("imitate", ["teacher", "optimal"])
 def test_control(run, imitate):
     task, root = run
-    command(run, "control", f"control_{task}.imitate={imitate}", f"control_{task}.share=0.2", f"run_id={imitate}")
+    own = (f"control_{task}.source.run_id=default", f"control_{task}.imitate={imitate}", f"control_{task}.share=0.2")
+    command(run, "control", *own, f"run_id={imitate}")
     summary = read_json(root / "08_reporting" / f"control_{task}" / imitate / "eval_summary.json")
     assert [(row["policy"], row["mode"]) for row in summary["rows"]] == [
         (f"control_{imitate}", "sampled"),
