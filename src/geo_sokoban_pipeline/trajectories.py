@@ -28,6 +28,7 @@ from geo_sokoban_pipeline.trajectory_columns import (
 
 __all__ = ["TableContext", "Trajectory", "TrajectoryBatch", "Turn", "table_to_trajectories", "trajectories_to_table"]
 
+_TYPES = {spec.name: spec.type for spec in TRAJECTORY_SCHEMA}
 _FIELDS = [name for name in TRAJECTORY_SCHEMA.names if name not in DERIVED_COLUMNS]
 
 
@@ -132,16 +133,14 @@ def trajectories_to_table(trajectories: Sequence[Trajectory], context: TableCont
     Raises:
         ValueError, TypeError: a turn's `info` is not JSON (NaN included) or a value does not fit its column.
     """
-    arrays, fields = [], []
     columns = dict(zip(_FIELDS, gather_columns(trajectories, _FIELDS), strict=True))
-    built = {name: build_column(name, values, TRAJECTORY_SCHEMA.field(name).type) for name, values in columns.items()}
+    built = {name: build_column(name, values, _TYPES[name]) for name, values in columns.items()}
     built |= derive_columns(built["metrics"], built["reward_parts"], built["turns"])
-    built |= {name: decode_names(built[name], TRAJECTORY_SCHEMA.field(name).type) for name in NAMED_COLUMNS}
-    for spec in TRAJECTORY_SCHEMA:
-        array = built[spec.name]
-        arrays.append(array)
-        fields.append(spec.with_type(array.type))
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema_metadata(context)))
+    built |= {name: decode_names(built[name], _TYPES[name]) for name in NAMED_COLUMNS}
+    images = TRAJECTORY_SCHEMA.field("images").with_type(built["images"].type)
+    schema = TRAJECTORY_SCHEMA.set(TRAJECTORY_SCHEMA.get_field_index("images"), images)
+    arrays = [built[name] for name in _TYPES]
+    return pa.Table.from_arrays(arrays, schema=schema.with_metadata(schema_metadata(context)))
 
 
 def table_to_trajectories(table: pa.Table) -> list[Trajectory]:
