@@ -7,23 +7,28 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
+import yaml
 
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
+from geo_sokoban_pipeline.grpo.advantages import group_advantages
 from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.preflight.trial import sample_level
 from geo_sokoban_pipeline.rollout.outcome import Outcome
-from geo_sokoban_pipeline.trajectories import table_to_trajectories
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
 from geo_sokoban_pipeline.trajectory_files import read_trajectories
 from runs import ROOT
 
 PAGE = (ROOT / "docs" / "your_own_reward.md").read_text(encoding="utf-8")
 BLOCKS = {
     language: re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    for language in ("python", "yaml")
+    for language in ("python", "yaml", "sql")
 }
-EXAMPLES = ("short", "near")
+EXAMPLES = ("careful", "near")
 
 
 def test_every_field_of_an_outcome_is_on_the_page():
@@ -41,36 +46,78 @@ def test_every_number_and_state_of_sokoban_is_on_the_page():
     assert {*env.final_metrics(), *env.metadata(), *info} - {"metrics"} <= named
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("example", "run"), [("short", "train_sokoban"), ("near", "train_geo3k")])
-def test_its_examples_train(tmp_path, example, run):
-    (tmp_path / "src").mkdir()
-    for name in ("conf", "pyproject.toml", "src/geo_sokoban_pipeline"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    for ending, language in (("py", "python"), ("yml", "yaml")):
-        (tmp_path / f"{example}.{ending}").write_text(BLOCKS[language][EXAMPLES.index(example)], encoding="utf-8")
-    data = tmp_path / "data"
+def start_example(folder: Path, name: str, **reduced: Any) -> Path:
+    """Run an example's file and command as they stand on the page; return the run's output folder.
+
+    Args:
+        reduced: settings of the test run over those of the page: `env`, and groups of the parameters.
+    """
+    code, settings = (BLOCKS[language][EXAMPLES.index(name)] for language in ("python", "yaml"))
+    if reduced:
+        read = yaml.safe_load(settings)
+        read["run"]["env"] = reduced.pop("env")
+        for group, values in reduced.items():
+            params = read["run"]["params"][read["run"]["pipelines"]]
+            params[group] = {**params.get(group, {}), **values}
+        settings = yaml.safe_dump(read)
+    (folder / "src").mkdir()
+    for path in ("conf", "pyproject.toml", "src/geo_sokoban_pipeline"):
+        (folder / path).symlink_to(ROOT / path)
+    (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    (folder / f"{name}.yml").write_text(settings, encoding="utf-8")
+    data = folder / "data"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
-        [sys.executable, "-m", "kedro", "run", f"--config={example}.yml"],
+        [sys.executable, "-m", "kedro", "run", f"--config={name}.yml"],
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
-    files = sorted((data / "07_model_output" / run / example / "trajectories").rglob("*.parquet"))
-    episodes = [one for file in files for one in table_to_trajectories(read_trajectories(file))]
+    return data / "07_model_output" / yaml.safe_load(settings)["run"]["pipelines"] / name
+
+
+def trained_episodes(run: Path) -> list[Trajectory]:
+    files = sorted((run / "trajectories").rglob("*.parquet"))
+    return [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
+
+
+@pytest.mark.slow
+def test_its_sokoban_example_trains_on_the_sum_of_its_parts(tmp_path):
+    run = start_example(tmp_path, "careful", env="test", optimizer={"schedule_iterations": 3}, loop={"iterations": 3})
+    episodes = trained_episodes(run)
+    assert len(episodes) == 3 * 4 * 4
+    for episode in episodes:
+        assert set(episode.reward_parts) == {"solved", "nearer", "deadlock"}
+        assert episode.reward == pytest.approx(sum(episode.reward_parts.values()))
+        assert episode.reward_parts["deadlock"] == -0.5 * episode.metrics["lost"]
+    assert {episode.reward_parts["deadlock"] for episode in episodes} == {0.0, -0.5}
+    # In force in training: the advantages are those of this reward, divided by each group's standard deviation.
+    groups = [episode.iteration * 4 + episode.group_index for episode in episodes]
+    expected = group_advantages([episode.reward for episode in episodes], groups)
+    assert [episode.advantage for episode in episodes] == pytest.approx(expected)
+    assert any(expected)
+    # The page's query reads what was stored.
+    query = BLOCKS["sql"][0].replace("'data/", f"'{tmp_path}/data/")
+    rows = duckdb.sql(query).fetchall()
+    assert [row[0] for row in rows] == [0, 1]
+    assert all(0 <= share <= 1 for row in rows for share in row[1:])
+
+
+@pytest.mark.slow
+def test_its_geometry_example_learns_what_it_says(tmp_path):
+    # Smaller evaluations: the trained episodes do not depend on them.
+    less = {"loop": {"eval_interval": 30}, "evaluation": {"prompts": 8}}
+    episodes = trained_episodes(start_example(tmp_path, "near", env="test", **less))
     assert len(episodes) == 30 * 64
     for episode in episodes:
         parts = episode.reward_parts
-        expected = sum(parts.values()) if example == "short" else max(parts["right"], 0.3 * parts["near"])
-        assert episode.reward == pytest.approx(expected)
-    if example == "near":  # what the page says
-        means = [sum(e.reward_parts["near"] for e in episodes if e.iteration // 10 == tens) / 640 for tens in (0, 2)]
-        said = [float(number) / 100 for number in re.findall(r"(\d+) %", PAGE.partition("the first ten")[2])[:2]]
-        # Another processor adds in another order, and other samples follow; the gain is there.
-        assert means == pytest.approx(said, abs=0.08)
-        assert means[1] > means[0] + 0.05
+        assert episode.reward == pytest.approx(max(parts["right"], 0.3 * parts["near"]))
+    means = [sum(e.reward_parts["near"] for e in episodes if e.iteration // 10 == tens) / 640 for tens in (0, 2)]
+    said = [float(number) / 100 for number in re.findall(r"(\d+) %", PAGE.partition("`near` is 1 in")[2])[:2]]
+    # Another processor adds in another order, and other samples follow; the gain is there.
+    assert means == pytest.approx(said, abs=0.08)
+    assert means[1] > means[0] + 0.05
