@@ -48,8 +48,8 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (
             T,
             f"{REWARD}/last.py",
-            f"{T}: an episode whose first reply is cut off fails, for which outcome.infos is empty: IndexError: list "
-            "index out of range, in @/last.py, line 2: return outcome.infos[-1]['turn_reward']. See docs/your_own_",
+            f"{T}: an episode whose first response is cut off fails, for which outcome.infos is empty: IndexError: "
+            "list index out of range, in @/last.py, line 2: return outcome.infos[-1]['turn_reward']. See docs/",
         ),
         (T, f"{REWARD}/text.py", "reward.function=@/text.py: must return a dict with the key 'reward' (float), or a"),
         (T, f"{T}.env.factory=@/world.py", "KeyError: 'no such column', in @/world.py, line 2: return sample["),

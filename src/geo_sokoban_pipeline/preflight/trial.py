@@ -61,10 +61,10 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
     try:
         parts, _ = _play(row, options, seed, cut=True)
     except Exception as error:  # own code may raise anything
-        text = f"{run}: an episode whose first reply is cut off fails, for which outcome.infos is empty: "
+        text = f"{run}: an episode whose first response is cut off fails, for which outcome.infos is empty: "
         way_out = "see docs/your_own_reward.md for what an outcome holds then"
         return [*found, Check(_GROUP, "truncated episode", worst, text + explain(error), way_out)]
-    text = f"reward {parts['reward']:g} where the first reply is cut off, without infos"
+    text = f"reward {parts['reward']:g} where the first response is cut off, without infos"
     return [*found, Check(_GROUP, "truncated episode", "ok", text)]
 
 
@@ -96,7 +96,7 @@ def _play(row: Row, options: TrainOptions, seed: int, *, cut: bool = False) -> t
     """Parts of the reward, and (reply's reward, info) of each turn.
 
     Args:
-        cut: the first reply is cut off, so that the environment never sees it.
+        cut: the first response is cut off, so that the environment never sees it.
     """
     build_env = load_object(options.env.factory, default_name="build_env")
     reward = load_object(options.reward.function, default_name="reward")
