@@ -77,6 +77,8 @@ def test_only_settings_that_differ_are_listed():
         ("seed", ["0", "2"]),
         ("sokoban.inner_walls", ["–", "[0, 2]"]),
     ]
+    other = ComparedRun(**{**vars(first), "summary": {**first.summary, "data_id": "6x6-1box-0af3"}})
+    assert list_differences([first, other]) == [("data", ["–", "6x6-1box-0af3"])]
     assert "are equal" in text_of(make_run("a"), make_run("b"))
 
 

@@ -212,8 +212,10 @@ def test_page_of_an_evaluation_has_no_sections_of_training():
 def test_page_says_when_how_and_where_it_was_made():
     entry = {"started": "2026-03-01T10:20:00+01:00", "seconds": 376.0, "outcome": "finished", "cores": 2}
     entry |= {"command": "kedro run --pipelines=train_sokoban", "commit": "abc123+", "processor": "A CPU"}
-    text = Page(build_report(make_inputs(commands=[{**entry, "seconds": 4.0}, entry]))).text.replace("\u202f", " ")
-    for words in ("2026-03-01 10:20", "6 min 20 s in 2 commands", "abc123+", "A CPU, 2 cores", entry["command"]):
+    given = {"commands": [{**entry, "seconds": 4.0}, entry], "summary": {**make_summary(), "data_id": "6x6-1box-0af3"}}
+    text = Page(build_report(make_inputs(**given))).text.replace("\u202f", " ")
+    told = ("2026-03-01 10:20", "6 min 20 s in 2 commands", "abc123+", "A CPU, 2 cores", entry["command"])
+    for words in (*told, "6x6-1box-0af3"):
         assert words in text
     assert "whole run took 6 min 20 s" in text and "time in iterations" not in text
 

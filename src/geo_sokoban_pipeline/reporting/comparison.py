@@ -162,7 +162,12 @@ def _settings(run: ComparedRun) -> dict[str, Any]:
     """Stored settings, and what else makes a run: its length, its evaluation, its commit."""
     shown = dict(run.settings)
     shown["iterations stored"] = len(run.metrics)
-    for name, key in (("evaluation prompts", "prompts"), ("evaluation prompts, content hash", "prompts_hash")):
+    kept = (
+        ("data", "data_id"),
+        ("evaluation prompts", "prompts"),
+        ("evaluation prompts, content hash", "prompts_hash"),
+    )
+    for name, key in kept:
         if run.summary.get(key) is not None:
             shown[name] = run.summary[key]
     if run.time is not None and run.time.last.get("commit"):

@@ -106,7 +106,7 @@ def build_report(inputs: ReportInputs) -> str:
     context = {
         "inputs": inputs,
         "title": _title(inputs),
-        "made": provenance_line(time),
+        "made": provenance_line(time, inputs.summary.get("data_id")),
         "time": time,
         "headline": write_headline(summary, change),
         "world": world,
@@ -186,10 +186,11 @@ def compare_policies(first: Parts, number: int, second: Parts, other: int) -> Pa
     return paired_test(read_outcomes(first, number), read_outcomes(second, other))
 
 
-def provenance_line(time: RunTime | None) -> list[tuple[str, str]]:
-    """When, how and where a run was made, as (name, value); [] for a run that kept no account."""
+def provenance_line(time: RunTime | None, data_id: str | None) -> list[tuple[str, str]]:
+    """Which data a run was made with, when, how and where, as (name, value); without what is not known."""
+    data = [("data", data_id)] if data_id else []
     if time is None:
-        return []
+        return data
     last = time.last
     cores = plural(last["cores"], "core") if last.get("cores") else ""
     machine = ", ".join(str(part) for part in (last.get("processor") or last.get("machine"), cores) if part)
@@ -204,7 +205,7 @@ def provenance_line(time: RunTime | None) -> list[tuple[str, str]]:
             ("command", last.get("command")),
         )
         if value
-    ]
+    ] + data
 
 
 def _title(inputs: ReportInputs) -> str:
