@@ -5,9 +5,6 @@ The id follows from the parameters alone, so commands without hooks (`kedro viz`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
@@ -18,30 +15,25 @@ from geo_sokoban_pipeline.tasks import task_of
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
-    """`OmegaConfigLoader` with the resolver `data_id`, which as all of Kedro's belongs to the newest loader.
+    """`OmegaConfigLoader` whose catalog has the resolver `data_id`."""
 
-    Args:
-        conf_source, env, runtime_params, custom_resolvers, settings: as of `OmegaConfigLoader`.
-    """
-
-    def __init__(
-        self,
-        conf_source: str | Path,
-        env: str | None = None,
-        runtime_params: dict[str, Any] | None = None,
-        *,
-        custom_resolvers: Mapping[str, Callable[..., Any]] | None = None,
-        **settings: Any,
-    ) -> None:
-        resolvers = {**(custom_resolvers or {}), "data_id": self._data_id}
-        super().__init__(conf_source, env, runtime_params, custom_resolvers=resolvers, **settings)
-
-    def _data_id(self, task: str) -> str:
-        # Where hooks run they have put the checked parameters here; each other look would read the files again.
-        merged = self["parameters"] if "parameters" in self.data else self._parameters_as_read
-        return identify_data(task, validate_parameters(merged.get(task, {}), task_of(task).data, prefix=task)).id
-
-    @cached_property
-    def _parameters_as_read(self) -> dict[str, Any]:
-        found: dict[str, Any] = self["parameters"]
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        """Configuration of a kind, such as `catalog`."""
+        if key == "catalog":
+            self._register_data_ids()
+        found: dict[str, Any] = super().__getitem__(key)
         return found
+
+    def _register_data_ids(self) -> None:
+        """Register the resolver anew, as Kedro does with its own: resolvers belong to the process, not to a loader.
+
+        The parameters are read before the catalog is: reading them within it would give Kedro's resolvers other values.
+        """
+        from omegaconf import OmegaConf
+
+        merged = self["parameters"]
+
+        def data_id(task: str) -> str:
+            return identify_data(task, validate_parameters(merged.get(task, {}), task_of(task).data, prefix=task)).id
+
+        OmegaConf.register_new_resolver("data_id", data_id, replace=True)

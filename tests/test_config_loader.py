@@ -1,0 +1,38 @@
+"""The configuration loader: data ids in the catalog, for each loader by its own parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_sokoban_pipeline.config_loader import ProjectConfigLoader
+from geo_sokoban_pipeline.envs.identity import identify_data
+from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
+from runs import ROOT
+
+
+def make_loader(**given):
+    return ProjectConfigLoader(str(ROOT / "conf"), "test", given, **CONFIG_LOADER_ARGS)
+
+
+def paths(loader):
+    catalog = loader["catalog"]
+    return catalog["sokoban.prompts"]["path"].split("/")[-2], catalog["{run}.policy"]["path"].split("/")[-2]
+
+
+def test_the_catalog_has_the_id_of_the_loaders_own_parameters():
+    default, run_id = paths(make_loader())
+    options = SokobanDataOptions.model_validate(make_loader()["parameters"]["sokoban"])
+    assert (default, run_id) == (identify_data("sokoban", options).id, "default")
+    assert paths(make_loader(sokoban={"cell_px": 12}))[0] not in (default, None)
+
+
+@pytest.mark.parametrize("looked_at", [None, "parameters", "catalog"])
+def test_a_loader_that_is_made_later_changes_nothing_for_this_one(looked_at):
+    first = make_loader(run_id="mine", sokoban={"cell_px": 12})
+    wanted = paths(first)
+    other = make_loader()
+    if looked_at is not None:
+        other[looked_at]
+    assert paths(first) == wanted
+    assert wanted[1] == "mine" and wanted[0] != paths(other)[0]
