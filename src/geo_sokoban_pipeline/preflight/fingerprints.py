@@ -75,9 +75,11 @@ def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:
         One line for each setting that differs, sorted; nothing where they are equal, and for other pipelines.
     """
     kind = run.partition("_")[0]
+    if kind not in _COMPARED:
+        return []
     folders = [*newest_checkpoints(models / "checkpoints")[-1:], models / "policy"]
     manifest = next(filter(None, (read_manifest(folder, verify=False) for folder in folders)), None)
-    if kind not in _COMPARED or manifest is None:
+    if manifest is None:
         return []
     stored = manifest.get("fingerprint", {})
     current = loop_parameters(options, 0, {})
