@@ -21,6 +21,7 @@ SET = {"name": "longer", "title": "Longer"}
         (StudyOptions, {"workers": 0}, "study.workers=0: input should be greater than 0"),
         (StudyDefinition, {"seeds": []}, "study.seeds=[]"),
         (StudyDefinition, {"seeds": [1, 1]}, "seeds names something twice: 1, 1"),
+        (StudyDefinition, {"chosen_on": [10, 10]}, "chosen_on names something twice: 10, 10"),
         (
             StudyDefinition,
             {"controls": ["teacher", "solver"]},

@@ -48,6 +48,7 @@ def test_the_study_goes_on_and_stores_its_results(study):
     assert "long-seed0: goes on" in continued and "long-seed0-longer: started" in continued
     results = read_json(root / "08_reporting/studies/long/results.json")
     (seed,) = results["seeds"]
+    assert results["chosen_on"] == [0, 1, 2]
     assert (seed["minutes"], seed["steps"]) == (None, {"warm_start": 24, "grpo": 2})
     players = {(row["player"], row["mode"]) for row in seed["rows"]}
     assert {("final", "greedy"), ("final_blank", "sampled"), ("teacher", "-"), ("solver", "-")} <= players
@@ -74,7 +75,7 @@ def test_docs_are_written_between_their_markers(study):
     assert "| **after GRPO, sampled** |" in section(page, "long")
     assert section(page, "default") == section((ROOT / "docs" / "learning.md").read_text(), "default")
     line = (docs.parent / "README.md").read_text().partition("<!-- readme:long:begin -->")[2]
-    assert "after GRPO; warm start" in line
+    assert "seed 0, with which the recipe was also chosen: **" in line and "after GRPO on 6×6 levels" in line
     assert (docs / "results" / "long.json").is_file() and (docs / "img" / "learning_long.svg").is_file()
 
 

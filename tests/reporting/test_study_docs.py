@@ -76,6 +76,43 @@ def test_tables_of_a_study():
     assert "<details>" in text
 
 
+@pytest.mark.parametrize(
+    ("seeds", "chosen_on", "clause", "sentence"),
+    [
+        ((3, 4, 5), [0, 1, 2], "mean of seeds 3 to 5, none of which took part in choosing the recipe:",
+         "Seeds 3 to 5, none of which took part in choosing the recipe. It was chosen with seeds 0 to 2, on"),
+        ((0, 1), [0, 1, 2], "mean of seeds 0 and 1, with which the recipe was also chosen:",
+         "Seeds 0 and 1, with which the recipe was also chosen, on validation levels."),
+        ((2, 5, 9), [0, 2], "mean of seeds 2, 5 and 9, of which seed 2 took part in choosing the recipe:",
+         "Seeds 2, 5 and 9, of which seed 2 took part in choosing the recipe. It was chosen with seeds 0 and 2, on"),
+        ((4,), [10], "seed 4, which took no part in choosing the recipe:",
+         "Seed 4, which took no part in choosing the recipe. It was chosen with seed 10, on validation levels."),
+        ((0, 1, 2), None, "mean of seeds 0 to 2:", None),
+    ],
+)  # fmt: skip
+def test_docs_say_whether_the_seeds_chose_the_recipe(seeds, chosen_on, clause, sentence):
+    results = make_results(*(make_seed(seed, 400) for seed in seeds))
+    if chosen_on is not None:  # results of earlier versions do not say it
+        results["chosen_on"] = chosen_on
+    line, page, table = render_readme_line(results), render_study(results), render_readme(results)
+    assert f", {clause} **" in line
+    assert clause.rstrip(":") in table
+    played = page.partition("\n")[0]
+    assert played.endswith("of the episodes.") if sentence is None else sentence in played
+    assert ("recipe" in page + line + table) == (sentence is not None)
+
+
+def test_growth_of_memory_is_shown_wherever_it_was_measured():
+    first, second = make_seed(0, 420), make_seed(1, 380)
+    assert "memory" not in render_study(make_results(first, second))
+    first["memory_gb"] = [[20, 2.0], [200, 2.15]]
+    text = render_study(make_results(first, second))  # no bar judges it
+    (head,) = table_rows(text, "seed | warm start")
+    assert head.endswith(" | memory after 200 iterations, against that after 20 |")
+    assert table_rows(text, "0 | ")[-1].endswith("| 7.5 | +7.5 % (2.00 to 2.15 GB) |")
+    assert table_rows(text, "1 | ")[-1].endswith("| 7.5 | – (too few iterations) |")
+
+
 def test_every_table_is_whole():
     sets = [{"name": "x", "title": "8×8", "levels": make_results()["levels"] | {"shared_layouts": 3}, "seeds": []}]
     sets[0]["seeds"] = [{"seed": 0, "rows": [row("final", 100), row("solver", 640, "-")]}]
@@ -117,6 +154,19 @@ def test_tables_of_a_geometry_study():
     assert "First attempt" not in render_study(make_answer_results(turns=1))
 
 
+def test_how_geometry_policies_answer_is_in_tables():
+    results = make_answer_results()
+    (seed,) = results["seeds"]
+    seed["rows"][1] |= {"plausible_share": 0.625, "called_share": 0.75}
+    answers, calls = render_study(results).partition("**Answers of some rule**")[2].split("**Calls**")
+    assert table_rows(answers, "after GRPO, sampled") == ["| after GRPO, sampled | 62.5\u202f% |"]
+    assert table_rows(calls, "after GRPO, sampled")[0] == "| after GRPO, sampled | 75.0\u202f% |"
+    for found in seed["rows"]:
+        found["called_share"] = 0.0  # a task without a tool
+    assert "**Calls**" not in render_study(results)
+    assert "**Answers of some rule**" not in render_study(make_results(make_seed(0, 420)))
+
+
 def test_figure_of_a_geometry_study():
     root = ElementTree.fromstring(draw_study(make_answer_results()))
     words = " ".join(part for part in root.itertext())
@@ -146,9 +196,15 @@ def test_readme_table():
 def test_readme_line():
     results = make_results(make_seed(0, 420), make_seed(1, 380)) | {"study": "long", "title": "A long run"}
     assert render_readme_line(results) == (
-        "- [A long run](docs/learning.md#a-long-run), `study.name=long`, mean of 2 seeds: **62.5\u202f% (59.4–65.6)** "
-        "sampled and 62.5\u202f% (62.5–62.5) greedy after GRPO; warm start 40.0\u202f% (40.0–40.0), random legal moves "
-        "20.0\u202f% (20.0–20.0)."
+        "- [A long run](docs/learning.md#a-long-run), `study.name=long`, mean of seeds 0 and 1: **62.5\u202f% "
+        "(59.4–65.6)** sampled and 62.5\u202f% (62.5–62.5) greedy after GRPO on 6×6 levels with one box and optimal "
+        "lengths 1 to 2; warm start 40.0\u202f% (40.0–40.0), random legal moves 20.0\u202f% (20.0–20.0)."
+    )
+    rows = [row("final", 64), row("teacher", 160, "-")]
+    results["sets"] = [{"title": "8×8, two boxes", "levels": {}, "seeds": [{"seed": 0, "rows": rows}]}]
+    assert render_readme_line(results).endswith(
+        "; warm start 40.0\u202f% (40.0–40.0), random legal moves 20.0\u202f% (20.0–20.0). On 8×8, two boxes: "
+        "10.0\u202f% [7.9–12.6] sampled, the expert of the warm start 25.0\u202f% [21.8–28.5]."
     )
 
 
@@ -169,9 +225,10 @@ def test_readme_says_how_long_a_run_takes_that_is_alone():
 def test_readme_line_of_geometry():
     line = render_readme_line(make_answer_results())
     assert "**87.5" in line and "random legal moves" not in line
-    assert line.endswith(
-        "greedy after GRPO; warm start 50.0\u202f% [46.1–53.9]."
-    )  # this study has no SFT on the labels
+    # This study has no SFT on the labels.
+    assert "greedy after GRPO on 640 problems; warm start 50.0\u202f% [46.1–53.9]. First attempts alone: 65.6" in line
+    assert line.endswith("sampled and 67.2\u202f% [63.5–70.7] greedy after GRPO.")
+    assert "First attempts" not in render_readme_line(make_answer_results(turns=1))
     stored = json.loads((ROOT / "docs" / "results" / "geo3k.json").read_text(encoding="utf-8"))
     assert re.search(
         r"; warm start [^,]*, SFT on the labels for the CPU time of GRPO [\d.]+", render_readme_line(stored)
@@ -244,5 +301,6 @@ def test_committed_docs_are_what_their_results_give(name):
         return
     results = json.loads(stored.read_text(encoding="utf-8"))
     assert results["study"] == name
+    assert results["chosen_on"], "the docs should say whether the recipe was chosen with these seeds"
     assert written == [section.strip() for section in render_sections(results)]
     assert (docs / "img" / f"learning_{name}.svg").read_text(encoding="utf-8") == draw_study(results)

@@ -96,6 +96,11 @@ class StudyDefinition(DataOverrides):
     title: str = Field("", description="Heading in the docs.")
     task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="What is studied.")
     seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
+    chosen_on: tuple[NonNegativeInt, ...] = Field(
+        (),
+        description="Seeds with which the recipe was chosen, on validation prompts. The docs say whether `seeds` are "
+        "among them. Empty: not known, and the docs do not mention it.",
+    )
     train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_<task>.")
     controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
     max_minutes: PositiveFloat | None = Field(None, description="Budget of a whole run in minutes. None: none.")
@@ -112,6 +117,7 @@ class StudyDefinition(DataOverrides):
     def _check(self) -> StudyDefinition:
         for name, values in (
             ("seeds", list(self.seeds)),
+            ("chosen_on", list(self.chosen_on)),
             ("controls", list(self.controls)),
             ("evaluations", [further.name for further in self.evaluations]),
         ):

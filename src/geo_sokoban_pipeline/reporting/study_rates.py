@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
 from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, signed
@@ -65,6 +65,12 @@ def find_rate(rows: Iterable[Row], player: str, mode: str, measure: str = "solve
         if row["player"] == player and row["mode"] in (mode, "-") and row["episodes"] and counted in row:
             return Rate(row[counted], row["episodes"])
     return None
+
+
+def find_share(rows: Iterable[Row], player: str, mode: str, name: str) -> float | None:
+    """A share in [0, 1] that a row has besides its counts, such as `plausible_share`; None where it has none."""
+    found = (row.get(name) for row in rows if row["player"] == player and row["mode"] in (mode, "-"))
+    return cast("float | None", next(found, None))
 
 
 def length_rates(seeds: Sequence[Mapping[str, Any]], player: str, mode: str) -> dict[int, list[Rate]]:
@@ -128,13 +134,20 @@ def judge_minutes(minutes: float | None, most: float, workers: int = 1) -> Verdi
     return Verdict(number(minutes, 1), minutes <= most)
 
 
+def describe_growth(memory: Sequence[Sequence[float]]) -> str:
+    """Growth of a run's memory between two iterations, [iteration, GB] each: `+1.4 % (1.91 to 1.93 GB)`."""
+    if not memory:
+        return f"{DASH} (too few iterations)"
+    (_, early), (_, late) = memory
+    return f"{signed(100 * (late / early - 1), 1)} % ({early:.2f} to {late:.2f} GB)"
+
+
 def judge_growth(memory: Sequence[Sequence[float]], most: float) -> Verdict:
     """Whether the memory of a run, [iteration, GB] of two iterations, grew by so many percent at most."""
     if not memory:
-        return Verdict(f"{DASH} (too few iterations)", None)
+        return Verdict(describe_growth(memory), None)
     (_, early), (_, late) = memory
-    growth = 100 * (late / early - 1)
-    return Verdict(f"{signed(growth, 1)} % ({early:.2f} to {late:.2f} GB)", growth <= most + _ROUNDING)
+    return Verdict(describe_growth(memory), 100 * (late / early - 1) <= most + _ROUNDING)
 
 
 def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:

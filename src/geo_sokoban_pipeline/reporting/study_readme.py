@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from geo_sokoban_pipeline.reporting.formats import DASH, number, percent
 from geo_sokoban_pipeline.reporting.study_rates import Rate, find_rate, mean_share
-from geo_sokoban_pipeline.reporting.study_tables import MODES, Results, describe_played, markdown_table
-from geo_sokoban_pipeline.reporting.study_worlds import world_of
+from geo_sokoban_pipeline.reporting.study_tables import MODES, Results, describe_choice, markdown_table, name_seeds
+from geo_sokoban_pipeline.reporting.study_worlds import Seeds, world_of
 
 # Rows of the table; everything else that was measured is in docs/learning.md.
 _ROWS = {
@@ -26,20 +26,25 @@ _COMPARED = {
 
 
 def render_readme_line(results: Results) -> str:
-    """One entry of a list: what the study's policies reach, beside its warm start and one more comparison."""
-    seeds = results["seeds"]
-    sampled, greedy = (_spread([find_rate(seed["rows"], "final", mode) for seed in seeds]) for mode in MODES)
-    rates = {
-        name: _spread([find_rate(seed["rows"], player, MODES[0]) for seed in seeds])
-        for player, name in _COMPARED[world_of(results).world].items()
-    }
+    """One entry of a list: what the study's policies reach and on what, beside its warm start and one more comparison.
+
+    Results that are less flattering stand in the same line: first attempts before a tool has answered, further levels.
+    """
+    seeds, world = results["seeds"], world_of(results)
+    sampled, greedy = (_rate(seeds, "final", mode) for mode in MODES)
+    rates = {name: _rate(seeds, player, MODES[0]) for player, name in _COMPARED[world.world].items()}
     compared = [f"{name} {rate}" for name, rate in rates.items() if rate != DASH]
-    many = f"mean of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     anchor = results["title"].lower().replace(" ", "-")
-    return (
-        f"- [{results['title']}](docs/learning.md#{anchor}), `study.name={results['study']}`, {many}: **{sampled}** "
-        f"sampled and {greedy} greedy after GRPO; {', '.join(compared)}. {_describe_minutes(results)}"
-    ).rstrip()
+    sentences = [
+        f"**{sampled}** sampled and {greedy} greedy after GRPO on {world.brief(results['levels'])}; "
+        f"{', '.join(compared)}.",
+        _describe_first_attempts(results),
+        *_describe_sets(results),
+        _describe_minutes(results),
+    ]
+    link = f"[{results['title']}](docs/learning.md#{anchor})"
+    head = f"- {link}, `study.name={results['study']}`, {_describe_seeds(results)}:"
+    return " ".join(filter(None, [head, *sentences]))
 
 
 def render_readme(results: Results) -> str:
@@ -47,11 +52,46 @@ def render_readme(results: Results) -> str:
     seeds, world = results["seeds"], world_of(results)
     lines = []
     for player, name in _ROWS.items():
-        sampled, greedy = (_spread([find_rate(seed["rows"], player, mode) for seed in seeds]) for mode in MODES)
+        sampled, greedy = (_rate(seeds, player, mode) for mode in MODES)
         if sampled != DASH:
             lines.append([name, sampled, "" if player in world.baselines else greedy])
-    where = f"{describe_played(results['levels'], len(seeds), world, short=True)} {_describe_minutes(results)}".strip()
+    many = f"{_describe_seeds(results)}{' (lowest–highest in brackets)' if len(seeds) > 1 else ''}"
+    played = f"{world.words.rate.capitalize()}, {many}: {world.describe(results['levels'])}."
+    where = f"{played} {_describe_minutes(results)}".strip()
     return "\n\n".join([where, markdown_table(["policy", "sampled", "greedy"], lines)])
+
+
+def _describe_seeds(results: Results) -> str:
+    """`mean of seeds 3 to 5, none of which took part in choosing the recipe`."""
+    seeds = [seed["seed"] for seed in results["seeds"]]
+    parts = [f"{'mean of ' if len(seeds) > 1 else ''}{name_seeds(seeds)}", describe_choice(results)]
+    return ", ".join(filter(None, parts))
+
+
+def _describe_first_attempts(results: Results) -> str:
+    """Rates before the scoring tool has answered, beside those of the control that was shown the labels."""
+    if results["levels"].get("turn_limit", 1) == 1:
+        return ""
+    parts = []
+    for player, name in (("final", "after GRPO"), ("control_optimal", "after SFT on the labels")):
+        sampled, greedy = (_rate(results["seeds"], player, mode, "first_attempt") for mode in MODES)
+        if sampled != DASH:
+            parts.append(f"{sampled} sampled and {greedy} greedy {name}")
+    return f"First attempts alone: {'; '.join(parts)}." if parts else ""
+
+
+def _describe_sets(results: Results) -> list[str]:
+    """Rates on each further set, on which no policy was trained, beside those of the expert of the warm start."""
+    sentences = []
+    for played in results["sets"]:
+        sampled, expert = (_rate(played["seeds"], *row) for row in (("final", MODES[0]), ("teacher", "-")))
+        compared = f", the expert of the warm start {expert}" if expert != DASH else ""
+        sentences.append(f"On {played['title']}: {sampled} sampled{compared}.")
+    return sentences
+
+
+def _rate(seeds: Seeds, player: str, mode: str, measure: str = "solved") -> str:
+    return _spread([find_rate(seed["rows"], player, mode, measure) for seed in seeds])
 
 
 def _describe_minutes(results: Results) -> str:

@@ -12,7 +12,9 @@ from geo_sokoban_pipeline.reporting.study_rates import (
     Rate,
     Verdict,
     describe_bar,
+    describe_growth,
     find_rate,
+    find_share,
     judge_bar,
     judge_growth,
     judge_minutes,
@@ -37,9 +39,10 @@ def render_study(results: Results) -> str:
     units, rate = world.words.units, world.words.rate.capitalize()
     picture = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
     parts = [
-        describe_played(results["levels"], len(seeds), world),
+        " ".join(filter(None, [describe_played(results["levels"], world), _describe_choice(results)])),
         _ratesmarkdown_table(seeds, world),
         _first_attempts(results, world),
+        *_shares(results, world),
         f"{picture}\n\n{_CAPTION.format(units=units)}",
         _bars(results, world),
         *_breakdowns(seeds, world),
@@ -52,13 +55,45 @@ def render_study(results: Results) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def describe_played(levels: Mapping[str, Any], seeds: int, world: StudyWorld, *, short: bool = False) -> str:
-    """What was played, in a sentence or two."""
-    played, words = world.describe(levels), world.words
-    many = f"mean of {seeds} seeds (lowest–highest)" if seeds > 1 else "one seed"
-    if short:
-        return f"{words.rate.capitalize()}, {many}: {played}."
-    return f"Played: {played}; one episode a {words.unit} and mode. Brackets are 95 % Wilson intervals of the episodes."
+def describe_played(levels: Mapping[str, Any], world: StudyWorld) -> str:
+    """What was played, in two sentences."""
+    played, unit = world.describe(levels), world.words.unit
+    return f"Played: {played}; one episode a {unit} and mode. Brackets are 95 % Wilson intervals of the episodes."
+
+
+def name_seeds(seeds: Sequence[int]) -> str:
+    """`seed 0`, `seeds 0 and 1`, `seeds 3 to 5`, `seeds 0, 1 and 4`."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    *first, last = map(str, seeds)
+    return f"seeds {', '.join(first)} and {last}" if first else f"seed {last}"
+
+
+def describe_choice(results: Results) -> str:
+    """Whether a study's seeds took part in choosing its recipe: a clause that follows their names.
+
+    Empty where the results do not say with which seeds it was chosen, as those of earlier versions.
+    """
+    chosen, seeds = results.get("chosen_on", []), [seed["seed"] for seed in results["seeds"]]
+    both = [seed for seed in seeds if seed in chosen]
+    if not chosen or not seeds:
+        return ""
+    if len(both) == len(seeds):
+        return "with which the recipe was also chosen"
+    if both:
+        return f"of which {name_seeds(both)} took part in choosing the recipe"
+    return f"{'none of which took' if len(seeds) > 1 else 'which took no'} part in choosing the recipe"
+
+
+def _describe_choice(results: Results) -> str:
+    """The same as a sentence, with the seeds that did choose the recipe."""
+    clause, seeds = describe_choice(results), [seed["seed"] for seed in results["seeds"]]
+    if not clause:
+        return ""
+    where, chosen = f"on validation {world_of(results).words.units}.", results["chosen_on"]
+    if set(seeds) <= set(chosen):
+        return f"{name_seeds(seeds).capitalize()}, {clause}, {where}"
+    return f"{name_seeds(seeds).capitalize()}, {clause}. It was chosen with {name_seeds(chosen)}, {where}"
 
 
 def _ratesmarkdown_table(seeds: Sequence[Mapping[str, Any]], world: StudyWorld, measure: str = "solved") -> str:
@@ -81,6 +116,23 @@ def _first_attempts(results: Results, world: StudyWorld) -> str:
         return ""
     head = "**First attempt**: correct before the scoring tool has said anything. The table above counts last answers."
     return f"{head}\n\n{_ratesmarkdown_table(results['seeds'], world, 'first_attempt')}"
+
+
+def _shares(results: Results, world: StudyWorld) -> list[str]:
+    """Shares that tell how a policy answers, where the rows have them; one that is 0 everywhere is left out."""
+    seeds, parts = results["seeds"], []
+    for name, head in world.shares:
+        lines = []
+        for player, mode in [(player, mode) for player in world.players for mode in MODES]:
+            shares = [find_share(seed["rows"], player, mode, name) for seed in seeds]
+            if any(share is not None for share in shares):
+                mean = fmean(share for share in shares if share is not None) if None not in shares else None
+                cells = [*map(percent, shares), *([percent(mean)] if len(seeds) > 1 else [])]
+                lines.append((any(shares), [row_label(player, mode, world.world), *cells]))
+        if any(told for told, _ in lines):
+            columns = ["player", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])]
+            parts.append(f"{head}\n\n{markdown_table(columns, [line for _, line in lines])}")
+    return parts
 
 
 def _bars(results: Results, world: StudyWorld) -> str:
@@ -173,12 +225,18 @@ def _short(rates: Sequence[Rate], seeds: int) -> str:
 
 def _timemarkdown_table(results: Results, world: StudyWorld) -> str:
     stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
+    # Growth is shown wherever it was measured, also where no bar judges it.
+    measured = any(seed.get("memory_gb") for seed in results["seeds"])
     lines = []
     for seed in results["seeds"]:
         spent = [_describe_spent(seed, stage) for stage in stages]
-        lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1)])
+        growth = [describe_growth(seed.get("memory_gb", []))] if measured else []
+        lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1), *growth])
     names = ["GRPO" if stage == "grpo" else policy_label(stage, world.world) for stage in stages]
-    return markdown_table(["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"], lines)
+    heads = ["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"]
+    return markdown_table(
+        [*heads, *(["memory after 200 iterations, against that after 20"] if measured else [])], lines
+    )
 
 
 def _describe_spent(seed: Mapping[str, Any], stage: str) -> str:
@@ -211,7 +269,7 @@ def _sets(sets: Sequence[Mapping[str, Any]], world: StudyWorld) -> list[str]:
     first = world.breakdowns[0]
     for played in sets:
         parts += [
-            f"**{played['title']}.** {describe_played(played['levels'], len(played['seeds']), world)}",
+            f"**{played['title']}.** {describe_played(played['levels'], world)}",
             _ratesmarkdown_table(played["seeds"], world),
             f"By {first.by}:\n\n{_breakdownmarkdown_table(played['seeds'], first, world)}",
         ]

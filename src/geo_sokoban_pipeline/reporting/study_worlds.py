@@ -35,7 +35,9 @@ class StudyWorld:
         baselines: players without a policy.
         dashed: players whose rates are lines of the figure, with the class of their colour.
         breakdowns: tables by kind; the seeds get each of the first one.
+        shares: numbers of a row that tell how a policy answers, with what stands above their table.
         describe: what was played, of the results' `levels`.
+        brief: the same in a few words, for one line among others.
     """
 
     world: World
@@ -45,7 +47,9 @@ class StudyWorld:
     baselines: tuple[str, ...]
     dashed: tuple[tuple[str, str], ...]
     breakdowns: tuple[Breakdown, ...]
+    shares: tuple[tuple[str, str], ...]
     describe: Callable[[Mapping[str, Any]], str]
+    brief: Callable[[Mapping[str, Any]], str]
 
 
 def world_of(results: Mapping[str, Any]) -> StudyWorld:
@@ -67,6 +71,12 @@ def _describe_levels(levels: Mapping[str, Any]) -> str:
     )
 
 
+def _brief_levels(levels: Mapping[str, Any]) -> str:
+    low, high = levels["lengths"]
+    boxes = "one box" if levels["boxes"] == 1 else f"{levels['boxes']} boxes"
+    return f"{levels['height']}×{levels['width']} levels with {boxes} and optimal lengths {low} to {high}"
+
+
 def _describe_problems(levels: Mapping[str, Any]) -> str:
     shared, turns = levels["shared_problems"], levels["turn_limit"]
     common = "none of which occurs in training" if not shared else f"{shared} of which occur in training too"
@@ -75,6 +85,10 @@ def _describe_problems(levels: Mapping[str, Any]) -> str:
     replies = "one reply" if turns == 1 else f"{turns} replies at most"
     answers = f"{levels['answers']} distinct answers"
     return f"{count(levels['count'])} evaluation problems, {common} ({kind}{families}{answers}), {replies}"
+
+
+def _brief_problems(levels: Mapping[str, Any]) -> str:
+    return f"{count(levels['count'])} problems"
 
 
 _WORLDS = {
@@ -86,7 +100,9 @@ _WORLDS = {
         baselines=("random", "random_legal", "teacher", "teacher_patient", "solver"),
         dashed=(("random_legal", "legal"), ("teacher_patient", "training")),
         breakdowns=(Breakdown("optimal length", length_rates),),
+        shares=(),
         describe=_describe_levels,
+        brief=_brief_levels,
     ),
     "geometry": StudyWorld(
         world="geometry",
@@ -99,6 +115,15 @@ _WORLDS = {
             Breakdown("family", partial(label_rates, column="family")),
             Breakdown("form of the answer", partial(label_rates, column="answer_form")),
         ),
+        shares=(
+            (
+                "plausible_share",
+                "**Answers of some rule**: last answers that one of the rules gives for this figure's number, right or "
+                "not. The others were read or calculated wrongly.",
+            ),
+            ("called_share", "**Calls**: episodes that ask the scoring tool."),
+        ),
         describe=_describe_problems,
+        brief=_brief_problems,
     ),
 }

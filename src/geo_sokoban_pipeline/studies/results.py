@@ -37,9 +37,10 @@ def collect_results(
     """Results of a study whose members are all finished.
 
     Returns:
-        `study`, `task` (absent: sokoban), `title`, `max_minutes`, `least_spent`, `max_growth`, `bars`, `machine`,
-        `made_with` (versions and machine by run id), `levels` (what was played), `seeds` (per seed: rows of the
-        evaluation, CPU-seconds, minutes, memory, curves), `sets` (per further set: title, levels, rows per seed).
+        `study`, `task` (absent: sokoban), `title`, `chosen_on` (seeds with which the recipe was chosen), `max_minutes`,
+        `least_spent`, `max_growth`, `bars`, `machine`, `made_with` (versions and machine by run id), `levels` (what was
+        played), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, memory, curves), `sets` (per further
+        set: title, levels, rows per seed).
     """
     _check_prompts(members)
     trained = [member for member in members if member.kind == "train"]
@@ -53,6 +54,7 @@ def collect_results(
         "study": name,
         **({} if first.task == "sokoban" else {"task": first.task}),
         "title": study.title or name,
+        "chosen_on": list(study.chosen_on),
         "max_minutes": study.max_minutes,
         "least_spent": study.least_spent,
         "max_growth": study.max_growth,
