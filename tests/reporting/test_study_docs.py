@@ -20,8 +20,9 @@ from geo_sokoban_pipeline.reporting.study_docs import (
     write_study,
 )
 from geo_sokoban_pipeline.reporting.study_figure import draw_study, mean_curve, stage_curve
+from geo_sokoban_pipeline.reporting.study_rates import judge_bar
 from geo_sokoban_pipeline.reporting.study_readme import render_readme, render_readme_line
-from geo_sokoban_pipeline.reporting.study_tables import render_study
+from geo_sokoban_pipeline.reporting.study_tables import MODES, render_study
 from study_material import make_answer_results, make_results, make_seed, row
 
 ROOT = Path(__file__).parents[2]
@@ -304,3 +305,50 @@ def test_committed_docs_are_what_their_results_give(name):
     assert results["chosen_on"], "the docs should say whether the recipe was chosen with these seeds"
     assert written == [section.strip() for section in render_sections(results)]
     assert (docs / "img" / f"learning_{name}.svg").read_text(encoding="utf-8") == draw_study(results)
+
+
+def _stored(name):
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _leads(seeds, over, measure="solved"):
+    """Points by which the final policy leads, and whether the intervals are apart, by mode: one for each seed."""
+    bar = {"player": "final", "over": over, "measure": measure, "at_least": 0.0, "apart": True}
+    verdicts = {mode: [judge_bar(bar | {"mode": mode}, seed["rows"]) for seed in seeds] for mode in MODES}
+    return {
+        mode: [(float(found.text.partition(",")[0].replace("−", "-")), "apart" in found.text) for found in row]
+        for mode, row in verdicts.items()
+    }
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_grpo_ends_above_what_it_started_from_as_the_page_claims(name):
+    """The first bullet of docs/learning.md, and its smallest lead."""
+    seeds = _stored(name)["seeds"]
+    known = {row["player"] for seed in seeds for row in seed["rows"]}
+    others = {"teacher", "random_legal", "warm_start", "control_teacher"} & known
+    assert {"warm_start"} < others
+    for over in others:
+        for found in _leads(seeds, over).values():
+            assert all(lead >= 10 and apart for lead, apart in found), (over, found)
+
+
+def test_where_imitation_of_an_expert_is_better_or_worse_as_the_page_claims():
+    for found in _leads(_stored("default")["seeds"], "control_optimal").values():
+        assert all(lead < 0 and apart for lead, apart in found)
+    for found in _leads(_stored("geo3k")["seeds"], "control_optimal").values():
+        assert all(lead > 0 and apart for lead, apart in found)
+    seeds = _stored("geo3k_multi_turn")["seeds"]
+    last, first = (_leads(seeds, "control_optimal", measure) for measure in ("solved", "first_attempt"))
+    assert [lead > 0 for lead, _ in last["sampled"] + last["greedy"]] == [True] * 6
+    assert [apart for _, apart in last["sampled"]] == [True, True, False]
+    assert [lead > 0 for lead, _ in first["sampled"] + first["greedy"]] == [False] * 3 + [True] * 3
+    assert [apart for _, apart in first["sampled"] + first["greedy"]] == [True, False, False, False, True, False]
+
+
+def test_on_two_boxes_grpo_is_below_its_teacher_as_the_page_claims():
+    (_, boxes) = _stored("long")["sets"]
+    ((lead, apart),) = _leads(boxes["seeds"], "teacher")["sampled"]
+    assert boxes["name"] == "two_boxes" and lead < 0 and apart
+    ((lead, apart),) = _leads(boxes["seeds"], "random_legal")["sampled"]
+    assert lead > 0 and not apart

@@ -104,3 +104,17 @@ def test_solve_rates_with_ten_moves_are_near_the_facts(levels, name, patience, l
                 solved += 1
                 break
     assert low <= solved / len(levels) <= high
+
+
+def test_a_teacher_that_gives_up_still_ends_in_deadlocks(levels):
+    """Its demonstrations are imitated whatever they end in: docs/learning.md says that more than a tenth do so."""
+    lost = 0
+    for index, level in enumerate(levels):
+        board, player, generator = level.board, make_player("direct", 1), random.Random(index)
+        for _ in range(10):
+            action = player.choose(board, generator)
+            if action is None or board.is_solved:
+                break
+            board = board.move(action).board
+        lost += board.is_lost
+    assert 0.1 < lost / len(levels) < 0.15
