@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from geo_sokoban_pipeline.envs.geo3k import tables
+from geo_sokoban_pipeline.envs.sokoban import frames_schema
 from geo_sokoban_pipeline.fingerprint import (
     Fingerprint,
     FingerprintError,
@@ -23,6 +25,7 @@ from geo_sokoban_pipeline.fingerprint import (
     hash_rows,
     loop_parameters,
     policy_parameters,
+    size_differences,
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.folders import PolicyFolder
@@ -158,6 +161,29 @@ def test_sizes_count_where_they_decide_what_is_aborted(path: str) -> None:
     assert changed_stages(stages(over), stages(with_another_value(over, path))) == {"loop"}
 
 
+def test_other_sizes_are_named_where_both_sides_know_them() -> None:
+    stored = {
+        "warm_start.max_tokens": 8192,
+        "rollout.prefill_tokens": 64,
+        "optimizer.max_tokens": 8192,
+        "optimizer.logit_chunk": 16,
+        "grpo.gamma": 1.0,
+    }
+    current = {
+        "optimizer.max_tokens": 256,
+        "optimizer.logit_chunk": 16,
+        "rollout.prefill_tokens": 32,
+        "rollout.max_conversations": 4,
+        "grpo.gamma": 0.5,
+    }
+    of_the_update = "optimizer.max_tokens: stored 8192, now 256"
+    assert size_differences(stored, current) == [of_the_update, "rollout.prefill_tokens: stored 64, now 32"]
+    assert size_differences(stored, stored) == size_differences({}, current) == []
+    # With over-sampling, sizes of the rollout decide what is aborted: they are settings that must be equal.
+    over = {"rollout.over_sampling": 2.0}
+    assert size_differences(stored | over, current | over) == [of_the_update]
+
+
 def test_seed_and_data_count() -> None:
     options = TrainOptions()
     assert changed_stages(stages(options), stages(options, seed=1)) == {"policy", "warm start", "loop"}
@@ -210,6 +236,54 @@ def test_prompts_count(name: str) -> None:
     assert hash_rows(rows) != hash_rows(ROWS)
     lines = differences(loop_fingerprint(inputs(ROWS)), loop_fingerprint(inputs(rows)))
     assert [line.partition(":")[0] for line in lines] == ["input.prompts"]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Everything that a row holds: its columns, and what lies inside them."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in inside:
+        yield (*at, name)
+        yield from places(part, (*at, name))
+
+
+def another(value: Any) -> Any:
+    """A value of the same kind, or one where there was none."""
+    if isinstance(value, dict):
+        return value | {"further": 1}
+    if isinstance(value, bool):
+        return not value
+    return [*value, None] if isinstance(value, list) else "x" if value is None else value + type(value)(1)
+
+
+def changed_at(row: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
+    changed = copy.deepcopy(row)
+    *way, last = place
+    holder: Any = changed
+    for name in way:
+        holder = holder[name]
+    holder[last] = another(holder[last])
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("task", "columns"),
+    [("sokoban", frames_schema.PROMPTS), ("geo3k", tables.PROMPTS), ("geo3k_multi_turn", tables.PROMPTS)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_value_of_a_prompts_table_counts(task: str, columns: Any, sokoban_rows: Any, geometry_rows: Any) -> None:
+    """The level itself in `extra_info`, difficulties, candidates, hashes: no column is left out, nor a part of one."""
+    rows = sokoban_rows(2) if task == "sokoban" else geometry_rows(2, task)
+    assert set(columns.names) <= set(rows[1])
+    stored = loop_fingerprint(inputs(rows))
+    found = list(places(rows[1]))
+    assert {place[0] for place in found} == set(rows[1]) and len(found) > len(rows[1])
+    for place in found:
+        changed = [rows[0], changed_at(rows[1], place)]
+        lines = differences(stored, loop_fingerprint(inputs(changed)))
+        assert [line.partition(":")[0] for line in lines] == ["input.prompts"], place
+    for name in columns.names:
+        without = [rows[0], {column: value for column, value in rows[1].items() if column != name}]
+        assert hash_rows(without) != hash_rows(rows), name
 
 
 def test_equal_rows_have_one_hash_whatever_holds_them() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import platform
 import subprocess
 import sys
 import weakref
@@ -11,7 +13,7 @@ import weakref
 import pytest
 
 import heap
-from geo_sokoban_pipeline.training.process import collector_paused, freeze_survivors
+from geo_sokoban_pipeline.training.process import collector_paused, freeze_survivors, limit_heap
 
 MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -39,6 +41,39 @@ def test_the_heap_does_not_grow_for_large_blocks(prepared: bool, environment: di
         check=True,
     )
     assert int(done.stdout) >= heap.BLOCK if mapped else int(done.stdout) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "libc", "is_set"),
+    [
+        ("GLIBC_TUNABLES", "", "glibc", True),
+        ("GLIBC_TUNABLES", "glibc.pthread.rseq=0", "glibc", True),
+        ("MALLOC_ARENA_MAX", "1", "glibc", True),  # another setting of the heap
+        ("MALLOC_MMAP_THRESHOLD_", "65536", "glibc", False),
+        ("MALLOC_TRIM_THRESHOLD_", "65536", "glibc", False),
+        ("GLIBC_TUNABLES", "glibc.pthread.rseq=0:glibc.malloc.mmap_threshold=65536", "glibc", False),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=65536", "glibc", False),
+        ("MALLOC_ARENA_MAX", "1", "musl", False),
+    ],
+)
+def test_the_heap_is_left_to_whoever_has_set_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, libc: str, is_set: bool
+) -> None:
+    """By the names that glibc itself reads; both thresholds are set or none."""
+    calls: list[tuple[int, int]] = []
+
+    class Library:
+        def mallopt(self, parameter: int, bytes_: int) -> None:
+            calls.append((parameter, bytes_))
+
+    for variable in MALLOC_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
+    limit_heap()
+    # M_MMAP_THRESHOLD is -3 and M_TRIM_THRESHOLD is -1 in malloc.h.
+    assert calls == ([(-3, 4 << 20), (-1, 64 << 20)] if is_set else [])
 
 
 class Node:

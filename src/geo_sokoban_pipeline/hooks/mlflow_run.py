@@ -40,11 +40,6 @@ _PARAMETER_LENGTH = 6000
 _TAG_LENGTH = 5000
 
 
-# The kind of experiment that opens on its runs. The pages of MLflow 3.17 let their own switch, or `workflowType` in the
-# link, decide instead.
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-
-
 def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, str, str]:
     """A client of the tracking store, the experiment's id, and the store's URI; makes what does not exist yet."""
     from mlflow.exceptions import MlflowException
@@ -61,7 +56,7 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
     # Beside the database of this project; a server of somebody's own knows its place better.
     location = (data_root / "mlartifacts").as_uri() if options.uri is None else None
     try:
-        made = client.create_experiment(options.experiment, artifact_location=location, tags=_EXPERIMENT_TAGS)
+        made = client.create_experiment(options.experiment, artifact_location=location)
         return client, made, uri
     except MlflowException:
         # Another run has created it since: two runs may start together.

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 def plan_control(
     runs: RunStore,
     prompts: pd.DataFrame,
+    validation_prompts: pd.DataFrame,
     stored: dict[str, Any] | None,
     parameters: dict[str, Any],
     train: dict[str, Any],
@@ -44,7 +45,8 @@ def plan_control(
     start, metrics = _start(runs, control), runs.metrics(control.source)
     rows, complete = read_rows(prompts), runs.is_complete(control.source)
     settings = warm_start_parameters(options, seed, data_parameters(identity))
-    wanted = {**settings, "input.prompts": hash_rows(rows)}
+    held_out = hash_rows(read_rows(validation_prompts))
+    wanted = {**settings, "input.prompts": hash_rows(rows), "input.validation_prompts": held_out}
     check_source(start, metrics, options.loop.iterations, complete=complete, wanted=wanted)
     drawn = _prompts(runs, control, rows, task_of(options.task))
     fingerprint = {

@@ -17,6 +17,7 @@ def create_pipeline(task: str) -> Pipeline:
                 inputs=[
                     "runs",
                     "prompts",
+                    "validation_prompts",
                     "budget_state",
                     "params:options",
                     "params:train",

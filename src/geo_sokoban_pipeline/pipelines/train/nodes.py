@@ -60,6 +60,7 @@ def warm_start(
     wanted = {
         **warm_start_parameters(options, seed, data_parameters(identity)),
         "input.prompts": hash_rows(rows),
+        "input.validation_prompts": hash_rows(held_out),
         "input.base_policy": hash_files(base.manifest["files"]),
     }
     stored = _stored("the warm start", state, wanted)
