@@ -91,9 +91,8 @@ def describe_differences(what: str, lines: Sequence[str]) -> str:
     """What a `FingerprintError` says: whose settings differ, in which lines, and the two ways out."""
     shown = "\n  ".join([*lines[:_SHOWN], *([f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])])
     return (
-        f"{what} of this run id was made with other settings:\n  {shown}\n"
-        "Give the new settings a run of their own with --params run_id=<new>, or start this one anew with "
-        "--params fresh=true."
+        f"{what} of this run id already exists with different settings:\n  {shown}\n"
+        "Give the new settings a run of their own with --params run_id=<new>, or start over with --params fresh=true."
     )
 
 

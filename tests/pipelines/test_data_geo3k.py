@@ -210,7 +210,7 @@ def test_bad_rows_are_quarantined(tmp_path, caplog):
     report = catalog.load("geo3k.data_report")
     assert (report["rows_read"], report["rows_rejected"], report["problems"]) == (24, 4, 20)
     assert sum(report["rejected_reasons"].values()) == 4
-    assert "4 of 24 rows are no problems; see geo3k.rejected" in caplog.text
+    assert "4 of 24 rows rejected (see geo3k.rejected)" in caplog.text
     assert len(list(catalog.load("geo3k.raw_problems"))) == 24  # whole, also the rejected ones
 
 

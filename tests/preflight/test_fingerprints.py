@@ -109,7 +109,7 @@ def test_differences_are_listed_once_with_the_ways_out(tmp_path, changes, lines)
     with pytest.raises(FingerprintError) as error:
         check_stored_run(RUN, tmp_path, changed)
     head, *shown, ways_out = str(error.value).splitlines()
-    assert head.startswith("train_sokoban: what is stored of this run id")
+    assert head.startswith("train_sokoban: a run of this run id already exists with different settings")
     assert [line.strip() for line in shown] == lines
     assert "run_id=<new>" in ways_out and "fresh=true" in ways_out
 

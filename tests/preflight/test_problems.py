@@ -77,7 +77,7 @@ def test_problems_that_take_long_to_draw_are_not_all_drawn():
         (
             [source_row(0), source_row(1, images=["data:image/png;base64,AAAA"])],
             "warning",
-            "1 of 2 rows are no problems",
+            "1 of 2 rows rejected",
         ),
         ([source_row(0, problem="no picture")], "failure", "none of 1 rows is a problem; the first one:"),
     ],

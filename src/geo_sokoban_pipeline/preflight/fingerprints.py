@@ -60,7 +60,7 @@ def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> N
             stored = {k: v for k, v in manifest.get("fingerprint", {}).items() if not k.startswith(_INPUTS)}
             lines |= dict.fromkeys(differences(stored, current))
     if lines:
-        raise FingerprintError(describe_differences(f"{run}: what is stored", sorted(lines)))
+        raise FingerprintError(describe_differences(f"{run}: a run", sorted(lines)))
 
 
 def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:

@@ -96,7 +96,7 @@ def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -
         largest = max(plan, key=lambda part: plan[part])
         way_out = "take a smaller model" if exact > free else _WAYS_OUT.get(largest, "take a smaller model")
     parts = [Check(_GROUP, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
-    text = f"up to {size(total)}, {size(exact)} of it for sure, of {size(free)} free ({where})"
+    text = f"at most {size(total)} ({size(exact)} certain), of {size(free)} free ({where})"
     return [*parts, Check(_GROUP, "in all", state, text, way_out)]
 
 

@@ -78,7 +78,7 @@ def sample_problems(
     text = f"{options.source}: {len(raw)} rows looked at, {len(index) - len(rejected)} problems"
     checks = [Check(_GROUP, "source", "ok", text)]
     if rejected:
-        text = f"{len(rejected)} of {len(raw)} rows are no problems; first: {rejected[0].reason}"
+        text = f"{len(rejected)} of {len(raw)} rows rejected; the first: {rejected[0].reason}"
         checks.append(Check(_GROUP, "rows", "warning", text, f"they are left out; see {section}.rejected"))
     return checks, prompts, len(raw)
 

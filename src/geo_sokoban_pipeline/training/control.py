@@ -213,7 +213,7 @@ def repeat_prompts(prompts: Rows, times: Mapping[str, int], task: Task) -> list[
     if unknown:
         raise ControlError(
             f"{len(unknown)} {task.words.units} of the source run are not in {task.name}.prompts (first: "
-            f"{unknown[0]}); the data were made anew with other settings. Make them with those of the run."
+            f"{unknown[0]}); the data were made again with other settings. Make them with those of the run."
         )
     # Without a difficulty all rows have the same; demonstrations draw a difficulty first, then a row of it.
     return [{**by_key[key], task.difficulty: None} for key in sorted(times) for _ in range(times[key])]

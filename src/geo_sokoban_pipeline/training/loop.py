@@ -229,7 +229,7 @@ class _Loop:
         """What to do once an update has diverged."""
         run = self.inputs.run
         if not self.saved:
-            return f"No checkpoint is stored yet: lower {run}.optimizer.learning_rate, and start anew with fresh=true."
+            return f"No checkpoint is stored yet: lower {run}.optimizer.learning_rate, and start over with fresh=true."
         return (
             f"The last good checkpoint is {partition(self.saved[-1])} of {run}.checkpoints. Go on from its weights in "
             f"a run of its own, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,"

@@ -58,7 +58,7 @@ def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> 
     published = SPLITS if options.source == "generate" else {row["source_split"] for row in found}
     index = settle_splits(found, published, options)
     if rejected:
-        logger.warning("%d of %d rows are no problems; see %s.rejected", len(rejected), len(found), section)
+        logger.warning("%d of %d rows rejected (see %s.rejected)", len(rejected), len(found), section)
     return as_frame(index, PROBLEM_INDEX.names), as_frame([asdict(row) for row in rejected], REJECTED.names)
 
 
