@@ -67,7 +67,7 @@ def test_rows_are_true_to_models_and_configuration():
     rows = {line.split("|")[1].strip(): line for line in write_page().splitlines() if line.startswith("| `")}
     size, temperature = rows["`train_*.grpo.group_size`"], rows["`train_*.rollout.sampling.temperature`"]
     assert "| `8` | episodes | Episodes of each prompt." in size and "`num_generations` | `rollout.n`" in size
-    assert "number > 0 | `1.0` | factor |" in temperature
+    assert "number ≥ 0.01, ≤ 100 | `1.0` | factor |" in temperature
     groups = rows["`train_*.grpo.groups`"]
     assert "sokoban: `32`<br>geo3k: `48`<br>geo3k_multi_turn: `48`" in groups  # conf/base, not the model's 32
     assert "`direct`, `solver`, `random_legal`, `random`" in rows["`train_*.warm_start.teacher.name`"]

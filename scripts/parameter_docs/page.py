@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.envs.geo3k.teacher import GeometryTeacher
 from geo_sokoban_pipeline.envs.sokoban import teacher as sokoban_teacher
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
-from geo_sokoban_pipeline.options.base import nested_models
+from geo_sokoban_pipeline.options.base import MOST, nested_models
 from geo_sokoban_pipeline.options.geo3k_play import (
     AnswerEnvOptions,
     AnswerRewardOptions,
@@ -38,6 +38,8 @@ from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = ("sokoban", "geo3k", "geo3k_multi_turn")
 MISSING = object()
+# Bounds of every count and every seed, said once above the tables.
+_GENERAL = (MOST, 2**63 - 1, -(2**63))
 
 HEAD = """\
 # Parameters
@@ -49,6 +51,7 @@ Written by `make docs` from the option models and `conf/base`; do not edit it by
 - `train_*` stands for `train_sokoban`, `train_geo3k` and `train_geo3k_multi_turn`, `geo3k*` for `geo3k` and
   `geo3k_multi_turn`. A default that differs between tasks is given for each.
 - Defaults are those without `--env`: of the models, or of `conf/base` where it has the name. `null` is YAML's None.
+- Every number is bounded: where no upper bound stands here, a count ends at 2,147,483,647 and a seed lies in 64 bits.
 - The original systems are those of [deviations](deviations.md).
 - The last two columns name what TRL 1.16.0 (`GRPOConfig`, or an argument of `GRPOTrainer`) and verl 0.9.1 (its
   `ppo_trainer`) call the same thing. An empty cell: they have no such setting, or one that means something else.
@@ -301,7 +304,7 @@ def _kind(shape: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
         "exclusiveMaximum": "<",
         "multipleOf": "multiple of",
     }
-    limits = [f"{sign} {_json(shape[key])}" for key, sign in signs.items() if key in shape]
+    limits = [f"{sign} {_json(shape[key])}" for key, sign in signs.items() if shape.get(key) not in (None, *_GENERAL)]
     return f"{word} {', '.join(limits)}" if limits else word
 
 

@@ -18,7 +18,7 @@ SET = {"name": "longer", "title": "Longer"}
             {"name": "defalt"},
             "study.name=\"defalt\": input should be 'default', 'from_zero', 'long', 'geo3k' or 'geo3k_multi_turn'",
         ),
-        (StudyOptions, {"workers": 0}, "study.workers=0: input should be greater than 0"),
+        (StudyOptions, {"workers": 0}, "study.workers=0: input should be greater than or equal to 1"),
         (StudyDefinition, {"seeds": []}, "study.seeds=[]"),
         (StudyDefinition, {"seeds": [1, 1]}, "seeds names something twice: 1, 1"),
         (StudyDefinition, {"chosen_on": [10, 10]}, "chosen_on names something twice: 10, 10"),

@@ -94,7 +94,10 @@ def test_without_a_name_the_default_pipeline_trains(project):
         ),
         ("train_sokban.seed=5", "train_sokban: unknown name. Did you mean train_sokoban?"),
         ("sede=5", "sede=5: unknown name. Did you mean seed?"),
-        ("train_sokoban.loop.iterations=0", "train_sokoban.loop.iterations=0: input should be greater than 0."),
+        (
+            "train_sokoban.loop.iterations=0",
+            "train_sokoban.loop.iterations=0: input should be greater than or equal to 1.",
+        ),
         ("train_sokoban.grpo.groups=many", 'train_sokoban.grpo.groups="many": input should be a valid integer'),
         (
             "train_sokoban.grpo.credit=turns",

@@ -84,6 +84,26 @@ def test_a_mask_holds_at_wanted_positions_too(policy):
     assert (unmasked[1] - few[1]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_eager_attention_gives_the_same_states(policy, masked):
+    """The library's own eager attention would add a mask of bools as 0 and 1, and sees the future without one."""
+    language = policy.model.model.language_model
+    embeddings, positions = random_states(policy, rows=2, length=8)
+    mask = torch.ones(8, 8).tril().bool()[None, None].repeat(2, 1, 1, 1) if masked else None
+    if mask is not None:
+        mask[1, :, :, 2] = torch.eye(8).bool()[2]
+    wanted = torch.tensor([[7, 3], [5, 4]])
+    with torch.no_grad():
+        expected = [run_text(language, embeddings, positions, attention_mask=mask, wanted=w) for w in (None, wanted)]
+        before = language.config._attn_implementation
+        language.config._attn_implementation = "eager"
+        try:
+            found = [run_text(language, embeddings, positions, attention_mask=mask, wanted=w) for w in (None, wanted)]
+        finally:
+            language.config._attn_implementation = before
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_the_last_layer_runs_only_where_it_is_wanted(policy, monkeypatch):
     language = policy.model.model.language_model
     seen = []

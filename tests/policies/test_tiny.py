@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
 from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from policies.library import library_inputs, read_noise
 
 
 def weights(policy):
@@ -57,6 +59,47 @@ def test_position_sections_fill_half_a_head(head_dim):
     config = build_tiny_policy(options, seed=0).model.config.text_config
     assert sum(config.rope_parameters["mrope_section"]) == head_dim // 2
     assert config.vocab_size % 64 == 0
+
+
+SMALLEST = {
+    "vocabulary": 256,
+    "hidden": 8,
+    "layers": 1,
+    "heads": 1,
+    "kv_heads": 1,
+    "head_dim": 8,
+    "mlp": 1,
+    "vision_hidden": 8,
+    "vision_layers": 1,
+    "vision_heads": 1,
+    "vision_mlp": 1,
+    "vision_grid": 1,
+    "deepstack": (),
+    "initializer_range": 1e-6,
+    "min_pixels": 1,
+    "max_pixels": 1024,
+}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        SMALLEST,
+        {**SMALLEST, "initializer_range": 1.0, "vocabulary": 32_768, "deepstack": (0,)},
+        {**SMALLEST, "heads": 6, "kv_heads": 2, "head_dim": 10},
+        {**SMALLEST, "vision_hidden": 24, "vision_heads": 6, "vision_layers": 2, "layers": 2, "deepstack": (1, 0)},
+        {"min_pixels": 1 << 12, "max_pixels": 1 << 12},
+    ],
+)
+def test_sizes_at_the_bounds_give_a_policy_that_learns(sizes):
+    """Whatever the options let through is built, sees an image, and has a gradient for each of its weights."""
+    policy = build_tiny_policy(TinyPolicyOptions(**sizes), seed=0)
+    images = read_noise(policy, [(64, 48)])
+    ids = np.array([5, 6, *[policy.codec.image_pad_id] * images[0].token_count(2), 7, 8])
+    logits = policy.model(**library_inputs(policy, ids, images)).logits
+    assert logits.isfinite().all()
+    logits.log_softmax(-1)[0, :, 3].sum().backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in policy.model.parameters())
 
 
 @pytest.mark.parametrize(

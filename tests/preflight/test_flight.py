@@ -57,7 +57,11 @@ def inspect(make_subject: Any) -> Callable[..., Findings]:
             [("model", "policy")],
             [("own code", "one episode"), ("machine", "attention")],
         ),
-        ({"train_sokoban": {"policy": {"attention": "sdqa"}}}, [("machine", "attention")], []),
+        (
+            {"train_sokoban": {"rollout": {"max_turns": 3, "engine": "sglang", "server": {"python": "nowhere"}}}},
+            [("servers", "environment")],
+            [],
+        ),
         ({"train_sokoban": {"rollout": {"max_turns": 3}}}, [], []),
     ],
 )

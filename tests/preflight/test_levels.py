@@ -62,7 +62,7 @@ def test_only_the_first_rows_of_a_file_are_read(make_subject: Any, tmp_path: Pat
     ("options", "text"),
     [
         ({"min_solution": 60, "max_solution": 70}, "solutions of 60 to 70 moves yield 0 distinct ones"),
-        ({"boxes": 15}, "yield 0 distinct ones"),
+        ({"boxes": 14}, "yield 0 distinct ones"),
         ({"shares": {"train": 1.0, "validation": 0.0, "eval": 0.0}}, "sokoban.counts.validation="),
     ],
 )

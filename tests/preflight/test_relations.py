@@ -28,6 +28,18 @@ def test_the_recipe_fits(train_options: TrainOptions) -> None:
         ({"optimizer": {"warmup_iterations": 999}}, "warning", "warmup_iterations=999: not below"),
         ({"loop": {"eval_interval": 999}}, "warning", "only the policy before training is validated"),
         ({"loop": {"save_interval": 999}}, "warning", "a killed run begins anew"),
+        (
+            {"policy": {"path": "mine"}},
+            "warning",
+            "policy.path=mine: not used, because train_sokoban.policy.source=tiny",
+        ),
+        (
+            {"grpo": {"constant_denominator": 5}},
+            "warning",
+            "constant_denominator=5: not used with reduction=token_mean",
+        ),
+        ({"warm_start": {"steps": 50}}, "warning", "warm_start.warmup_steps=50: not below the 50 steps"),
+        ({"warm_start": {"steps": 0}}, "ok", "all fit each other"),
         ({"rollout": {"max_conversations": 100}}, "warning", "256 episodes are played in 3 waves"),
         ({"loop": {"save_interval": 7}, "evaluation": {"checkpoint": "best"}}, "ok", "all fit each other"),
         (

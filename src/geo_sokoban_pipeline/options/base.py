@@ -1,7 +1,10 @@
-"""Ground of all options: strict models, and one readable text for everything that is wrong with a set of parameters.
+"""Ground of all options: strict models, bounded numbers, and one readable text for all that is wrong with parameters.
 
 An error line always has the same shape, `full.path=value: what is allowed. Did you mean …?`, and all errors are
 reported at once, so that nobody corrects a file one run at a time.
+
+Every number has a lower and an upper bound, so that no value passes here and fails hours later. The types below are the
+bounds that many fields share; a field with reasons of its own states its own.
 """
 
 from __future__ import annotations
@@ -13,12 +16,22 @@ import typing
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 
 _SHOWN_CHARACTERS = 80
+
+MOST = 2**31 - 1  # tables store what is counted as 32-bit numbers
+LAST_ITERATION = 99_999  # folders `iter=00012` are sorted as text, by five digits
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
+Iterations = Annotated[int, Field(ge=1, le=LAST_ITERATION)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what JSON and Arrow can store
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]  # what timers of the system take
+Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class ParameterError(ValueError):

@@ -6,25 +6,25 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import Count, CountOrZero, Share, StrictModel
 
 
 class SplitCounts(StrictModel):
     """Rows of each split: exactly these many where they are generated, at most these many where they are read."""
 
-    train: NonNegativeInt | None = Field(None, description="Training rows. None: all there are.")
-    validation: NonNegativeInt | None = Field(None, description="Validation rows. None: all there are.")
-    eval: NonNegativeInt | None = Field(None, description="Evaluation rows. None: all there are.")
+    train: CountOrZero | None = Field(None, description="Training rows. None: all there are.")
+    validation: CountOrZero | None = Field(None, description="Validation rows. None: all there are.")
+    eval: CountOrZero | None = Field(None, description="Evaluation rows. None: all there are.")
 
 
 class SplitShares(StrictModel):
     """Parts that go to each split; they add up to 1."""
 
-    train: float = Field(0.8, ge=0, le=1, description="Part for training.")
-    validation: float = Field(0.1, ge=0, le=1, description="Part for validation.")
-    eval: float = Field(0.1, ge=0, le=1, description="Part for evaluation.")
+    train: Share = Field(0.8, description="Part for training.")
+    validation: Share = Field(0.1, description="Part for validation.")
+    eval: Share = Field(0.1, description="Part for evaluation.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -37,5 +37,5 @@ class SplitShares(StrictModel):
 class ImageLimits(StrictModel):
     """What an image inside a row may cost; larger ones are rejected before they are decoded."""
 
-    max_bytes: PositiveInt = Field(8 << 20, description="Bytes of one encoded image.")
-    max_pixels: PositiveInt = Field(1 << 24, description="Width times height of one image.")
+    max_bytes: Count = Field(8 << 20, description="Bytes of one encoded image.")
+    max_pixels: Count = Field(1 << 24, description="Width times height of one image.")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from geo_sokoban_pipeline.options import data
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import Count, CountOrZero, Seed, StrictModel
 from geo_sokoban_pipeline.options.problems import ProblemOptions
 
 INSTRUCTIONS = ("question", "boxed", "tool_brief", "tool")
@@ -21,9 +21,9 @@ QUESTION_MARK = "{question}"
 class ProblemCounts(data.SplitCounts):
     """Problems of each split: exactly these many where they are generated, at most these many where they are read."""
 
-    train: NonNegativeInt | None = Field(4096, description="Training problems. None: all there are.")
-    validation: NonNegativeInt | None = Field(256, description="Validation problems. None: all there are.")
-    eval: NonNegativeInt | None = Field(640, description="Evaluation problems. None: all there are.")
+    train: CountOrZero | None = Field(4096, description="Training problems. None: all there are.")
+    validation: CountOrZero | None = Field(256, description="Validation problems. None: all there are.")
+    eval: CountOrZero | None = Field(640, description="Evaluation problems. None: all there are.")
 
 
 class GeometryHubOptions(StrictModel):
@@ -31,6 +31,7 @@ class GeometryHubOptions(StrictModel):
 
     dataset: str = Field(
         "hiyouga/geometry3k",
+        min_length=1,
         description="Hub id or local folder. The processed sets are chenhegu/geo3k_imgurl and "
         "VeraIsHere/geo3k_imgurl_processed.",
     )
@@ -67,14 +68,14 @@ class PictureLimits(data.ImageLimits):
     max_aspect: float = Field(
         200, gt=1, le=200, description="Longer side of an image over its shorter one; Qwen's processor takes no more."
     )
-    max_images: PositiveInt = Field(16, description="Images of one row.")
+    max_images: Count = Field(16, description="Images of one row.")
 
 
 class Geo3kDataOptions(StrictModel):
     """Everything that the pipeline data_geo3k takes; the defaults are the setting of the tiny policy."""
 
     source: Literal["generate", "hub", "file"] = Field("generate", description="Where problems come from.")
-    seed: int = Field(0, description="Seed of generated problems and of the splits; independent of the run's seed.")
+    seed: Seed = Field(0, description="Seed of generated problems and of the splits; independent of the run's seed.")
     problems: ProblemOptions = Field(default_factory=ProblemOptions, description="Of `source=generate`.")
     counts: ProblemCounts = Field(default_factory=ProblemCounts)
     shares: data.SplitShares = Field(

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.options.base import StrictModel, validate_parameters
+from geo_sokoban_pipeline.options.base import Count, StrictModel, validate_parameters
 
 Options = TypeVar("Options", bound="GradingOptions")
 GraderName = Literal["default", "slime_exact", "deepscaler", "geo3k"]
@@ -26,7 +26,10 @@ class GradingOptions(StrictModel):
     )
     grader: GraderName = Field("default", description="See `rewards.grade_answer`.")
     tolerance: float = Field(
-        0.0, ge=0, description="Largest difference that the graders `geo3k` and, from decimal labels, `default` accept."
+        0.0,
+        ge=0,
+        le=1e9,
+        description="Largest difference that the graders `geo3k` and, from decimal labels, `default` accept.",
     )
 
     @property
@@ -66,7 +69,7 @@ class Geo3kEnvOptions(GradingOptions):
         "quote": "raw",
     }
 
-    max_turns: PositiveInt = Field(description="Responses of an episode; as many as rollout.max_turns.")
+    max_turns: Count = Field(description="Responses of an episode; as many as rollout.max_turns.")
     end_on_correct: bool = Field(
         True, description="End the episode once the tool says that the answer is correct; off: play on."
     )
@@ -105,7 +108,7 @@ class ToleranceRewardOptions(AnswerRewardOptions):
     """Arguments of the reward with a tolerance."""
 
     grader: GraderName = Field("geo3k", description="See `rewards.grade_answer`.")
-    tolerance: float = Field(0.05, ge=0, description="Largest difference from the reference that is accepted.")
+    tolerance: float = Field(0.05, ge=0, le=1e9, description="Largest difference from the reference that is accepted.")
 
     EXACT: ClassVar[dict[str, Any]] = {"grade_scope": "response"}
 

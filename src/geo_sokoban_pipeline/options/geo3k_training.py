@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from geo_sokoban_pipeline.options.base import Count, CountOrZero, Share
 from geo_sokoban_pipeline.options.policy import PolicyOptions, TeacherOptions, TinyPolicyOptions, WarmStartOptions
 from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions
 from geo_sokoban_pipeline.options.training import EvaluationOptions, GrpoOptions, TrainOptions
@@ -41,10 +42,10 @@ class GeometryTeacherOptions(TeacherOptions):
         description="plausible: one of the rules that the figure might call for, at random, so it is right about once "
         "in as many as there are. solver: the label. constant: always `args.answer`.",
     )
-    patience: int | None = Field(
-        None, ge=0, description="Wrong answers after which it ends with its next one, without the tool. None: never."
+    patience: CountOrZero | None = Field(
+        None, description="Wrong answers after which it ends with its next one, without the tool. None: never."
     )
-    noise: float = Field(0.0, ge=0, le=1, description="Share of answers that follow a rule at random.")
+    noise: Share = Field(0.0, description="Share of answers that follow a rule at random.")
     args: dict[str, Any] = Field(
         default_factory=dict,
         description="Further arguments of the factory. Of the own teacher: tool_share (of the episodes in which it "
@@ -94,19 +95,15 @@ class GeometryRewardOptions(RewardOptions):
 class AnswerRolloutOptions(RolloutOptions):
     """How episodes with one response are played."""
 
-    max_turns: PositiveInt = Field(1, description="Responses of an episode at most.")
-    max_tokens_per_turn: PositiveInt | None = Field(
-        24, description="Tokens of a response. None: only the budgets below."
-    )
+    max_turns: Count = Field(1, description="Responses of an episode at most.")
+    max_tokens_per_turn: Count | None = Field(24, description="Tokens of a response. None: only the budgets below.")
 
 
 class ToolRolloutOptions(RolloutOptions):
     """How episodes with the scoring tool are played."""
 
-    max_turns: PositiveInt = Field(_TURNS, description="Responses of an episode at most, as env.args.max_turns.")
-    max_tokens_per_turn: PositiveInt | None = Field(
-        32, description="Tokens of a response. None: only the budgets below."
-    )
+    max_turns: Count = Field(_TURNS, description="Responses of an episode at most, as env.args.max_turns.")
+    max_tokens_per_turn: Count | None = Field(32, description="Tokens of a response. None: only the budgets below.")
 
 
 class GeometryGrpoOptions(GrpoOptions):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from geo_sokoban_pipeline.options.base import RunId, StrictModel
+from geo_sokoban_pipeline.options.base import RunId, Seed, StrictModel
 from geo_sokoban_pipeline.options.check import CheckPipelineOptions
 from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
 from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
@@ -60,7 +60,7 @@ class ProjectParameters(StrictModel):
         description="Runs that `compare` puts side by side: run ids of train_sokoban, or `train_geo3k/<run id>`; the "
         "others are compared with the first one.",
     )
-    seed: int = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
+    seed: Seed = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
     tracking: TrackingOptions = TrackingOptions()
     sokoban: SokobanDataOptions = Field(default_factory=SokobanDataOptions, description=_DATA)
     geo3k: Geo3kDataOptions = Field(default_factory=Geo3kDataOptions, description=_DATA)

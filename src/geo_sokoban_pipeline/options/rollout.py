@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import Count, CountOrZero, Share, StrictModel
 from geo_sokoban_pipeline.options.server import ServerOptions
+
+# Below it, logits divided by the temperature leave what float32 tells apart.
+Temperature = Annotated[float, Field(ge=0.01, le=100)]
 
 
 class EnvOptions(StrictModel):
@@ -33,21 +36,21 @@ class RewardOptions(StrictModel):
 class SamplingOptions(StrictModel):
     """How the next token is chosen."""
 
-    temperature: PositiveFloat = Field(1.0, description="Divides the logits; stored log-probs are after it.")
+    temperature: Temperature = Field(1.0, description="Divides the logits; stored log-probs are after it.")
     top_p: float = Field(1.0, gt=0, le=1, description="Smallest set of tokens with this probability is sampled from.")
-    top_k: int = Field(0, ge=0, description="Number of likeliest tokens sampled from; 0: all.")
+    top_k: CountOrZero = Field(0, description="Number of likeliest tokens sampled from; 0: all.")
     greedy: bool = Field(False, description="Take the likeliest token; stored log-probs are then untempered.")
 
 
 class SamplingOverrides(StrictModel):
     """Fields of `SamplingOptions` that differ from the rollout's; None: as in the rollout."""
 
-    temperature: PositiveFloat | None = Field(None, description="Divides the logits. None: as in the rollout.")
+    temperature: Temperature | None = Field(None, description="Divides the logits. None: as in the rollout.")
     top_p: float | None = Field(
         None, gt=0, le=1, description="Smallest set of tokens with this probability. None: as in the rollout."
     )
-    top_k: int | None = Field(
-        None, ge=0, description="Number of likeliest tokens sampled from; 0: all. None: as in the rollout."
+    top_k: CountOrZero | None = Field(
+        None, description="Number of likeliest tokens sampled from; 0: all. None: as in the rollout."
     )
 
 
@@ -96,16 +99,14 @@ class RolloutOptions(StrictModel):
         description="`play(engine, policy, tasks, options, …) -> list[Trajectory]`: a dotted path or `.py` file.",
     )
     sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
-    max_turns: PositiveInt = Field(10, description="Responses of an episode at most.")
-    max_tokens_per_turn: PositiveInt | None = Field(
-        8, description="Tokens of a response. None: only the budgets below."
-    )
-    max_response_tokens: PositiveInt | None = Field(None, description="Tokens after the prompt. None: no limit.")
-    max_context_tokens: PositiveInt | None = Field(None, description="Tokens of the whole episode. None: no limit.")
+    max_turns: Count = Field(10, description="Responses of an episode at most.")
+    max_tokens_per_turn: Count | None = Field(8, description="Tokens of a response. None: only the budgets below.")
+    max_response_tokens: Count | None = Field(None, description="Tokens after the prompt. None: no limit.")
+    max_context_tokens: Count | None = Field(None, description="Tokens of the whole episode. None: no limit.")
     preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
     rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
-    max_conversations: PositiveInt = Field(512, description="Episodes that the engine holds at the same time.")
-    prefill_tokens: PositiveInt = Field(16_384, description="Padded tokens of one pass of the engine at most.")
+    max_conversations: Count = Field(512, description="Episodes that the engine holds at the same time.")
+    prefill_tokens: Count = Field(16_384, description="Padded tokens of one pass of the engine at most.")
     reuse_cache: bool = Field(True, description="Keep the KV cache between turns; off only to measure its worth.")
     draft_share: float | None = Field(
         0.9,
@@ -117,6 +118,7 @@ class RolloutOptions(StrictModel):
     over_sampling: float = Field(
         1.0,
         ge=1,
+        le=100,
         description="Groups started together, in multiples of grpo.groups; once enough are kept by the filter, the "
         "others are aborted. Above 1 short episodes are preferred.",
     )
@@ -124,7 +126,7 @@ class RolloutOptions(StrictModel):
         False,
         description="Go on in the next iteration with what aborted episodes have sampled; for tasks of one turn.",
     )
-    max_failed_share: float = Field(0.1, ge=0, le=1, description="More failed episodes than this share stop the run.")
+    max_failed_share: Share = Field(0.1, description="More failed episodes than this share stop the run.")
 
     @model_validator(mode="after")
     def _check(self) -> RolloutOptions:

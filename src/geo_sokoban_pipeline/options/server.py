@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import MOST, Count, Port, Seconds, StrictModel
 
 # Variables of a server that decide what its replies mean, and why they are not free.
 FIXED_VARIABLES = {
@@ -18,24 +19,29 @@ FIXED_VARIABLES = {
 class FaultOptions(StrictModel):
     """How long servers are waited for, and how often what failed is tried again."""
 
-    start_timeout: PositiveFloat = Field(900.0, description="Seconds from the launch of a server to its first answer.")
-    reply_timeout: PositiveFloat = Field(1800.0, description="Seconds that one response may take.")
-    control_timeout: PositiveFloat = Field(
+    start_timeout: Seconds = Field(900.0, description="Seconds from the launch of a server to its first answer.")
+    reply_timeout: Seconds = Field(1800.0, description="Seconds that one response may take.")
+    control_timeout: Seconds = Field(
         600.0, description="Seconds that an update of weights, or a question about the server, may take."
     )
-    health_interval: PositiveFloat = Field(
+    health_interval: Seconds = Field(
         30.0, description="Seconds between looks at whether a server that has requests still computes."
     )
-    health_timeout: PositiveFloat = Field(
+    health_timeout: Seconds = Field(
         120.0, description="Seconds without an answer to such a look after which a server counts as hung."
     )
-    tries: PositiveInt = Field(4, description="Times that one response is asked for before the run stops.")
-    first_pause: NonNegativeFloat = Field(0.5, description="Seconds before the second try; each later one doubles it.")
-    longest_pause: NonNegativeFloat = Field(30.0, description="Seconds between two tries at most.")
-    restarts: NonNegativeInt = Field(
-        3, description="Times that a server is brought back between two updates of weights before the run stops."
+    tries: int = Field(4, ge=1, le=100, description="Times that one response is asked for before the run stops.")
+    first_pause: float = Field(
+        0.5, ge=0, le=3600, description="Seconds before the second try; each later one doubles it."
     )
-    grace: PositiveFloat = Field(10.0, description="Seconds that a server is given to end before it is killed.")
+    longest_pause: float = Field(30.0, ge=0, le=3600, description="Seconds between two tries at most.")
+    restarts: int = Field(
+        3,
+        ge=0,
+        le=100,
+        description="Times that a server is brought back between two updates of weights before the run stops.",
+    )
+    grace: Seconds = Field(10.0, description="Seconds that a server is given to end before it is killed.")
 
 
 class ServerOptions(StrictModel):
@@ -43,9 +49,9 @@ class ServerOptions(StrictModel):
 
     mode: Literal["launch", "attach"] = Field("launch", description="Start servers, or use those of `urls`.")
     urls: tuple[str, ...] = Field((), description="Addresses of running servers, with mode attach: `http://host:port`.")
-    count: PositiveInt = Field(1, description="Servers to launch.")
+    count: int = Field(1, ge=1, le=1024, description="Servers to launch.")
     host: str = Field("127.0.0.1", description="Interface of launched servers.")
-    ports: tuple[int, ...] | None = Field(None, description="Ports of launched servers, one each. None: free ones.")
+    ports: tuple[Port, ...] | None = Field(None, description="Ports of launched servers, one each. None: free ones.")
     python: str = Field(
         ".venv-sglang/bin/python",
         description="Interpreter of the servers' own environment (`make sglang-env`); relative: to the working folder.",
@@ -56,29 +62,29 @@ class ServerOptions(StrictModel):
         description="SGLang's router in front: by cached prefixes, or by conversation. none: this project sends each "
         "conversation to one server, by consistent hashing.",
     )
-    concurrency: PositiveInt = Field(512, description="Requests in flight per server at most; further ones wait.")
+    concurrency: Count = Field(512, description="Requests in flight per server at most; further ones wait.")
 
     device: Literal["cpu", "cuda"] = Field("cuda", description="Where the model is computed.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="Type of the server's weights. None: that of the policy."
     )
-    tensor_parallel: PositiveInt = Field(1, description="GPUs of one server.")
+    tensor_parallel: int = Field(1, ge=1, le=1024, description="GPUs of one server.")
     memory_fraction: float | None = Field(
         None, gt=0, lt=1, description="Share of memory for weights and cache of keys and values. None: SGLang's choice."
     )
-    max_total_tokens: PositiveInt | None = Field(
+    max_total_tokens: Count | None = Field(
         None, description="Tokens of the cache of keys and values. None: as many as the memory holds."
     )
-    context_tokens: PositiveInt | None = Field(None, description="Longest conversation. None: as long as the model's.")
+    context_tokens: Count | None = Field(None, description="Longest conversation. None: as long as the model's.")
     attention_backend: str | None = Field(None, description="Attention of the language model. None: SGLang's choice.")
     mm_attention_backend: str | None = Field(None, description="Attention of the vision tower. None: SGLang's choice.")
-    cuda_graph_batch_sizes: tuple[PositiveInt, ...] | None = Field(
+    cuda_graph_batch_sizes: tuple[Count, ...] | None = Field(
         None, description="Batch sizes for which CUDA graphs are made. None: SGLang's choice; (): no graphs."
     )
     deterministic: bool = Field(
         False, description="Sampling by the episode's seed, where the attention supports it; responses then repeat."
     )
-    random_seed: NonNegativeInt = Field(0, description="Seed of a server's own generator; server n adds n.")
+    random_seed: int = Field(0, ge=0, le=MOST, description="Seed of a server's own generator; server n adds n.")
     extra_arguments: tuple[str, ...] = Field((), description="Further words for `sglang.launch_server`.")
     environment: dict[str, str] = Field(
         default_factory=dict, description="Further environment variables of launched servers."
@@ -87,7 +93,9 @@ class ServerOptions(StrictModel):
     update: Literal["tensors", "disk"] = Field(
         "tensors", description="How weights reach a server: in the request itself, or through a folder both can read."
     )
-    bucket_bytes: PositiveInt = Field(512 << 20, description="Weights in one request at most, one tensor at least.")
+    bucket_bytes: int = Field(
+        512 << 20, ge=1, le=1 << 40, description="Weights in one request at most, one tensor at least."
+    )
     update_folder: str | None = Field(
         None, description="Folder for weights on their way, with update disk; as large as the model. None: temporary."
     )
@@ -100,14 +108,18 @@ class ServerOptions(StrictModel):
                 f"urls={list(self.urls)} with mode={self.mode}: mode attach needs urls, launch takes none."
             )
         for url in self.urls:
-            if not url.startswith(("http://", "https://")):
+            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
                 raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise ValueError(f"urls={list(self.urls)} names a server twice; name each once.")
         for name in FIXED_VARIABLES.keys() & self.environment.keys():
             raise ValueError(f"environment: {name}={self.environment[name]}: {FIXED_VARIABLES[name]}; leave it out.")
         if self.ports is not None and len(self.ports) != self.count:
             raise ValueError(
                 f"ports={list(self.ports)}: count={self.count} servers need one each; null takes free ones."
             )
+        if self.ports is not None and len(set(self.ports)) < len(self.ports):
+            raise ValueError(f"ports={list(self.ports)} names a port twice; give each server its own.")
         if self.mode == "attach" and self.router != "none":
             raise ValueError(
                 f"router={self.router} with mode=attach: weights go to each server itself, so give the servers' urls "

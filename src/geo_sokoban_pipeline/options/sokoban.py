@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from geo_sokoban_pipeline.options import data
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import Count, CountOrZero, Seed, Share, StrictModel
 from geo_sokoban_pipeline.options.data import ImageLimits
 
 INSTRUCTIONS = ("brief", "full")
@@ -19,24 +19,26 @@ INSTRUCTIONS = ("brief", "full")
 class SplitCounts(data.SplitCounts):
     """Levels of each split: exactly these many for generated levels, at most these many for levels that are read."""
 
-    train: NonNegativeInt | None = Field(6144, description="Training levels. None: all there are.")
-    validation: NonNegativeInt | None = Field(256, description="Validation levels. None: all there are.")
-    eval: NonNegativeInt | None = Field(640, description="Evaluation levels. None: all there are.")
+    train: CountOrZero | None = Field(6144, description="Training levels. None: all there are.")
+    validation: CountOrZero | None = Field(256, description="Validation levels. None: all there are.")
+    eval: CountOrZero | None = Field(640, description="Evaluation levels. None: all there are.")
 
 
 class SplitShares(data.SplitShares):
     """Parts of the wall layouts (of the levels, where there are fewer layouts than splits) that go to each split."""
 
-    train: float = Field(0.67, ge=0, le=1, description="Part for training.")
-    validation: float = Field(0.11, ge=0, le=1, description="Part for validation.")
-    eval: float = Field(0.22, ge=0, le=1, description="Part for evaluation.")
+    train: Share = Field(0.67, description="Part for training.")
+    validation: Share = Field(0.11, description="Part for validation.")
+    eval: Share = Field(0.22, description="Part for evaluation.")
 
 
 class HubOptions(StrictModel):
     """A dataset of the Hugging Face hub, or a local folder of parquet files with the same layout."""
 
     dataset: str = Field(
-        "Xiaofeng77/sokoban", description="Hub id or local folder; the ready set is VeraIsHere/sokoban_processed."
+        "Xiaofeng77/sokoban",
+        min_length=1,
+        description="Hub id or local folder; the ready set is VeraIsHere/sokoban_processed.",
     )
     revision: str | None = Field(None, description="Commit, branch or tag of the hub. None: its main branch.")
     split: str = Field(
@@ -64,16 +66,16 @@ class SokobanDataOptions(StrictModel):
     """Everything that the pipeline data_sokoban takes; the defaults are the setting of the tiny policy."""
 
     source: Literal["generate", "hub", "file"] = Field("generate", description="Where levels come from.")
-    seed: int = Field(0, description="Seed of generated levels and of the splits; independent of the run's seed.")
-    height: int = Field(6, ge=3, description="Rows with border, for generated levels.")
-    width: int = Field(6, ge=3, description="Columns with border, for generated levels.")
-    boxes: PositiveInt = Field(1, description="Boxes of generated levels.")
-    inner_walls: tuple[NonNegativeInt, NonNegativeInt] = Field(
+    seed: Seed = Field(0, description="Seed of generated levels and of the splits; independent of the run's seed.")
+    height: int = Field(6, ge=3, le=64, description="Rows with border, for generated levels.")
+    width: int = Field(6, ge=3, le=64, description="Columns with border, for generated levels.")
+    boxes: Count = Field(1, description="Boxes of generated levels.")
+    inner_walls: tuple[CountOrZero, CountOrZero] = Field(
         (1, 4), description="Fewest and most walls inside the border of generated levels."
     )
-    min_solution: PositiveInt = Field(1, description="Fewest moves that solve a generated level.")
-    max_solution: PositiveInt = Field(
-        8, description="Most moves that the shortest solution of a generated level takes."
+    min_solution: int = Field(1, ge=1, le=1000, description="Fewest moves that solve a generated level.")
+    max_solution: int = Field(
+        8, ge=1, le=1000, description="Most moves that the shortest solution of a generated level takes."
     )
     equal_lengths: bool = Field(
         True,
@@ -82,7 +84,7 @@ class SokobanDataOptions(StrictModel):
     )
     counts: SplitCounts = Field(default_factory=SplitCounts)
     shares: SplitShares = Field(default_factory=SplitShares)
-    solver_states: NonNegativeInt = Field(
+    solver_states: CountOrZero = Field(
         5_000, description="States searched for the shortest solution of a level that is read. 0: lengths stay unknown."
     )
     collapse: Literal["levels", "states", "rows"] = Field(
@@ -90,8 +92,8 @@ class SokobanDataOptions(StrictModel):
         description="What rows (state, next action) become. levels: the first state of each path, each once; "
         "states: every distinct state; rows: every row, as the original does.",
     )
-    cell_px: int = Field(16, ge=8, description="Pixels of a cell's side in images.")
-    max_steps: PositiveInt = Field(100, description="Moves after which an episode ends, kept in env_config.")
+    cell_px: int = Field(16, ge=8, le=512, description="Pixels of a cell's side in images.")
+    max_steps: Count = Field(100, description="Moves after which an episode ends, kept in env_config.")
     observation: Literal["image", "text"] = Field(
         "image",
         exclude_if=lambda chosen: chosen == "image",
@@ -126,9 +128,30 @@ class SokobanDataOptions(StrictModel):
             low, high = self.inner_walls if name == "inner_walls" else (self.min_solution, self.max_solution)
             if low > high:
                 raise ValueError(f"{name}: the lower bound {low} is above the upper bound {high}.")
+        if self.source == "generate":
+            self._check_room()
         if self.source == "file" and not self.file.path:
             raise ValueError("source=file needs file.path; set sokoban.file.path to a parquet, jsonl or text file.")
         return self
+
+    def _check_room(self) -> None:
+        inner, (fewest, most) = (self.height - 2) * (self.width - 2), self.inner_walls
+        if most > inner:
+            raise ValueError(
+                f"inner_walls={[fewest, most]}: a {self.height}×{self.width} board has {inner} inner cells; lower it."
+            )
+        if self.boxes + 1 > inner - fewest:
+            raise ValueError(
+                f"boxes={self.boxes}: a {self.height}×{self.width} board with {fewest} inner walls has "
+                f"{inner - fewest} floor cells, and boxes and player need one each; lower boxes, or raise height or "
+                "width."
+            )
+        pixels = self.height * self.width * self.cell_px**2
+        if self.observation == "image" and pixels > self.limits.max_pixels:
+            raise ValueError(
+                f"cell_px={self.cell_px}: images of {self.height}×{self.width} cells have {pixels} pixels, above "
+                f"limits.max_pixels={self.limits.max_pixels}; lower cell_px, height or width."
+            )
 
     @classmethod
     def slime_exact(cls, **changes: object) -> SokobanDataOptions:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from geo_sokoban_pipeline.options.base import StrictModel
+from geo_sokoban_pipeline.options.base import CountOrZero, StrictModel
 from geo_sokoban_pipeline.options.training import SourceOptions
 
 Imitated = Literal["teacher", "optimal"]
@@ -26,8 +26,10 @@ class ControlOptions(StrictModel):
         description="`teacher`: the warm start's own teacher and prompts. `optimal`: the solver (geometry: the label), "
         "on the prompts that the source run's GRPO drew, each as often as it was drawn.",
     )
-    share: PositiveFloat = Field(
+    share: float = Field(
         1.1,
+        gt=0,
+        le=100,
         description="CPU-seconds of imitation, in multiples of those that GRPO took. What a step costs is timed "
         "beforehand, and it costs less once all caches are full: with 1 a control would get a few percent too little.",
     )
@@ -95,20 +97,28 @@ class StudyDefinition(DataOverrides):
 
     title: str = Field("", description="Heading in the docs.")
     task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="What is studied.")
-    seeds: tuple[NonNegativeInt, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
-    chosen_on: tuple[NonNegativeInt, ...] = Field(
+    seeds: tuple[CountOrZero, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
+    chosen_on: tuple[CountOrZero, ...] = Field(
         (),
         description="Seeds with which the recipe was chosen, on validation prompts. The docs say whether `seeds` are "
         "among them. Empty: not known, and the docs do not mention it.",
     )
     train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_<task>.")
     controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
-    max_minutes: PositiveFloat | None = Field(None, description="Budget of a whole run in minutes. None: none.")
-    least_spent: PositiveFloat | None = Field(
-        0.97, description="CPU-seconds that a control must have spent at least, in multiples of GRPO's. None: no bar."
+    max_minutes: float | None = Field(
+        None, gt=0, le=43_200, description="Budget of a whole run in minutes. None: none."
     )
-    max_growth: PositiveFloat | None = Field(
-        None, description="Percent by which memory after 200 iterations may exceed that after 20. None: not judged."
+    least_spent: float | None = Field(
+        0.97,
+        gt=0,
+        le=100,
+        description="CPU-seconds that a control must have spent at least, in multiples of GRPO's. None: no bar.",
+    )
+    max_growth: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="Percent by which memory after 200 iterations may exceed that after 20. None: not judged.",
     )
     evaluations: tuple[EvaluationSetOptions, ...] = Field((), description="Further sets of evaluation levels.")
     bars: tuple[BarOptions, ...] = Field((), description="What every seed has to reach.")
@@ -136,8 +146,10 @@ class StudyOptions(StrictModel):
         description="The study: `study_<name>`. Of study_sokoban: default, from_zero, long. Of study_geo3k: geo3k, "
         "which default means there, and geo3k_multi_turn.",
     )
-    workers: PositiveInt | None = Field(
+    workers: int | None = Field(
         None,
+        ge=1,
+        le=1024,
         description="Runs side by side. The cores are divided among them, and a run has as many processes of one "
         "thread as it has cores, up to train_<task>.processes. None: one run per core. 1: one after another, in the "
         "minutes of a run that is alone on the machine.",

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from geo_sokoban_pipeline.options.base import RunId, StrictModel
-from geo_sokoban_pipeline.options.policy import PolicyOptions, WarmStartOptions
+from geo_sokoban_pipeline.options.base import LAST_ITERATION, Count, CountOrZero, Iterations, RunId, Share, StrictModel
+from geo_sokoban_pipeline.options.policy import (
+    Beta,
+    GradientNorm,
+    LearningRate,
+    MatrixRate,
+    PolicyOptions,
+    WarmStartOptions,
+    WeightDecay,
+    check_matrix_rate,
+)
 from geo_sokoban_pipeline.options.rollout import (
     EnvOptions,
     RewardOptions,
@@ -20,15 +29,15 @@ from geo_sokoban_pipeline.options.rollout import (
 class GrpoOptions(StrictModel):
     """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
 
-    groups: PositiveInt = Field(32, description="Prompts of an iteration; each is played by one group of episodes.")
-    group_size: PositiveInt = Field(8, description="Episodes of each prompt.")
+    groups: Count = Field(32, description="Prompts of an iteration; each is played by one group of episodes.")
+    group_size: Count = Field(8, description="Episodes of each prompt.")
     credit: Literal["episode", "turn"] = Field("turn", description="One advantage per episode, or one per turn.")
     gamma: float = Field(0.95, gt=0, le=1, description="Discount per turn, with credit per turn.")
     normalize: Literal["std", "rms", "none"] = Field(
         "rms",
         description="Divide by the group's standard deviation, by the root mean square of all trained turns, or not.",
     )
-    advantage_clip: PositiveFloat | None = Field(4.0, description="Largest absolute advantage. None: unlimited.")
+    advantage_clip: float | None = Field(4.0, gt=0, le=1e6, description="Largest absolute advantage. None: unlimited.")
     baseline: Literal["turn", "board"] = Field(
         "turn", description="Group's mean at the same turn, or at the same board."
     )
@@ -37,47 +46,66 @@ class GrpoOptions(StrictModel):
         description="Which groups are trained: all, those whose advantages vary, those that solve some but not all "
         "(DAPO's dynamic sampling).",
     )
-    min_groups: int = Field(4, ge=0, description="With fewer groups left by the filter, all are trained.")
-    max_refill: PositiveFloat = Field(
-        1.0, description="Groups fetched at most, in multiples of `groups`, to replace those that the filter dropped."
+    min_groups: CountOrZero = Field(4, description="With fewer groups left by the filter, all are trained.")
+    max_refill: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Groups fetched at most, in multiples of `groups`, to replace those that the filter dropped.",
     )
-    groups_per_step: PositiveInt | None = Field(
+    groups_per_step: Count | None = Field(
         5, description="Groups of an optimizer step (a minibatch). None: one step an iteration."
     )
-    passes: PositiveInt = Field(1, description="PPO epochs: times that each trained episode is used in an iteration.")
-    clip_low: float = Field(0.2, ge=0, description="Ratios of new to old probability below 1 minus this are clipped.")
-    clip_high: float = Field(0.28, ge=0, description="Ratios of new to old probability above 1 plus this are clipped.")
+    passes: Count = Field(1, description="PPO epochs: times that each trained episode is used in an iteration.")
+    clip_low: float = Field(
+        0.2, ge=0, le=1, description="Ratios of new to old probability below 1 minus this are clipped."
+    )
+    clip_high: float = Field(
+        0.28, ge=0, le=1e6, description="Ratios of new to old probability above 1 plus this are clipped."
+    )
     dual_clip: float | None = Field(
-        None, gt=1, description="Largest ratio that counts where the advantage is negative (dual-clip PPO). None: off."
+        None,
+        gt=1,
+        le=1e6,
+        description="Largest ratio that counts where the advantage is negative (dual-clip PPO). None: off.",
     )
     kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = Field("low_var_kl", description="Estimator of the KL term.")
     kl_coefficient: float = Field(
-        0.0, ge=0, description="Weight of the KL to the warm-start policy; 0: no reference model."
+        0.0, ge=0, le=1000, description="Weight of the KL to the warm-start policy; 0: no reference model."
     )
     entropy_coefficient: float = Field(
-        0.005, ge=0, description="Weight of the entropy bonus (mean entropy of a token, nats); 0: none."
+        0.005, ge=0, le=1000, description="Weight of the entropy bonus (mean entropy of a token, nats); 0: none."
     )
     reduction: Literal["sample_mean", "token_mean", "constant"] = Field(
         "token_mean",
         description="How token losses add up: the mean over tokens of each episode, then over episodes; the mean over "
         "all tokens; or the sum over `constant_denominator`.",
     )
-    constant_denominator: PositiveFloat | None = Field(
-        None, description="Denominator of the reduction `constant`, which needs it. None: for the other reductions."
+    constant_denominator: float | None = Field(
+        None,
+        gt=0,
+        le=1e12,
+        description="Denominator of the reduction `constant`, which needs it. None: for the other reductions.",
     )
     old_log_probs: Literal["rollout", "recompute"] = Field(
         "rollout", description="Whose log-probs the ratio is taken to: the engine's, or a fresh pass of the trainer."
     )
-    importance_cap: PositiveFloat | None = Field(
-        None, description="Cap of truncated importance weights (TIS); needs old_log_probs recompute. None: no weights."
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Cap of truncated importance weights (TIS); needs old_log_probs recompute. None: no weights.",
     )
     mixed_versions: Literal["drop", "mask", "keep"] = Field(
         "drop",
         description="Episodes with tokens of weights older than the newest: not trained, trained without those tokens, "
         "or trained whole, the ratio taken to the log-probs under which each token was sampled.",
     )
-    max_log_prob_difference: PositiveFloat | None = Field(
-        None, description="Mean gap of trainer and engine that stops the run; needs recompute. None: only reported."
+    max_log_prob_difference: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="Mean gap of trainer and engine that stops the run; needs recompute. None: only reported.",
     )
 
     @model_validator(mode="after")
@@ -104,24 +132,29 @@ class GrpoOptions(StrictModel):
 class OptimizerOptions(StrictModel):
     """AdamW, or AdamW and Muon, and the schedule."""
 
-    learning_rate: PositiveFloat = Field(1e-3, description="Highest learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas.")
-    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    learning_rate: LearningRate = Field(1e-3, description="Highest learning rate.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW betas.")
+    eps: float = Field(1e-8, ge=1e-16, le=1, description="AdamW epsilon.")
+    weight_decay: WeightDecay = Field(0.0, description="AdamW weight decay.")
     matrices: Literal["adamw", "muon"] = Field("adamw", description="What moves the matrices inside the layers.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
-    matrix_rate: PositiveFloat = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
-    clip: PositiveFloat = Field(0.3, description="Largest gradient norm.")
-    warmup_iterations: int = Field(10, ge=0, description="Iterations of linear warm-up.")
-    schedule_iterations: PositiveInt = Field(
+    matrix_rate: MatrixRate = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
+    clip: GradientNorm = Field(0.3, description="Largest gradient norm.")
+    warmup_iterations: CountOrZero = Field(10, description="Iterations of linear warm-up.")
+    schedule_iterations: Count = Field(
         150,
         description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended.",
     )
-    decay_fraction: float = Field(0.5, ge=0, le=1, description="Last share of the schedule over which the rate falls.")
-    decay_to: float = Field(0.1, ge=0, le=1, description="Share of the highest rate at the end and after it.")
-    max_tokens: PositiveInt = Field(8192, description="Padded tokens of a micro-batch.")
-    logit_chunk: PositiveInt = Field(16_384, description="Positions whose logits are held at once.")
-    max_skipped: PositiveInt = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
+    decay_fraction: Share = Field(0.5, description="Last share of the schedule over which the rate falls.")
+    decay_to: Share = Field(0.1, description="Share of the highest rate at the end and after it.")
+    max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
+    logit_chunk: Count = Field(16_384, description="Positions whose logits are held at once.")
+    max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerOptions:
+        check_matrix_rate(self.matrices, self.learning_rate, self.matrix_rate)
+        return self
 
 
 class PromptOptions(StrictModel):
@@ -133,7 +166,7 @@ class PromptOptions(StrictModel):
         "prompt's difficulty, or of the prompt itself.",
     )
     floor: float = Field(
-        0.03, gt=0, description="Weight that every difficulty (or prompt) keeps, however often it is solved."
+        0.03, ge=1e-6, le=1, description="Weight that every difficulty (or prompt) keeps, however often it is solved."
     )
     smoothing: float = Field(0.1, gt=0, le=1, description="Share of a new observation in the moving solve rate.")
 
@@ -141,25 +174,25 @@ class PromptOptions(StrictModel):
 class LoopOptions(StrictModel):
     """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
 
-    iterations: PositiveInt = Field(150, description="Iterations in total; raising it extends a finished run.")
-    save_interval: PositiveInt = Field(1, description="Iterations between checkpoints; the last one is always saved.")
-    eval_interval: int = Field(30, ge=0, description="Iterations between validations; 0: none.")
-    eval_prompts: PositiveInt | None = Field(160, description="Validation prompts played. None: all.")
-    keep_last: PositiveInt | None = Field(3, description="Newest checkpoints kept. None: all.")
+    iterations: Iterations = Field(150, description="Iterations in total; raising it extends a finished run.")
+    save_interval: Count = Field(1, description="Iterations between checkpoints; the last one is always saved.")
+    eval_interval: CountOrZero = Field(30, description="Iterations between validations; 0: none.")
+    eval_prompts: Count | None = Field(160, description="Validation prompts played. None: all.")
+    keep_last: Count | None = Field(3, description="Newest checkpoints kept. None: all.")
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
 
 
 class EvaluationOptions(StrictModel):
     """The evaluation at the end of a run, and of the pipelines evaluate_*."""
 
-    prompts: PositiveInt | None = Field(None, description="Evaluation prompts played. None: all.")
-    samples: PositiveInt = Field(1, description="Sampled episodes of a prompt; pass@k needs several.")
+    prompts: Count | None = Field(None, description="Evaluation prompts played. None: all.")
+    samples: Count = Field(1, description="Sampled episodes of a prompt; pass@k needs several.")
     sampling: SamplingOverrides = Field(
         default_factory=SamplingOverrides, description="How sampled episodes are sampled where not as in the rollout."
     )
     greedy: bool = Field(True, description="Play every prompt greedily as well.")
     blank_images: bool = Field(True, description="Play every prompt with blank images as well.")
-    solver_states: PositiveInt = Field(
+    solver_states: Count = Field(
         200_000, description="States that the solver's row may search per level; beyond them it gives the level up."
     )
     checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
@@ -186,9 +219,11 @@ class TrainOptions(StrictModel):
     evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
     backend: Literal["fsdp"] = Field("fsdp", description="What trains the weights.")
     placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
-    threads: PositiveInt | None = Field(None, description="Threads of torch. None: all cores.")
-    processes: PositiveInt = Field(
+    threads: int | None = Field(None, ge=1, le=1024, description="Threads of torch. None: all cores.")
+    processes: int = Field(
         1,
+        ge=1,
+        le=1024,
         description="Processes that play and train side by side, one model between them. Each uses `threads` threads, "
         "and about 0.6 GB beside the weights.",
     )
@@ -248,14 +283,16 @@ class SourceOptions(StrictModel):
         "for rollout_* also `tiny`, the policy of policy.tiny without any training. "
         "update_* always starts from the checkpoint before the iteration it trains on.",
     )
-    iteration: int | None = Field(None, ge=0, description="Iteration whose trajectories are used. None: the newest.")
+    iteration: int | None = Field(
+        None, ge=0, le=LAST_ITERATION, description="Iteration whose trajectories are used. None: the newest."
+    )
 
 
 class RolloutPipelineOptions(StrictModel):
     """What a pipeline rollout_* takes beside the options of train_*."""
 
     source: SourceOptions = Field(default_factory=SourceOptions, description="Whose policy plays.")
-    iterations: PositiveInt = Field(1, description="Iterations that are played with the same weights.")
+    iterations: Iterations = Field(1, description="Iterations that are played with the same weights.")
 
 
 class UpdatePipelineOptions(StrictModel):

@@ -41,12 +41,14 @@ def run_text(
     Returns:
         (B, L, hidden), or (B, T, hidden) at the wanted positions.
     """
+    eager = language_model.config._attn_implementation == "eager"
+    mask = _as_addend(attention_mask, embeddings) if eager else attention_mask
     rotary = language_model.rotary_emb(embeddings, positions)
     layers = list(language_model.layers)
     hidden = embeddings
     partial = wanted is not None and _is_worth_it(layers[-1], wanted, embeddings) and len(deepstack) < len(layers)
     for index, layer in enumerate(layers[:-1] if partial else layers):
-        hidden = layer(hidden, attention_mask=attention_mask, past_key_values=cache, position_embeddings=rotary)
+        hidden = layer(hidden, attention_mask=mask, past_key_values=cache, position_embeddings=rotary)
         if image_mask is not None and index < len(deepstack):
             hidden = language_model._deepstack_process(hidden, image_mask, deepstack[index])
     if wanted is not None:
@@ -69,6 +71,18 @@ def place_images(embeddings: Tensor, image_mask: Tensor, features: Tensor) -> Te
     flat = embeddings.reshape(-1, embeddings.shape[-1])
     where = image_mask.reshape(-1).nonzero().squeeze(1)
     return flat.index_copy(0, where, features.to(flat.dtype)).view_as(embeddings)
+
+
+def _as_addend(mask: Tensor | None, embeddings: Tensor) -> Tensor:
+    """A mask as `eager` attention takes it: 0 where attention is allowed, the least number elsewhere.
+
+    That attention adds a mask of bools as 0 and 1, and sees every token without one.
+    """
+    if mask is None:
+        length = embeddings.shape[1]
+        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=embeddings.device).tril()
+    allowed = torch.zeros(mask.shape, dtype=embeddings.dtype, device=embeddings.device)
+    return allowed.masked_fill(~mask, torch.finfo(embeddings.dtype).min)
 
 
 def _is_worth_it(layer: nn.Module, wanted: Tensor, embeddings: Tensor) -> bool:

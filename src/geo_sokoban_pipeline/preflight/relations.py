@@ -26,6 +26,7 @@ def check_relations(run: str, options: TrainOptions) -> list[Check]:
         run: namespace of the run, for the names in the messages.
     """
     found = [*_signal(run, options), *_schedule(run, options), *_cadence(run, options), *_batches(run, options)]
+    found += _unused(run, options)
     return found or [Check(_GROUP, "values together", "ok", "all fit each other")]
 
 
@@ -152,6 +153,20 @@ def _signal(run: str, options: TrainOptions) -> Iterator[Check]:
     if grpo.groups_per_step is not None and grpo.groups_per_step > grpo.groups * max(1.0, grpo.max_refill):
         text = f"{run}.grpo.groups_per_step={grpo.groups_per_step}: above groups={grpo.groups}"
         yield _check("optimizer steps", "warning", text, "one step is made each time; null says the same")
+
+
+def _unused(run: str, options: TrainOptions) -> Iterator[Check]:
+    """Settings that are given and have no effect beside the others."""
+    policy, grpo, warm = options.policy, options.grpo, options.warm_start
+    if policy.source == "tiny" and policy.path:
+        text = f"{run}.policy.path={policy.path}: not used, because {run}.policy.source=tiny builds a policy"
+        yield _check("policy", "warning", text, "give policy.source=folder or hub, or leave the path out")
+    if grpo.constant_denominator is not None and grpo.reduction != "constant":
+        text = f"{run}.grpo.constant_denominator={grpo.constant_denominator:g}: not used with reduction="
+        yield _check("reduction", "warning", f"{text}{grpo.reduction}", "give reduction=constant, or null")
+    if 0 < warm.steps <= warm.warmup_steps:
+        text = f"{run}.warm_start.warmup_steps={warm.warmup_steps}: not below the {warm.steps} steps, so the full "
+        yield _check("warm start", "warning", f"{text}learning rate is never reached", "shorten the warm-up")
 
 
 def _schedule(run: str, options: TrainOptions) -> Iterator[Check]:
