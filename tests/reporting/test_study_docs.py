@@ -112,6 +112,10 @@ def test_growth_of_memory_is_shown_wherever_it_was_measured():
     assert head.endswith(" | memory after 200 iterations, against that after 20 |")
     assert table_rows(text, "0 | ")[-1].endswith("| 7.5 | +7.5 % (2.00 to 2.15 GB) |")
     assert table_rows(text, "1 | ")[-1].endswith("| 7.5 | – (too few iterations) |")
+    assert render_readme_line(make_results(first, second)).endswith("iterations, against that after 20: +7.5 %.")
+    second["memory_gb"] = [[20, 2.0], [200, 1.99]]
+    assert render_readme_line(make_results(first, second)).endswith(" after 20: −0.5 to +7.5 %.")
+    assert "Memory" not in render_readme_line(make_results(make_seed(0, 420)))
 
 
 def test_every_table_is_whole():

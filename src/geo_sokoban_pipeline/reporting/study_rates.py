@@ -134,20 +134,23 @@ def judge_minutes(minutes: float | None, most: float, workers: int = 1) -> Verdi
     return Verdict(number(minutes, 1), minutes <= most)
 
 
+def find_growth(memory: Sequence[Sequence[float]]) -> float | None:
+    """Percent by which a run's memory grew between two iterations, [iteration, GB] each; None where it has fewer."""
+    return 100 * (memory[1][1] / memory[0][1] - 1) if memory else None
+
+
 def describe_growth(memory: Sequence[Sequence[float]]) -> str:
-    """Growth of a run's memory between two iterations, [iteration, GB] each: `+1.4 % (1.91 to 1.93 GB)`."""
+    """The same as text: `+1.4 % (1.91 to 1.93 GB)`."""
     if not memory:
         return f"{DASH} (too few iterations)"
     (_, early), (_, late) = memory
-    return f"{signed(100 * (late / early - 1), 1)} % ({early:.2f} to {late:.2f} GB)"
+    return f"{signed(find_growth(memory), 1)} % ({early:.2f} to {late:.2f} GB)"
 
 
 def judge_growth(memory: Sequence[Sequence[float]], most: float) -> Verdict:
-    """Whether the memory of a run, [iteration, GB] of two iterations, grew by so many percent at most."""
-    if not memory:
-        return Verdict(describe_growth(memory), None)
-    (_, early), (_, late) = memory
-    return Verdict(describe_growth(memory), 100 * (late / early - 1) <= most + _ROUNDING)
+    """Whether the memory of a run grew by so many percent at most."""
+    growth = find_growth(memory)
+    return Verdict(describe_growth(memory), None if growth is None else growth <= most + _ROUNDING)
 
 
 def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:

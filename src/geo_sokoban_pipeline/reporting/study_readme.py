@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from geo_sokoban_pipeline.reporting.formats import DASH, number, percent
-from geo_sokoban_pipeline.reporting.study_rates import Rate, find_rate, mean_share
+from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, signed
+from geo_sokoban_pipeline.reporting.study_rates import Rate, find_growth, find_rate, mean_share
 from geo_sokoban_pipeline.reporting.study_tables import MODES, Results, describe_choice, markdown_table, name_seeds
 from geo_sokoban_pipeline.reporting.study_worlds import Seeds, world_of
 
@@ -41,6 +41,7 @@ def render_readme_line(results: Results) -> str:
         _describe_first_attempts(results),
         *_describe_sets(results),
         _describe_minutes(results),
+        _describe_memory(results),
     ]
     link = f"[{results['title']}](docs/learning.md#{anchor})"
     head = f"- {link}, `study.name={results['study']}`, {_describe_seeds(results)}:"
@@ -102,6 +103,16 @@ def _describe_minutes(results: Results) -> str:
     cores = " and ".join(map(str, results["machine"]["cores"]))
     low, high = number(min(minutes), 1), number(max(minutes), 1)
     return f"A whole run takes {low if low == high else f'{low} to {high}'} minutes on {cores} cores."
+
+
+def _describe_memory(results: Results) -> str:
+    """By how much memory grew in runs that are long enough to tell; else nothing."""
+    growths = [find_growth(seed.get("memory_gb", [])) for seed in results["seeds"]]
+    known = sorted(growth for growth in growths if growth is not None)
+    if not known:
+        return ""
+    span = " to ".join(dict.fromkeys(signed(growth, 1) for growth in (known[0], known[-1])))
+    return f"Memory after 200 iterations, against that after 20: {span} %."
 
 
 def _spread(rates: Sequence[Rate | None]) -> str:
