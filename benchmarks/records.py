@@ -16,12 +16,14 @@ from benchmarks.peer import report as peer
 from benchmarks.tables import (
     draw_scaling,
     render_engine,
+    render_maker,
     render_memory,
     render_scaling,
     render_speed,
     render_writing,
 )
 
+from geo_sokoban_pipeline.provenance import describe_maker
 from geo_sokoban_pipeline.reporting.markers import replace_section
 
 ROOT = Path(__file__).parents[1]
@@ -39,9 +41,14 @@ def keep(name: str, found: Found, root: Path = ROOT) -> None:
     """Write what a benchmark found and the docs that show it, if that is asked for."""
     if os.environ.get("BENCH_DOCS") != "1":
         return
-    write_json(root / "docs" / "results" / f"bench_{name}.json", found)
+    write_json(root / "docs" / "results" / f"bench_{name}.json", add_maker(found, root))
     for place, text in shown_texts(root).items():
         place.write_text(text, encoding="utf-8")
+
+
+def add_maker(found: Found, root: Path) -> Found:
+    """What was found, with `made_with`: versions, commit (`…+` where program or benchmarks differ), machine."""
+    return {"made_with": describe_maker(root, benchmarks=True), **found}
 
 
 def shown_texts(root: Path) -> dict[Path, str]:
@@ -50,7 +57,8 @@ def shown_texts(root: Path) -> dict[Path, str]:
     stored = {name: _read(root, name) for name in RENDERERS}
     text = page.read_text(encoding="utf-8")
     for name, found in stored.items():
-        text = replace_section(text, f"bench:{name}", RENDERERS[name](found) if found else "", page)
+        shown = f"{RENDERERS[name](found)}\n\n{render_maker(found)}" if found else ""
+        text = replace_section(text, f"bench:{name}", shown, page)
     front = replace_section(readme.read_text(encoding="utf-8"), "readme:speed", render_speed(stored), readme)
     drawn = {figure: draw_scaling(stored["scaling"])} if stored["scaling"] else {}
     return {page: text, readme: front, **drawn}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.peer.report import describe_ratio
 from markupsafe import Markup
 
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart
@@ -120,13 +121,7 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
     """The sentences of the README: one for each benchmark that has results."""
     sentences = []
     if peer := stored["peer"]:
-        ratios = " and ".join(
-            f"{row['wall_ratio']:.1f} times faster at {row['setting']['turns']} turns" for row in peer["comparisons"]
-        )
-        sentences.append(
-            f"- A GRPO step, against one of TRL's `GRPOTrainer` on the same weights, levels and tokens: {ratios} "
-            f"({peer['cores']} cores, one thread, `make bench-peer`)."
-        )
+        sentences.append(_describe_peer(peer))
     if engine := stored["engine"]:
         ratios = " and ".join(
             f"{row['cached'] / row['uncached']:.1f}× at {row['turns']} turns" for row in engine["engine"]
@@ -151,6 +146,36 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
         )
         sentences.append(f"- Memory after 200 iterations, against that after 20: {growths}.")
     return "\n".join(sentences)
+
+
+def render_maker(found: Found) -> str:
+    """With what and on which machine a benchmark ran."""
+    if "made_with" not in found:
+        return "The commit and the machine of this run were not recorded."
+    made = found["made_with"]
+    return (
+        f"Measured with this package {made['version']} (commit {made['commit'] or 'unknown'}), Python "
+        f"{made['python']}, torch {made['torch']}, transformers {made['transformers']}, on {made['cores']} cores "
+        f"({made['processor'] or 'processor not named by the system'}, {made['machine']})."
+    )
+
+
+def _describe_peer(found: Found) -> str:
+    """TRL's step against ours, and what the ratio consists of."""
+    rows = found["comparisons"]
+
+    def ratios(name: str) -> str:
+        return " and ".join(f"{row['ratios'][name]['median']:.1f}" for row in rows)
+
+    whole = " and ".join(f"{describe_ratio(row['ratios']['whole'])} at {row['setting']['turns']} turns" for row in rows)
+    return (
+        f"- A GRPO step of TRL's `GRPOTrainer` takes this many times the CPU-seconds of ours: {whole} (median and "
+        f"range of {len(rows[0]['steps']['TRL'])} steps; same weights, levels and heap setting, one thread, "
+        "`make bench-peer`). Its `generate` keeps no cache across turns and prepares every image again in every turn: "
+        f"without image preparation the ratios are {ratios('without_images')}, against this project with its cache off "
+        f"{ratios('cache_off')}, with both {ratios('cache_off_without_images')}. Nothing here has run on a GPU, where "
+        "vLLM gives TRL a prefix cache."
+    )
 
 
 def _describe_observations(found: Found) -> str:

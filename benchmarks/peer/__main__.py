@@ -1,7 +1,8 @@
 """One GRPO step of this project against one of TRL's `GRPOTrainer`, like for like, in one run.
 
 Both systems load the same briefly trained weights and do their steps in turns, each in a process of its own, so that a
-slow moment of the machine hits both. What is compared, and what is not: docs/benchmarks.md. Run with `make bench-peer`.
+slow moment of the machine hits both. A third process is this project with its cache across turns off: the difference
+that remains has other causes. What is compared, and what is not: docs/benchmarks.md. Run with `make bench-peer`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import argparse
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.peer.setting import Setting
+from benchmarks.peer.setting import NAMES, Setting, StepReport, System
 
 if TYPE_CHECKING:
     from benchmarks.peer.report import Comparison
 
 BARS = {8: 3.0, 30: 5.0}
+CLOCKS = ("wall", "whole")  # ratios of seconds and of CPU-seconds; the lower one counts
 WARM_START_STEPS = 80
 
 
@@ -29,7 +32,7 @@ def main() -> int:
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error"}
     os.environ.update(quiet | {"OMP_NUM_THREADS": str(options.threads)})
     from benchmarks.peer.report import format_table, library_versions, summarize
-    from benchmarks.records import keep, write_json
+    from benchmarks.records import ROOT, add_maker, keep, write_json
 
     comparisons: list[Comparison] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -41,13 +44,13 @@ def main() -> int:
             )
             comparisons.append(_compare(setting))
         found = summarize(comparisons, _arguments(comparisons[0].setting), library_versions())
-    print("\nBoth systems:", found["running"])
+    print("\nAll systems:", found["running"])
     print("GRPOConfig of TRL:", ", ".join(f"{name}={value}" for name, value in found["trl_arguments"].items()), "\n")
     print(format_table(found))
-    write_json(options.out, found)
     keep("peer", found)
+    write_json(options.out, add_maker(found, ROOT))
     print(f"\nEvery step: {options.out}")
-    slowest = {c["setting"]["turns"]: min(c["wall_ratio"], c["cpu_ratio"]) for c in found["comparisons"]}
+    slowest = {c["setting"]["turns"]: min(c["ratios"][name]["median"] for name in CLOCKS) for c in found["comparisons"]}
     missed = [turns for turns, ratio in slowest.items() if ratio < BARS.get(turns, 0.0)]
     for turns in missed:
         print(f"Below the bar of {BARS[turns]} at {turns} turns.", file=sys.stderr)
@@ -92,22 +95,28 @@ def prepare_policy(folder: Path, threads: int) -> None:
 
 def _compare(setting: Setting) -> Comparison:
     from benchmarks.peer.checks import check_pair, check_step
+    from benchmarks.peer.ours import draw_all
     from benchmarks.peer.report import Comparison
     from benchmarks.peer.worker import Worker
     from benchmarks.peer.world import make_rows
 
     rows = make_rows(setting.groups * setting.steps)
-    rounds = []
-    with Worker("ours", setting, rows) as ours, Worker("TRL", setting, rows) as theirs:
+    steps: dict[System, list[StepReport]] = {system: [] for system in NAMES}
+    with ExitStack() as stack:
+        # This project draws its prompts in an order of its own; TRL takes the same ones as they come.
+        workers = {
+            system: stack.enter_context(Worker(system, setting, draw_all(setting, rows) if system == "TRL" else rows))
+            for system in NAMES
+        }
         for number in range(setting.steps):
-            pair = ours.step(), theirs.step()
-            check_step("this project", pair[0], setting)
-            check_step("TRL", pair[1], setting)
-            check_pair(*pair)
-            name = f"round {number}" if number else "warm-up"
-            print(f"{setting.turns} turns, {name}: ours {pair[0].wall:.2f} s, TRL {pair[1].wall:.2f} s", flush=True)
-            rounds.append(pair)
-    return Comparison(setting, [pair[0] for pair in rounds[1:]], [pair[1] for pair in rounds[1:]])
+            reports = {system: worker.step() for system, worker in workers.items()}
+            for system, report in reports.items():
+                check_step(NAMES[system], report, setting)
+                check_pair(reports["ours"], report, NAMES[system])
+                steps[system] += [report] if number else []
+            told = ", ".join(f"{NAMES[system]} {report.cpu:.2f}" for system, report in reports.items())
+            print(f"{setting.turns} turns, {f'step {number}' if number else 'warm-up'}, CPU-s: {told}", flush=True)
+    return Comparison(setting, steps)
 
 
 def _arguments(setting: Setting) -> dict[str, object]:

@@ -35,17 +35,24 @@ def check_step(name: str, report: StepReport, setting: Setting) -> None:
         _equal(name, "turns that the environments saw", report.notes["env_turns"], report.turns)
 
 
-def check_pair(ours: StepReport, theirs: StepReport) -> None:
-    """Check a round of both systems against each other.
+def check_pair(ours: StepReport, theirs: StepReport, name: str) -> None:
+    """Check a step of this project against the same step of another system.
+
+    Args:
+        name: of the other system.
 
     Raises:
-        UnequalWorkError: the conversations differ in a token that was not sampled, or in length by more than 1 %.
+        UnequalWorkError: an episode has another level, or other tokens where none was sampled; the conversations
+            differ in length by more than 1 %; weights, attention, threads, optimizer or heap differ.
     """
-    _equal("TRL", "tokens of a conversation that were not sampled", theirs.fixed_ids, ours.fixed_ids)
-    _equal("TRL", "what it runs with", theirs.running, ours.running)
+    _equal(name, "what it runs with", theirs.running, ours.running)
+    _equal(name, "levels of the episodes", theirs.levels, ours.levels)
+    _equal(name, "number of conversations", len(theirs.fixed_ids), len(ours.fixed_ids))
+    for number, (found, wanted) in enumerate(zip(theirs.fixed_ids, ours.fixed_ids, strict=True)):
+        _equal(name, f"tokens of episode {number} that were not sampled", found, wanted)
     gap = abs(ours.tokens - theirs.tokens)
     if gap > ALLOWED_TOKEN_DIFFERENCE * min(ours.tokens, theirs.tokens):
-        raise UnequalWorkError(f"conversations differ in length: ours {ours.tokens} tokens, TRL {theirs.tokens}.")
+        raise UnequalWorkError(f"conversations differ in length: ours {ours.tokens} tokens, {name} {theirs.tokens}.")
 
 
 def _equal(name: str, what: str, found: object, wanted: object) -> None:

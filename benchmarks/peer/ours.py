@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.trajectory_files import name_parts
 Rows = list[dict[str, Any]]
 
 
-def make_options(setting: Setting) -> TrainOptions:
+def make_options(setting: Setting, reuse_cache: bool = True) -> TrainOptions:
     """The project's options for a setting; what is not named here is the default."""
     return TrainOptions.model_validate(
         {
@@ -45,6 +45,7 @@ def make_options(setting: Setting) -> TrainOptions:
                 "max_turns": setting.turns,
                 "max_tokens_per_turn": setting.max_new_tokens,
                 "sampling": {"temperature": setting.temperature},
+                "reuse_cache": reuse_cache,
             },
             "grpo": {
                 "groups": setting.groups,
@@ -70,9 +71,26 @@ def make_options(setting: Setting) -> TrainOptions:
     )
 
 
-def run_ours(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Callable[[StepReport], None]) -> None:
-    """Do one step whenever `wait` returns True, and tell its report."""
-    options = make_options(setting)
+def draw_all(setting: Setting, rows: Rows) -> Rows:
+    """The rows of all steps, in the order in which this project plays them."""
+    sampler = build_sampler(rows, make_options(setting), 0, None)
+    return [rows[index] for step in range(setting.steps) for index in sampler.draw(step, setting.groups)]
+
+
+def run_ours(
+    setting: Setting,
+    rows: Rows,
+    wait: Callable[[], bool],
+    tell: Callable[[StepReport], None],
+    *,
+    reuse_cache: bool = True,
+) -> None:
+    """Do one step whenever `wait` returns True, and tell its report.
+
+    Args:
+        reuse_cache: keep the key-value cache of a conversation between turns.
+    """
+    options = make_options(setting, reuse_cache)
     policy = load_policy(setting.policy, options.policy.dtype, options.policy.attention)
     backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
     engine = build_engine(policy, options.rollout)
@@ -86,17 +104,17 @@ def run_ours(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Calla
             if not wait():
                 break
             before = copy_weights(vision)
-            began, cpu = time.perf_counter(), time.process_time()
+            clock, began = time.perf_counter(), time.process_time()
             engine.update_weights(None, iteration)
             trajectories, _ = collector.collect(iteration, sampler)
-            collected = time.perf_counter()
+            collected = time.process_time()
             metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, iteration, 0)
-            updated = time.perf_counter()
+            updated = time.process_time()
             stored.save(contract.validate(name_parts(iteration, trajectories, policy.table_context)))
-            ended, cpu_ended = time.perf_counter(), time.process_time()
+            clock_ended, ended = time.perf_counter(), time.process_time()
             times = {
-                "wall": ended - began,
-                "cpu": cpu_ended - cpu,
+                "wall": clock_ended - clock,
+                "cpu": ended - began,
                 "generation": collected - began,
                 "processing": None,
                 "update": updated - collected,
@@ -110,6 +128,7 @@ def run_ours(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Calla
 def _describe(trajectories: list[Trajectory], metrics: dict[str, float], policy: Policy) -> dict[str, Any]:
     """Fields of a report that follow from the episodes and the update's metrics."""
     return {
+        "levels": [episode.task_id for episode in trajectories],
         "images": sum(len(episode.images) for episode in trajectories),
         "trained_episodes": sum(episode.trained for episode in trajectories),
         "optimizer_steps": int(metrics["train/steps"] - metrics["train/skipped"]),

@@ -38,9 +38,9 @@ class WatchedTrainer(GRPOTrainer):
     generation_seconds = 0.0
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        began = time.perf_counter()
+        began = time.process_time()
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        self.generation_seconds = time.perf_counter() - began
+        self.generation_seconds = time.process_time() - began
         self.generated = output
         return output
 
@@ -87,9 +87,10 @@ class Clock(TrainerCallback):
             wall=wall,
             cpu=cpu,
             generation=trainer.generation_seconds,
-            update=wall - trainer.generation_seconds,
+            update=cpu - trainer.generation_seconds,
             processing=TimedImageProcessor.seconds,
             writing=0.0,
+            levels=[env._level for env in trainer.environments],
             images=0 if pixels is None else sum(batch["num_images"]),
             trained_episodes=len(token_ids),
             optimizer_steps=steps,
@@ -105,10 +106,10 @@ class Clock(TrainerCallback):
 
 
 def run_theirs(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Callable[[StepReport], None]) -> None:
-    """Do one step whenever `wait` returns True, and tell its report."""
+    """Do one step whenever `wait` returns True, and tell its report; the rows are played in their order."""
     policy = load_policy(setting.policy)
     ToolWorld.turns = setting.turns
-    samples = [{"prompt": row["prompt"], "extra_info": row["extra_info"]} for row in rows]
+    samples = [{name: row[name] for name in ("prompt", "extra_info", "level_hash")} for row in rows]
     dataset = Dataset.from_dict(
         {"prompt": [[{"role": "user", "content": ""}]] * len(rows), "sample": [json.dumps(row) for row in samples]}
     )
@@ -146,6 +147,7 @@ def make_arguments(setting: Setting) -> dict[str, Any]:
         "per_device_train_batch_size": setting.group_size,
         "gradient_accumulation_steps": setting.groups,
         "max_steps": setting.steps,
+        "shuffle_dataset": False,
         "max_completion_length": 64 * setting.turns,
         "max_tool_calling_iterations": setting.turns - 1,
         "generation_kwargs": {"max_new_tokens": setting.max_new_tokens},

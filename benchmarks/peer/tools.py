@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.policies.chat import split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 from geo_sokoban_pipeline.rollout.outcome import Outcome
+from geo_sokoban_pipeline.tasks import prompt_key
 
 # The policy's own template; results of tools are shown as its user turns, and calls are rendered, which TRL insists on.
 CHAT_TEMPLATE = """\
@@ -65,6 +66,7 @@ class ToolWorld:
         """Start the level of a dataset row; gives what the first prompt shows."""
         row = json.loads(sample)
         self._env: FixedLengthEnv = build_env(row, {"turns": self.turns})
+        self._level = prompt_key(row)
         observation, _ = self._env.reset()
         pictures = _content(self._env.format_observation(observation))[:1]
         return split_placeholders(row["prompt"], pictures)
@@ -97,17 +99,17 @@ class TinyProcessor(Qwen3VLProcessor):
 
 
 class TimedImageProcessor(Qwen2VLImageProcessorPil):
-    """The image processor with a clock."""
+    """The image processor with a clock of CPU time."""
 
     seconds = 0.0
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:
         """See the base class."""
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             return super().preprocess(*args, **kwargs)
         finally:
-            TimedImageProcessor.seconds += time.perf_counter() - began
+            TimedImageProcessor.seconds += time.process_time() - began
 
 
 def score(completions: list[Any], environments: list[ToolWorld], **_: Any) -> list[float]:

@@ -6,12 +6,11 @@ import multiprocessing
 import os
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from benchmarks.peer.setting import Setting, StepReport
+from benchmarks.peer.setting import NAMES, Setting, StepReport, System
 
 Rows = list[dict[str, Any]]
-System = Literal["ours", "TRL"]
 
 
 class Worker:
@@ -36,7 +35,9 @@ class Worker:
             report: StepReport = self._connection.recv()
         except EOFError:
             self._process.join()
-            raise RuntimeError(f"{self.system} stopped with exit code {self._process.exitcode}, see above.") from None
+            raise RuntimeError(
+                f"{NAMES[self.system]} stopped with exit code {self._process.exitcode}, see above."
+            ) from None
         return report
 
     def __enter__(self) -> Worker:
@@ -53,9 +54,10 @@ class Worker:
 
 def _serve(system: System, setting: Setting, rows: Rows, connection: Connection) -> None:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    import torch
+    from geo_sokoban_pipeline.training.process import prepare_process
 
-    torch.set_num_threads(setting.threads)
+    # Threads and heap as every run of this project sets them, for both systems.
+    prepare_process(setting.threads)
 
     def wait() -> bool:
         try:
@@ -63,12 +65,11 @@ def _serve(system: System, setting: Setting, rows: Rows, connection: Connection)
         except EOFError:
             return False
 
-    if system == "ours":
-        from benchmarks.peer.ours import run_ours as run
+    if system == "TRL":
+        from benchmarks.peer.theirs import run_theirs
 
-        from geo_sokoban_pipeline.training.process import limit_heap
-
-        limit_heap()  # as every run of ours does
+        run_theirs(setting, rows, wait, connection.send)
     else:
-        from benchmarks.peer.theirs import run_theirs as run
-    run(setting, rows, wait, connection.send)
+        from benchmarks.peer.ours import run_ours
+
+        run_ours(setting, rows, wait, connection.send, reuse_cache=system == "ours")

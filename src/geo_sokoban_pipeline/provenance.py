@@ -123,16 +123,20 @@ def typed_command() -> str:
     return shlex.join([name, *words])
 
 
-def describe_maker(project: Path) -> dict[str, Any]:
+def describe_maker(project: Path, *, benchmarks: bool = False) -> dict[str, Any]:
     """Versions and machine of what is run from a project's folder now.
 
+    Args:
+        benchmarks: whether a benchmark is run, so that its code counts as part of the program too.
+
     Returns:
-        `version` of this package, `commit` (None outside a git checkout; `…+` where `src` or `conf` differ from it),
+        `version` of this package, `commit` (None outside a git checkout; `…+` where the program, that is `src` and
+        `conf`, differs from it),
         `python`, `torch`, `transformers`, `processor` (None where the system does not name it), `machine`, `cores`.
     """
     return {
         "version": version("geo-sokoban-pipeline"),
-        "commit": find_commit(project),
+        "commit": find_commit(project, (*_PROGRAM, "benchmarks") if benchmarks else _PROGRAM),
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
@@ -142,13 +146,13 @@ def describe_maker(project: Path) -> dict[str, Any]:
     }
 
 
-def find_commit(project: Path) -> str | None:
+def find_commit(project: Path, program: Sequence[str] = _PROGRAM) -> str | None:
     """Commit of the checkout whose top is this folder, with a `+` where its program was changed; None without one."""
     top = _ask_git(project, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != project.resolve():
         return None
     commit = _ask_git(project, "rev-parse", "--short=12", "HEAD")
-    changed = _ask_git(project, "status", "--porcelain", "--", *_PROGRAM)
+    changed = _ask_git(project, "status", "--porcelain", "--", *program)
     return commit if commit is None or not changed else f"{commit}+"
 
 
