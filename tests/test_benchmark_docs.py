@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -59,10 +60,14 @@ def test_results_are_kept_where_docs_are_asked_for(project: Path, monkeypatch: p
     assert (page.read_text(encoding="utf-8"), stored.exists() and stored.read_text(encoding="utf-8")) == before
     monkeypatch.setenv("BENCH_DOCS", "1")
     keep("scaling", SCALING, project)
-    assert json.loads(stored.read_text(encoding="utf-8")) == SCALING
+    kept = json.loads(stored.read_text(encoding="utf-8"))
+    maker = kept.pop("made_with")
+    assert kept == SCALING
+    assert (maker["commit"], maker["cores"]) == (None, len(os.sched_getaffinity(0)))  # the copy is no checkout
     section = read_section(page.read_text(encoding="utf-8"), "bench:scaling", page)
     assert "| rollout | 10.00 | 10.00 |" in section
     assert "| in all | 16.00 | 17.00 |" in section
+    assert f"(commit unknown), Python {maker['python']}, torch {maker['torch']}" in section
     assert "costs 1.06 times one of the smallest" in section
     assert "Writing takes 2.5 % of the default recipe's iteration of 256 episodes (50 of 2,000 ms)." in section
     assert "1.06 times as much" in (project / "README.md").read_text(encoding="utf-8")

@@ -43,6 +43,7 @@ def test_a_changed_program_is_not_its_commit(tmp_path):
     assert find_commit(tmp_path) == commit[:12]
     source.write_text("a = 2")
     assert find_commit(tmp_path) == f"{commit[:12]}+"
+    assert find_commit(tmp_path, ("conf",)) == commit[:12]
     # A folder within somebody else's checkout is not that checkout.
     assert find_commit(source.parent) is None
 
