@@ -167,13 +167,15 @@ def _describe_peer(found: Found) -> str:
     def ratios(name: str) -> str:
         return " and ".join(f"{row['ratios'][name]['median']:.1f}" for row in rows)
 
-    whole = " and ".join(f"{describe_ratio(row['ratios']['whole'])} at {row['setting']['turns']} turns" for row in rows)
+    whole = " and ".join(
+        f"{describe_ratio(row['ratios']['whole'])} times at {row['setting']['turns']} turns" for row in rows
+    )
     return (
-        f"- A GRPO step of TRL's `GRPOTrainer` takes this many times the CPU-seconds of ours: {whole} (median and "
-        f"range of {len(rows[0]['steps']['TRL'])} steps; same weights, levels and heap setting, one thread, "
-        "`make bench-peer`). Its `generate` keeps no cache across turns and prepares every image again in every turn: "
-        f"without image preparation the ratios are {ratios('without_images')}, against this project with its cache off "
-        f"{ratios('cache_off')}, with both {ratios('cache_off_without_images')}. Nothing here has run on a GPU, where "
+        f"- CPU-seconds of a GRPO step of TRL's `GRPOTrainer`, against this project: {whole} (median and range of "
+        f"{len(rows[0]['steps']['TRL'])} steps; same weights, levels and heap setting, one thread, `make bench-peer`). "
+        "Its `generate` keeps no cache across turns and prepares every image again in every turn: the ratios are "
+        f"{ratios('without_images')} without image preparation, {ratios('cache_off')} against this project with its "
+        f"cache off, and {ratios('cache_off_without_images')} with both changes. Nothing here has run on a GPU, where "
         "vLLM gives TRL a prefix cache."
     )
 

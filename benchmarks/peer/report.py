@@ -60,10 +60,10 @@ def format_table(found: Found) -> str:
         ratios = comparison["ratios"]
         lines.append(
             f"- {comparison['setting']['turns']} turns: TRL takes {describe_ratio(ratios['whole'])} times the "
-            f"CPU-seconds of this project and {describe_ratio(ratios['wall'])} times its seconds. In CPU-seconds, "
-            f"without its preparation of images {describe_ratio(ratios['without_images'])} times; against this project "
-            f"with its cache off {describe_ratio(ratios['cache_off'])} times; both, "
-            f"{describe_ratio(ratios['cache_off_without_images'])} times."
+            f"CPU-seconds of this project ({describe_ratio(ratios['wall'])} times its seconds). It takes "
+            f"{describe_ratio(ratios['without_images'])} times without its preparation of images, "
+            f"{describe_ratio(ratios['cache_off'])} times against this project with its cache off, and "
+            f"{describe_ratio(ratios['cache_off_without_images'])} times with both changes."
         )
     lines += ["", "Every step:", "", STEPS_HEADER]
     for comparison in found["comparisons"]:
@@ -85,7 +85,8 @@ def render_docs(found: Found) -> str:
         [
             format_table(found),
             f"The first table has medians of {len(steps['TRL'])} steps, the parts of a step in CPU-seconds. A ratio is "
-            "the median over pairs of steps, with the lowest and the highest. All three processes report: "
+            "the median over pairs of steps, with the lowest and the highest. Seconds above CPU-seconds mean that the "
+            "machine did something else as well. All three processes report: "
             f"{found['running']}. {versions}.",
             f"<details><summary>Settings of TRL's `GRPOConfig` at {setting['turns']} turns</summary>\n\n{arguments}\n\n"
             "</details>",
