@@ -122,6 +122,9 @@ def select_policy(
     """The final policy, without what only training needs: the newest checkpoint, or the best policy on validation.
 
     The best one may be the policy that GRPO started from.
+
+    Raises:
+        ParameterError: the best checkpoint is not stored.
     """
     from geo_sokoban_pipeline.run_store import START, best_iteration
     from geo_sokoban_pipeline.training.final_choice import better_choice
@@ -141,11 +144,21 @@ def select_policy(
             "started from, so this one is the final policy"
         )
         return _link_policy(start, {**entries, "iteration": START, "policy_version": 0})
+    name = f"iter={number:05d}"
+    if name not in checkpoints:  # trained without loop.keep_best, or somebody has deleted it
+        listed = ", ".join(str(checkpoint["iteration"]) for checkpoint in checkpoints.values())
+        refuse(
+            ParameterError(
+                f"train_{options.task}.evaluation.checkpoint=best: the checkpoint of iteration {number} solved most "
+                f"validation prompts, but it is not stored; stored are {listed}. Give evaluation.checkpoint=final to "
+                "end with the newest one, or train a run with loop.keep_best=true."
+            )
+        )
     logger.info("final policy: checkpoint of iteration %d", number)
     better = better_choice(newest["manifest"], number, task_of(options.task))
     if better is not None:
         logger.warning(better)
-    chosen = checkpoints[f"iter={number:05d}"]
+    chosen = checkpoints[name]
     folder = PolicyFolder(chosen["dir"], chosen["manifest"])
     kept = {name: chosen["manifest"][name] for name in ("iteration", "policy_version", "sampler")}
     return _link_policy(folder, {**kept, **entries, **({"better": better} if better else {})})

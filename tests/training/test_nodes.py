@@ -1,0 +1,225 @@
+"""Nodes on a small stored run, without Kedro: each uses the tables, the policy and the checkpoint that are meant.
+
+What the core does with them is tested elsewhere; here a swapped table, an iteration beside the right one, or a best
+checkpoint that retention deletes would show.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from geo_sokoban_pipeline.datasets import CheckpointsDataset, MetricsDataset, ResumeStateDataset, TrajectoriesDataset
+from geo_sokoban_pipeline.fingerprint import hash_rows
+from geo_sokoban_pipeline.folders import PolicyFolder, open_policy, write_policy
+from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.pipelines.stored.nodes import collect_trajectories, evaluate_stored, update_on_stored
+from geo_sokoban_pipeline.pipelines.train.nodes import evaluate_policies, select_policy, train_grpo
+from geo_sokoban_pipeline.run_store import START, RunStore
+from geo_sokoban_pipeline.training import loop
+from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from training.world import World, settings
+
+IDENTITY: dict[str, Any] = {"id": "levels", "settings": {}}
+RUN = {"run": "train_sokoban", "run_id": "default"}
+SMALL = {"grpo.groups": 2, "grpo.group_size": 3, "rollout.max_turns": 2, "loop.keep_last": None}
+SEED = 3
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A finished run of three iterations, and its tables."""
+
+    root: Path
+    parameters: dict[str, Any]
+    start: PolicyFolder
+    prompts: pd.DataFrame
+    validation: pd.DataFrame
+    evaluation: pd.DataFrame
+
+    @property
+    def models(self) -> Path:
+        return self.root / "06_models/train_sokoban/default"
+
+    def checkpoint(self, iteration: int) -> Path:
+        return self.models / f"checkpoints/iter={iteration:05d}"
+
+    def episodes(self, kind: str, iteration: int) -> list[Trajectory]:
+        parts = TrajectoriesDataset(str(self.root / f"07_model_output/train_sokoban/default/{kind}")).load()
+        return [
+            episode
+            for name, read in parts.items()
+            if name.startswith(f"iter={iteration:05d}/")
+            for episode in table_to_trajectories(read())
+        ]
+
+
+def train(world: World, root: Path, changes: dict[str, Any], stop_after: int | None = None) -> Stored:
+    """Train a run below a data root, or go on with the one that is there; `stop_after` so many iterations."""
+    options = settings(world.options, SMALL | changes)
+    folder = root / "06_models/train_sokoban/default"
+    if not folder.exists():
+        shutil.copytree(world.folder.path, folder / "policy")
+    tables = [pd.DataFrame(world.rows[part]) for part in (slice(0, 12), slice(12, 18), slice(18, 24))]
+    stored = Stored(root, options.model_dump(mode="json"), open_policy(folder / "policy"), *tables)
+    outputs = root / "07_model_output/train_sokoban/default"
+    places = [
+        TrajectoriesDataset(str(outputs / "trajectories")),
+        TrajectoriesDataset(str(outputs / "eval_trajectories")),
+        MetricsDataset(str(outputs / "metrics")),
+        CheckpointsDataset(str(folder / "checkpoints")),
+    ]
+    resume: Any = ResumeStateDataset(str(folder / "checkpoints")).load()
+    chunks = train_grpo(stored.start, *tables[:2], resume, stored.parameters, IDENTITY, SEED)
+    for number, chunk in enumerate(chunks):
+        for place, parts in zip(places, chunk, strict=True):
+            place.save(parts)
+        if number == stop_after:
+            chunks.close()
+            break
+    return stored
+
+
+@pytest.fixture(scope="module")
+def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 4, "evaluation.samples": 1}
+    return train(world, tmp_path_factory.mktemp("stored"), changes)
+
+
+def keys(rows: pd.DataFrame) -> set[str]:
+    return set(rows["level_hash"])
+
+
+def played(parts: dict[str, Any]) -> list[Trajectory]:
+    return [episode for table in parts.values() for episode in table_to_trajectories(table)]
+
+
+def tokens(episodes: Sequence[Trajectory]) -> list[list[int]]:
+    return [episode.token_ids.tolist() for episode in episodes]
+
+
+def test_training_plays_its_prompts_and_validates_on_others(stored: Stored) -> None:
+    for iteration in range(3):
+        drawn = {episode.task_id for episode in stored.episodes("trajectories", iteration)}
+        assert drawn and drawn <= keys(stored.prompts)
+    for version in range(4):
+        validated = [episode.task_id for episode in stored.episodes("eval_trajectories", version)]
+        assert set(validated) == set(stored.validation["level_hash"][:4]) and len(validated) == 2 * 4
+
+
+@pytest.mark.parametrize("iteration", [0, 2])
+def test_an_update_starts_from_the_checkpoint_before(stored: Stored, tmp_path: Path, iteration: int) -> None:
+    given = {"source": {**RUN, "iteration": iteration}}
+    metrics, checkpoint = update_on_stored(RunStore(stored.root), given, stored.parameters, seed=9)
+    name = f"iter={iteration:05d}"
+    (tmp_path / name).mkdir()
+    checkpoint[name](tmp_path / name)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (tmp_path / name / file).read_bytes() == (stored.checkpoint(iteration) / file).read_bytes(), file
+    rows = MetricsDataset(str(stored.root / "07_model_output/train_sokoban/default/metrics")).load()
+    assert metrics[name]["train/loss"] == rows[iteration]["train/loss"]
+
+
+@pytest.mark.parametrize(("checkpoint", "iteration"), [("start", 0), (0, 1), (1, 2)])
+def test_a_rollout_plays_the_iteration_after_a_checkpoint(
+    stored: Stored, checkpoint: str | int, iteration: int
+) -> None:
+    given = {"source": {**RUN, "checkpoint": checkpoint}}
+    chunks = collect_trajectories(RunStore(stored.root), stored.prompts, given, stored.parameters, SEED)
+    next(chunks)
+    parts, rows = next(chunks)
+    assert list(rows) == [f"iter={iteration:05d}"] and rows[f"iter={iteration:05d}"]["policy_version"] == iteration
+    before = stored.episodes("trajectories", iteration)
+    assert tokens(played(parts)) == tokens(before)
+    assert [episode.policy_version for episode in played(parts)] == [iteration] * len(before)
+
+
+@pytest.mark.parametrize(("checkpoint", "version"), [("start", 0), (0, 1), ("latest", 3)])
+def test_an_evaluation_plays_the_named_policy(stored: Stored, checkpoint: str | int, version: int) -> None:
+    given = {"source": {**RUN, "checkpoint": checkpoint}}
+    tables = (stored.prompts, stored.evaluation)
+    summary, parts = evaluate_stored(RunStore(stored.root), *tables, IDENTITY, given, stored.parameters, SEED)
+    episodes = played(parts)
+    assert {episode.policy_version for episode in episodes} == {version}
+    assert {episode.task_id for episode in episodes} == keys(stored.evaluation)
+    assert summary["prompts_hash"] == hash_rows(stored.evaluation.to_dict("records"))
+    assert summary["policies"] == [f"default@{checkpoint}"]
+
+
+def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -> None:
+    """The policy before GRPO comes first; blank images are shown to the final one."""
+    newest = open_policy(stored.checkpoint(2))
+    tables = (stored.prompts, stored.evaluation)
+    summary, parts = evaluate_policies(stored.start, newest, *tables, stored.parameters, IDENTITY, SEED)
+    versions = {name: {e.policy_version for e in table_to_trajectories(table)} for name, table in parts.items()}
+    assert versions == {"iter=00000/part-000": {0}, "iter=00001/part-000": {3}}
+    names = dict.fromkeys(row["policy"] for row in summary["rows"] if row["mode"] != "-")
+    assert list(names) == ["warm_start", "final", "final_blank"]
+    for row in summary["rows"]:
+        if row["policy"] in ("warm_start", "final"):
+            part = parts[f"iter={summary['policies'].index(row['policy']):05d}/part-000"]
+            own = [e for e in table_to_trajectories(part) if f"/{row['policy']}/{row['mode']}/" in e.trajectory_id]
+            assert row["mean_return"] == pytest.approx(np.mean([e.reward for e in own]))
+
+
+# Sampled solve rate by version of the policy, interval of checkpoints → iteration of the best one, what stays stored.
+BEST = {
+    "every one is saved": ([0.2, 0.4, 0.9, 0.6, 0.9, 0.5], 1, 1, [1, 4]),
+    "not every one is saved": ([0.2, 0.95, 0.6, 0.9, 0.7, 0.5], 2, 3, [3, 4]),
+    "the newest": ([0.2, 0.4, 0.5, 0.6, 0.6, 0.7], 1, 4, [4]),
+    "none is better than the start": ([0.97, 0.4, 0.9, 0.6, 0.8, 0.5], 1, START, [1, 4]),
+}
+
+
+@pytest.mark.parametrize("stop_after", [None, 4], ids=["at once", "interrupted"])
+@pytest.mark.parametrize(("rates", "interval", "best", "kept"), BEST.values(), ids=BEST)
+def test_the_best_policy_is_kept_and_becomes_the_final_one(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rates: list[float],
+    interval: int,
+    best: int,
+    kept: list[int],
+    stop_after: int | None,
+) -> None:
+    def validate(*given: Any) -> tuple[list[Trajectory], dict[str, float]]:
+        *_, version, _ = given
+        names = {"sampled": rates[version], "greedy": 1 - rates[version]}
+        return [], {f"eval/validation/{mode}_solve_rate": rate for mode, rate in names.items()}
+
+    monkeypatch.setattr(loop, "validate_policy", validate)
+    changes = {"loop.iterations": 5, "loop.eval_interval": 1, "loop.save_interval": interval, "loop.keep_last": 1}
+    changes |= {"grpo.groups": 1, "grpo.group_size": 2, "rollout.max_turns": 1, "evaluation.checkpoint": "best"}
+    if stop_after is not None:
+        train(world, tmp_path, changes, stop_after)
+    run = train(world, tmp_path, changes)
+    checkpoints = CheckpointsDataset(str(run.models / "checkpoints")).load()
+    assert list(checkpoints) == [f"iter={iteration:05d}" for iteration in kept]
+    final = write_policy(tmp_path / "final", select_policy(checkpoints, run.start, run.parameters))
+    expected = run.start.path if best == START else run.checkpoint(best)
+    weights = {
+        name: load_file(path / "model.safetensors") for name, path in (("final", final.path), ("best", expected))
+    }
+    assert all((weights["final"][name] == value).all() for name, value in weights["best"].items())
+    assert (final.manifest["iteration"], final.manifest["policy_version"]) == (best, best + 1)
+
+
+def test_a_best_checkpoint_that_is_gone_is_no_other_one(stored: Stored) -> None:
+    """A run without `keep_best` deletes it; the newest one in its place would be a wrong number in silence."""
+    manifest = open_policy(stored.checkpoint(2)).manifest
+    gone = {**manifest, "best": {"iteration": 1, "solve_rate": 0.9}, "validated": {}}
+    checkpoints = {"iter=00002": {"iteration": 2, "dir": stored.checkpoint(2), "manifest": gone}}
+    parameters = {**stored.parameters, "evaluation": {**stored.parameters["evaluation"], "checkpoint": "best"}}
+    with pytest.raises(
+        ParameterError, match=r"checkpoint=best: .* iteration 1 .* not stored; stored are 2\. Give .*checkpoint=final"
+    ):
+        select_policy(checkpoints, stored.start, parameters)
