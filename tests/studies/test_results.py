@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from geo_sokoban_pipeline.options.study import StudyDefinition
 from geo_sokoban_pipeline.storage import write_json
+from geo_sokoban_pipeline.studies.planning import Member, plan_members
+from geo_sokoban_pipeline.studies.records import StudyFolder
 from geo_sokoban_pipeline.studies.results import (
     ResultsError,
     _check_prompts,
@@ -15,6 +21,7 @@ from geo_sokoban_pipeline.studies.results import (
     _imitation_curve,
     _loop_curve,
     _rows,
+    collect_results,
 )
 
 
@@ -91,3 +98,107 @@ def test_everything_that_made_a_study_is_named():
     machine = _describe_machine({"x": one, "y": other, "z": {"workers": None}}, ["y", "z"])
     assert (machine["workers"], machine["other_workers"], machine["commit"]) == (1, 2, ["a", "b", None])
     assert (machine["processor"], machine["torch"]) == (["A", None], ["2", None])
+
+
+def evaluated(policies: list[str], solved: dict[tuple[str, str], int], prompts: int, data: str) -> dict[str, Any]:
+    """A summary with half of the episodes on levels of one move, which are solved first."""
+
+    def cells(count: int) -> list[dict[str, int]]:
+        half = prompts // 2
+        ones = [{"length": 1, "solved": min(count, half), "episodes": half}]
+        return [*ones, {"length": 3, "solved": max(0, count - half), "episodes": half}]
+
+    rows = [
+        {"policy": policy, "mode": mode, "solved": count, "episodes": prompts, "by_length": cells(count)}
+        for (policy, mode), count in solved.items()
+    ]
+    about = {"prompts": prompts, "layouts": 5, "move_limit": 10, "data_id": data, "prompts_hash": data}
+    return {**about, "policies": policies, "rows": rows}
+
+
+def write_table(root: Path, data: str, name: str, **columns: list[str]) -> None:
+    path = root / "05_model_input" / "sokoban" / data / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def write_member(member: Member, at: int) -> None:
+    """What a member of the study leaves, with numbers that no two members share."""
+    history = [
+        {"step": 5, "cpu_seconds": 1.0 + at, "validation_loss": 2.0},
+        {"step": 10, "cpu_seconds": 2.0 + at, "sampled_solve_rate": 0.25, "greedy_solve_rate": 0.5},
+    ]
+    manifest: dict[str, Any] = {"history": history}
+    if member.kind == "train":
+        solved = {("warm_start", "sampled"): 1, ("final", "sampled"): 6 + at, ("final", "greedy"): 5}
+        summary = evaluated(
+            ["warm_start", "final"], solved | {("final_blank", "sampled"): 2, ("random", "-"): 3}, 8, "a"
+        )
+        for number in range(203):
+            row = {"iteration": number, "perf/cpu_time": 1.0, "perf/save_cpu_time": 0.5}
+            row["perf/memory_gb"] = (2.0 if number < 100 else 3.0) + at
+            write_json(
+                member.root / f"07_model_output/train_sokoban/{member.run_id}/metrics/iter={number:05d}.json", row
+            )
+    elif member.kind == "control":
+        manifest |= {"cpu_seconds": 300.0 + at, "budget": {"steps": 77 + at}}
+        summary = evaluated(["control_teacher"], {("control_teacher", "sampled"): 4}, 8, "a")
+    else:
+        name = f"{member.after}@/somewhere/final_policy"
+        summary = evaluated([name], {(name, "sampled"): 10 + at, ("random", "-"): 7}, 12, "b")
+    write_json(member.models / "policy" / "manifest.json", manifest)
+    write_json(member.summary, summary)
+
+
+def test_results_of_a_study_are_those_of_its_members(tmp_path):
+    """Each number at its place: by seed and member, of the policy, the clock and the set of levels that are meant."""
+    study = StudyDefinition.model_validate(
+        {
+            "seeds": [4, 7],
+            "controls": ["teacher"],
+            "evaluations": [{"name": "wide", "title": "Wider levels", "sokoban": {"width": 8}}],
+            "bars": [{"player": "final", "at_least": 20.0}],
+        }
+    )
+    members = plan_members("tried", study, {"train_sokoban": {}, "sokoban": {}, "tracking": {}}, tmp_path)
+    folder = StudyFolder.of(tmp_path, "tried")
+    for member in members:
+        write_member(member, at=[4, 7].index(member.seed))
+        maker = {"cores": 2, "processor": "A", "commit": "c"}
+        folder.write_record(member, 60.0 * member.seed, workers=1 if member.kind == "train" else 2, maker=maker)
+    wide = next(member.root for member in members if member.kind == "evaluate")
+    write_table(tmp_path, "a", "prompts", layout_hash=["w", "x"], level_hash=["1", "2"])
+    write_table(tmp_path, "a", "eval_prompts", layout_hash=["y", "z", "y"], level_hash=["3", "4", "3"])
+    write_table(wide, "b", "eval_prompts", layout_hash=["x", "v"], level_hash=["2", "5"])
+
+    results = collect_results("tried", study, members, folder)
+    assert (results["study"], results["title"], results["bars"][0]["at_least"]) == ("tried", "tried", 20.0)
+    assert (results["machine"]["workers"], results["machine"]["other_workers"]) == (1, 2)
+    assert set(results["made_with"]) == {member.run_id for member in members}
+    levels = results["levels"]
+    assert (levels["count"], levels["boxes"], levels["width"], levels["lengths"]) == (8, 1, 6, [1, 3])
+    assert (levels["distinct"], levels["shared_layouts"], levels["per_length"]) == (2, 0, [4])
+    for at, seed in enumerate(results["seeds"]):
+        assert (seed["seed"], seed["run_id"], seed["minutes"]) == ([4, 7][at], f"tried-seed{[4, 7][at]}", [4, 7][at])
+        assert seed["cpu_seconds"] == {"warm_start": 2.0 + at, "grpo": 304.5, "control_teacher": 300.0 + at}
+        assert seed["steps"] == {"warm_start": 10, "grpo": 203, "control_teacher": 77 + at}
+        assert seed["memory_gb"] == [[20, 2.0 + at], [200, 3.0 + at]]
+        assert seed["curves"]["warm_start"] == [[2.0 + at, 0.25, 0.5]]
+        counts = {(row["player"], row["mode"]): row["solved"] for row in seed["rows"]}
+        assert counts == {
+            ("warm_start", "sampled"): 1,
+            ("final", "sampled"): 6 + at,
+            ("final", "greedy"): 5,
+            ("final_blank", "sampled"): 2,
+            ("random", "-"): 3,
+            ("control_teacher", "sampled"): 4,
+        }
+        final = next(row for row in seed["rows"] if (row["player"], row["mode"]) == ("final", "sampled"))
+        assert final["by_length"] == [[1, 4, 4], [3, 2 + at, 4]]
+    (further,) = results["sets"]
+    assert (further["name"], further["title"]) == ("wide", "Wider levels")
+    assert (further["levels"]["count"], further["levels"]["width"], further["levels"]["shared_layouts"]) == (12, 8, 1)
+    assert [(one["seed"], one["rows"][0]["player"], one["rows"][0]["solved"]) for one in further["seeds"]] == [
+        (4, "final", 10),
+        (7, "final", 11),
+    ]
