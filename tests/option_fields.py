@@ -78,7 +78,7 @@ def _candidates(annotation: Any, before: Any) -> Iterator[Any]:
     elif annotation is bool:
         yield not before
     elif annotation is int:
-        yield from ((before or 0) + 1, (before or 0) * 2, (before or 0) - 1)
+        yield from ((before or 0) + 1, (before or 0) * 2, (before or 0) - 1, (before or 0) // 2)
     elif annotation is float:
         yield from ((before or 1.0) * 0.9, (before or 1.0) * 1.5, 0.5, 1.0)
     elif annotation is str:

@@ -63,7 +63,20 @@ FREE = {
     **{
         f"rollout.server.{name}": "where servers are, how many, how they are spoken to"
         for name in (
-            *("mode", "urls", "count", "host", "ports", "python", "log_folder", "router", "concurrency", "device"),
+            *(
+                "mode",
+                "urls",
+                "api_key_variable",
+                "all_interfaces",
+                "count",
+                "host",
+                "ports",
+                "python",
+                "log_folder",
+                "router",
+                "concurrency",
+                "device",
+            ),
             *("memory_fraction", "max_total_tokens", "cuda_graph_batch_sizes", "update", "bucket_bytes"),
             "update_folder",
             *(f"faults.{name}" for name in ("start_timeout", "reply_timeout", "control_timeout", "health_interval")),
@@ -85,6 +98,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "policy.source": {"policy.path": "somewhere"},
     "rollout.server.mode": {"rollout.server.urls": ["http://a:1"]},
     "rollout.server.urls": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},
+    "rollout.server.api_key_variable": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},
     "rollout.server.ports": {"rollout.server.ports": [7]},
     "rollout.partial": {"rollout.max_turns": 1, "rollout.over_sampling": 2.0, "grpo.mixed_versions": "mask"},
     "grpo.importance_cap": {"grpo.old_log_probs": "recompute"},
@@ -147,6 +161,25 @@ def test_no_reason_is_left_over() -> None:
     known = {path for _, path in FIELDS}
     assert set(FREE) | set(BESIDE) | FIXED <= known
     assert all(any(path.startswith(start) for path in known) for start in WARM_START)
+
+
+SERVER_VARIABLE = "rollout.server.environment.HF_TOKEN"
+
+
+def test_values_of_server_variables_are_compared_and_never_stored() -> None:
+    def parameters(value: str) -> Fingerprint:
+        server = {"environment": {"HF_TOKEN": value}}
+        return loop_parameters(TrainOptions.model_validate({"rollout": {"engine": "sglang", "server": server}}), 0, {})
+
+    stored = parameters("swordfish")
+    assert "swordfish" not in str(stored) and stored[SERVER_VARIABLE].startswith("hash:")
+    assert differences(stored, parameters("swordfish")) == []  # so a run goes on
+    (line,) = differences(stored, parameters("marlin"))
+    assert line.startswith(f"{SERVER_VARIABLE}: stored hash:") and "marlin" not in line
+    # A run of a version that stored them as they were goes on too, and its value is not shown.
+    old = {**stored, SERVER_VARIABLE: "swordfish"}
+    assert differences(old, parameters("swordfish")) == []
+    assert "swordfish" not in "".join(differences(old, parameters("marlin")))
 
 
 def test_validations_that_end_the_warm_start_count() -> None:

@@ -105,6 +105,16 @@ def test_a_damaged_history_counts_as_none(tmp_path):
         (["/a b/.venv/bin/kedro", "run", "--params=run_id=x y"], "kedro run '--params=run_id=x y'"),
         (["/a/site-packages/kedro/__main__.py", "run"], "kedro run"),
         ([], "''"),
+        # Variables of servers may be secrets.
+        (
+            ["kedro", "run", "--params", "seed=2,train_sokoban.rollout.server.environment.HF_TOKEN=abc,run_id=x"],
+            "kedro run --params 'seed=2,train_sokoban.rollout.server.environment.HF_TOKEN=***,run_id=x'",
+        ),
+        (
+            ["kedro", "run", "--params=train_geo3k.rollout.server={environment: {A: abc, B: 'a}b'}, count: 2}"],
+            "kedro run '--params=train_geo3k.rollout.server={environment: ***'",
+        ),
+        (["kedro", "run", "--params=x.server.environment:{A: abc}"], "kedro run '--params=x.server.environment:***'"),
     ],
 )
 def test_command_as_typed(monkeypatch, words, typed):

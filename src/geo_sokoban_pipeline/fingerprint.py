@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from geo_sokoban_pipeline.options.policy import PolicyOptions
+from geo_sokoban_pipeline.options.server import HASHED, hash_secret
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.own_code import hash_own_code
 from geo_sokoban_pipeline.seeding import content_hash
@@ -32,6 +33,7 @@ _LIMITS = frozenset({"optimizer.max_skipped", "rollout.max_failed_share"})
 _PLAYED_SIZES = frozenset(
     {"rollout.draft_share", "rollout.max_conversations", "rollout.prefill_tokens", "rollout.reuse_cache"}
 )
+_VARIABLES = "rollout.server.environment."  # values may be secrets
 _CODE = ":"  # between the option that names own code and a file of it, which no name of an option holds
 
 
@@ -57,12 +59,23 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Fingerprint:
 def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
     """One line per name that differs, sorted; empty where both are equal but for sizes that change no result."""
     lines = []
+    stored, current = hide_secrets(stored), hide_secrets(current)
     free = _sizes(stored, current) | _LIMITS
     for name in sorted({*stored, *current} - free):
         before, now = stored.get(name, "(absent)"), current.get(name, "(absent)")
         if before != now:
             lines.append(f"{_described(name)}: stored {_short(before)}, now {_short(now)}")
     return lines
+
+
+def hide_secrets(fingerprint: Fingerprint) -> Fingerprint:
+    """The same with hashes in place of the servers' variables, which older versions stored as they are."""
+    return {
+        name: hash_secret(name.removeprefix(_VARIABLES), value)
+        if name.startswith(_VARIABLES) and isinstance(value, str) and not value.startswith(HASHED)
+        else value
+        for name, value in fingerprint.items()
+    }
 
 
 def size_differences(stored: Fingerprint, current: Fingerprint) -> list[str]:

@@ -19,6 +19,22 @@ def test_run_ids_are_names_of_folders(given):
         validate_parameters({"run_id": given}, ProjectParameters)
 
 
+@pytest.mark.parametrize("given", ["", "../../etc", "/etc", "a/b", "Train", "..", ".", "train_sokoban/seed2", 3, None])
+@pytest.mark.parametrize("section", ["evaluate_sokoban", "rollout_geo3k", "update_sokoban", "control_sokoban"])
+def test_sources_are_names_of_pipelines(section, given):
+    with pytest.raises(ParameterError) as caught:
+        validate_parameters({section: {"source": {"run": given}}}, ProjectParameters)
+    assert str(caught.value).startswith(f"{section}.source.run=")
+    assert "the name of the pipeline that made the run, such as train_sokoban" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_sources_of_all_kinds_of_runs():
+    for run in ("train_sokoban", "rollout_geo3k", "update_geo3k_multi_turn", "control_sokoban"):
+        parameters = validate_parameters({"evaluate_sokoban": {"source": {"run": run}}}, ProjectParameters)
+        assert parameters.evaluate_sokoban.source.run == run
+
+
 def test_unknown_section_is_an_error():
     with pytest.raises(ParameterError, match=r"train_sokobann: unknown name\. Did you mean train_sokoban\?"):
         validate_parameters({"train_sokobann": {}}, ProjectParameters)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +14,17 @@ from runs import finish, kedro_command
 from servers import ON_CPU, processes_with
 
 pytestmark = pytest.mark.slow
+SECRET, KEY = "swordfish-0123456789", "marlin-0123456789"
 # Iterations of each task.
 TASKS = {"sokoban": 3, "geo3k": 1, "geo3k_multi_turn": 1}
+
+
+def assert_nowhere(folder: Path, *secrets: str) -> None:
+    """No file below a folder holds a secret, in its content or its name."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    found = [path for path in files for secret in secrets if secret.encode() in os.fsencode(path) + path.read_bytes()]
+    assert found == []
 
 
 def server_parameters(url, task="sokoban", **rollout):
@@ -30,10 +41,14 @@ def read(project, run="train_sokoban"):
 
 
 @pytest.mark.parametrize(("task", "iterations"), TASKS.items(), ids=TASKS)
-def test_grpo_over_a_server(project, sglang_server, task, iterations):
-    """Saving validates the contract; here it is what only a server can get wrong."""
+def test_grpo_over_a_server(project, sglang_server, task, iterations, capfd, monkeypatch):
+    """Saving validates the contract; here it is what only a server can get wrong, and that secrets stay secrets."""
+    monkeypatch.setenv("MY_KEY", KEY)
     run = f"train_{task}"
     parameters = server_parameters(sglang_server, task)
+    # The server has no key and takes any.
+    secrets = {"api_key_variable": "MY_KEY", "environment": {"HF_TOKEN": SECRET}}
+    parameters[run]["rollout"]["server"] |= secrets
     parameters[run] |= {"loop": {"iterations": iterations}, "policy": {"tiny": {"texts": "sokoban"}}}  # the server's
     project.run(run, params=parameters)
     metrics, rows = read(project, run)
@@ -46,6 +61,9 @@ def test_grpo_over_a_server(project, sglang_server, task, iterations):
         sampling = [json.loads(episode["sampling"]) for episode in episodes]
         assert {(how["engine"], how["seeded"]) for how in sampling} == {("sglang", False)}
         assert any(episode["trained"] for episode in episodes)
+    assert_nowhere(project.root, SECRET, KEY)
+    said = "".join(capfd.readouterr())
+    assert SECRET not in said and KEY not in said
 
 
 def test_the_demonstration(sglang_server, tmp_path):

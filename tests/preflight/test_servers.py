@@ -12,6 +12,7 @@ from geo_sokoban_pipeline.options.server import ServerOptions
 from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.preflight.servers import (
     check_gpus,
+    check_launch,
     check_sampling_servers,
     check_versions,
     needed_sampling_servers,
@@ -35,6 +36,24 @@ def test_servers_to_attach_to_are_asked_with_the_others() -> None:
     (server,) = needed_sampling_servers(RUN, options(mode="attach", urls=["http://a:1"]))
     assert (server.uri, server.state) == ("http://a:1", "failure")
     assert needed_sampling_servers(RUN, options()) == []
+
+
+def test_servers_are_shown_their_key_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "for-mlflow")
+    monkeypatch.setenv("MY_KEY", "swordfish")
+    urls = ["http://a:1"]
+    (bare,) = needed_sampling_servers(RUN, options(mode="attach", urls=urls))
+    (keyed,) = needed_sampling_servers(RUN, options(mode="attach", urls=urls, api_key_variable="MY_KEY"))
+    assert (bare.header, keyed.header) == ({}, {"Authorization": "Bearer swordfish"})
+    assert "swordfish" not in repr(keyed)
+
+
+def test_a_key_that_is_not_set_is_known_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    given = options(mode="attach", urls=["http://a:1"], api_key_variable="MY_KEY")
+    for check in (check_launch, check_sampling_servers):
+        with pytest.raises(ValueError, match="api_key_variable=MY_KEY: this environment variable is not set"):
+            check(RUN, given)
 
 
 @pytest.mark.parametrize(

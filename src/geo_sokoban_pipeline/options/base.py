@@ -22,6 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 
 _SHOWN_CHARACTERS = 80
+_SECRETS = "environment"  # a section whose values are shown nowhere
 
 MOST = 2**31 - 1  # tables store what is counted as 32-bit numbers
 LAST_ITERATION = 99_999  # folders `iter=00012` are sorted as text, by five digits
@@ -64,6 +65,20 @@ def _as_run_id(value: Any) -> str:
 
 RunId = Annotated[str, BeforeValidator(_as_run_id)]
 
+_RUN_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
+
+
+def _as_run_name(value: Any) -> str:
+    if not isinstance(value, str) or not _RUN_NAME.fullmatch(value):
+        raise ValueError(
+            "it is the name of the pipeline that made the run, such as train_sokoban: lower case letters, digits and "
+            "underscores, a letter first. Give its run id in source.run_id, a policy's folder in source.checkpoint"
+        )
+    return value
+
+
+RunName = Annotated[str, BeforeValidator(_as_run_name)]
+
 
 def validate_parameters(params: Mapping[str, Any], model: type[Model], *, prefix: str = "") -> Model:
     """Build a model from parameters.
@@ -105,7 +120,8 @@ def _describe(details: Any, params: Mapping[str, Any], model: type[BaseModel], p
     path = _dotted(prefix, *_real_path(location, params))
     if details["type"] == "missing":
         return f"{path}: this parameter is needed but not given."
-    shown = f"{path or 'parameters'}{_shown(details['input'])}"
+    is_secret = _SECRETS in path.split(".")
+    shown = f"{path or 'parameters'}{'=***' if is_secret else _shown(details['input'])}"
     if details["type"] == "extra_forbidden":
         return f"{shown}: unknown name. {_known_names(location, path.rpartition('.')[0], model, prefix)}"
     allowed = re.sub(r"^(Value|Assertion) error, ", "", details["msg"]).rstrip(".")

@@ -1,19 +1,59 @@
-"""Options of the SGLang servers that sample replies."""
+"""Options of the SGLang servers that sample replies.
+
+What may be a secret never stands in a stored file: values of `environment` are secrets of pydantic's, which write
+themselves as stars, and of an API key the options only name the environment variable.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from geo_sokoban_pipeline.options.base import MOST, Count, Port, Seconds, StrictModel
 
+HASHED = "hash:"
 # Variables of a server that decide what its replies mean, and why they are not free.
 FIXED_VARIABLES = {
     "SGLANG_VLM_CACHE_SIZE_MB": "cached features of pictures outlive the vision weights that made them",
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "log-probs must be those after temperature, as the trainer's are",
 }
+# Flags of a server that have an option of their own here, or would undo what others promise.
+_OWN_FLAGS = {
+    "--host": "give host",
+    "--port": "give ports",
+    "--trust-remote-code": "give trust_remote_code=true, if the code beside the weights is yours or trusted",
+    "--api-key": "a launched server has no key, and a key would be stored with the arguments",
+    "--admin-api-key": "a launched server has no key, and a key would be stored with the arguments",
+    "--config": "give its flags one by one",
+}
+
+
+def hash_secret(name: str, value: str) -> str:
+    """What is stored in place of a secret: enough to see that it has changed, too little to read it."""
+    # scrypt, not a plain hash: a short password could be found by trying all.
+    digest = hashlib.scrypt(value.encode(), salt=name.encode(), n=1 << 12, r=8, p=1, dklen=16).hex()
+    return f"{HASHED}{digest}"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a server on a host listens on all interfaces: `0.0.0.0`, `::`, and the other ways to write them."""
+    bare = host.strip().strip("[]")
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        try:
+            return bare in ("", "*") or socket.inet_aton(bare) == bytes(4)
+        except OSError:
+            return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
 
 class FaultOptions(StrictModel):
@@ -49,8 +89,20 @@ class ServerOptions(StrictModel):
 
     mode: Literal["launch", "attach"] = Field("launch", description="Start servers, or use those of `urls`.")
     urls: tuple[str, ...] = Field((), description="Addresses of running servers, with mode attach: `http://host:port`.")
+    api_key_variable: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Environment variable that holds the API key of the servers of `urls`, which is sent as "
+        "`Authorization: Bearer` and stored nowhere. None: they have no key.",
+    )
     count: int = Field(1, ge=1, le=1024, description="Servers to launch.")
-    host: str = Field("127.0.0.1", description="Interface of launched servers.")
+    host: str = Field("127.0.0.1", min_length=1, description="Interface of launched servers.")
+    all_interfaces: bool = Field(
+        False, description="Allow a host such as 0.0.0.0, by which other machines reach a launched server."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Let a launched server run Python code that lies beside the policy's weights."
+    )
     ports: tuple[Port, ...] | None = Field(None, description="Ports of launched servers, one each. None: free ones.")
     python: str = Field(
         ".venv-sglang/bin/python",
@@ -86,8 +138,10 @@ class ServerOptions(StrictModel):
     )
     random_seed: int = Field(0, ge=0, le=MOST, description="Seed of a server's own generator; server n adds n.")
     extra_arguments: tuple[str, ...] = Field((), description="Further words for `sglang.launch_server`.")
-    environment: dict[str, str] = Field(
-        default_factory=dict, description="Further environment variables of launched servers."
+    environment: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Further environment variables of launched servers, beside those of the command. Values are "
+        "masked wherever they would be shown or stored.",
     )
 
     update: Literal["tensors", "disk"] = Field(
@@ -110,10 +164,15 @@ class ServerOptions(StrictModel):
         for url in self.urls:
             if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
                 raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
+            if urlsplit(url).username or urlsplit(url).password:
+                host = urlsplit(url).hostname
+                raise ValueError(f"urls: the address of {host} holds a login; give a key by api_key_variable instead.")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
             raise ValueError(f"urls={list(self.urls)} names a server twice; name each once.")
         for name in FIXED_VARIABLES.keys() & self.environment.keys():
-            raise ValueError(f"environment: {name}={self.environment[name]}: {FIXED_VARIABLES[name]}; leave it out.")
+            value = self.environment[name].get_secret_value()
+            raise ValueError(f"environment: {name}={value}: {FIXED_VARIABLES[name]}; leave it out.")
+        self._check_doors()
         if self.ports is not None and len(self.ports) != self.count:
             raise ValueError(
                 f"ports={list(self.ports)}: count={self.count} servers need one each; null takes free ones."
@@ -127,9 +186,60 @@ class ServerOptions(StrictModel):
             )
         return self
 
+    def _check_doors(self) -> None:
+        """Who may reach a server, and whose code it runs, is never decided in passing."""
+        if is_everywhere(self.host) and not self.all_interfaces:
+            raise ValueError(
+                f"host={self.host}: every machine of the network could reach the server, and who reaches it can change "
+                "its weights. Take 127.0.0.1, or give all_interfaces=true if the network is closed."
+            )
+        for word in self.extra_arguments:
+            flag = word.partition("=")[0].replace("_", "-")
+            # argparse takes every unambiguous beginning of a flag for the flag.
+            for own, way_out in _OWN_FLAGS.items():
+                if len(flag) > 2 and own.startswith(flag):
+                    raise ValueError(f"extra_arguments: {word} is not allowed there; {way_out}.")
+        if self.api_key_variable is not None and self.mode != "attach":
+            raise ValueError(
+                f"api_key_variable={self.api_key_variable} with mode=launch: it is for the servers of `urls`; launched "
+                "ones have no key. Leave it out."
+            )
+
+    @property
+    def reachable_host(self) -> str:
+        """Host under which this machine reaches a launched server, as it stands in an address."""
+        if not is_everywhere(self.host):
+            return f"[{self.host}]" if ":" in self.host.strip("[]") else self.host
+        return "[::1]" if ":" in self.host else "127.0.0.1"
+
+    @property
+    def hashed_environment(self) -> dict[str, str]:
+        """Variables with hashes in place of their values: a change is noticed, and nothing can be read."""
+        return {name: hash_secret(name, value.get_secret_value()) for name, value in self.environment.items()}
+
+    def api_key(self, variables: Mapping[str, str] | None = None) -> str | None:
+        """Key of the servers of `urls`; None: they have none.
+
+        Args:
+            variables: of the environment; None: of this process.
+
+        Raises:
+            ValueError: the variable is not set.
+        """
+        if self.api_key_variable is None:
+            return None
+        found = (os.environ if variables is None else variables).get(self.api_key_variable, "").strip()
+        if not found:
+            raise ValueError(
+                f"rollout.server.api_key_variable={self.api_key_variable}: this environment variable is not set; "
+                "export it with the servers' key, or leave the option out."
+            )
+        return found
+
     @property
     def shaping(self) -> dict[str, object]:
         """What of the options changes the distribution that replies are drawn from, as JSON values."""
         names = {"dtype", "tensor_parallel", "attention_backend", "mm_attention_backend", "deterministic"}
-        names |= {"random_seed", "context_tokens", "extra_arguments", "environment"}
-        return self.model_dump(mode="json", include=names)
+        names |= {"random_seed", "context_tokens", "extra_arguments"}
+        trusted = {"trust_remote_code": True} if self.trust_remote_code else {}
+        return {**self.model_dump(mode="json", include=names), "environment": self.hashed_environment, **trusted}

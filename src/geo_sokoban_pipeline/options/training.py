@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from geo_sokoban_pipeline.options.base import LAST_ITERATION, Count, CountOrZero, Iterations, RunId, Share, StrictModel
+from geo_sokoban_pipeline.options.base import (
+    LAST_ITERATION,
+    Count,
+    CountOrZero,
+    Iterations,
+    RunId,
+    RunName,
+    Share,
+    StrictModel,
+)
 from geo_sokoban_pipeline.options.policy import (
     Beta,
     GradientNorm,
@@ -275,7 +284,7 @@ class TrainOptions(StrictModel):
 class SourceOptions(StrictModel):
     """Whose stored data a pipeline rollout_*, update_* or evaluate_* works on."""
 
-    run: str = Field("train_sokoban", description="Namespace of the run.")
+    run: RunName = Field("train_sokoban", description="Namespace of the run.")
     run_id: RunId = Field("default", description="Run id of the run. Left out: the run_id of the command.")
     checkpoint: str | int = Field(
         "latest",

@@ -9,7 +9,8 @@ import os
 import socket
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -30,6 +31,7 @@ class Server:
         state: of a server that does not answer.
         way_out: what to do then.
         login: what to do where it refuses this user.
+        header: that shows who asks, and is shown nowhere; None: MLflow's login, which no other server gets.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Server:
     state: State
     way_out: str
     login: str
+    header: Mapping[str, str] | None = field(default=None, repr=False)
 
 
 def needed_servers(parameters: ProjectParameters) -> list[Server]:
@@ -99,7 +102,8 @@ def _check_server(server: Server, timeout: float) -> Check:
         text = f"{shown}: port {port} of {parts.hostname} does not answer ({error})"
         return Check(_GROUP, server.name, server.state, text, server.way_out)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    code = _status(bare, timeout, _login_header(parts.username, parts.password))
+    header = _login_header(parts.username, parts.password) if server.header is None else server.header
+    code = _status(bare, timeout, header)
     if code in _REFUSED:
         return Check(_GROUP, server.name, server.state, f"{shown}: refuses this user ({code})", server.login)
     return Check(_GROUP, server.name, "ok", f"{shown}: port {port} answers")
@@ -148,10 +152,10 @@ def _hub_token() -> tuple[str | None, str]:
     return token, f"{names[0]} is set" if names else "with the token of `hf auth login`"
 
 
-def _status(uri: str, timeout: float, header: dict[str, str]) -> int | None:
+def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
     """Status code of a GET; None where nobody answers."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(uri, headers=header), timeout=timeout) as answer:
+        with urllib.request.urlopen(urllib.request.Request(uri, headers=dict(header)), timeout=timeout) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return int(error.code)

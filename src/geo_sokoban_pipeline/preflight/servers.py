@@ -6,6 +6,7 @@ Nothing is launched. What is installed for the servers is asked of their own int
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -34,8 +35,12 @@ def needed_sampling_servers(run: str, options: TrainOptions) -> list[Server]:
     if options.rollout.engine != "sglang" or server.mode != "attach":
         return []
     way_out = f"start the server, or let the run launch one: {run}.rollout.server.mode=launch"
-    login = "servers with an API key are not supported: let the network protect them"
-    return [Server("SGLang", url, "failure", way_out, login) for url in server.urls]
+    login = f"name the environment variable with its API key in {run}.rollout.server.api_key_variable"
+    # A variable that is not set is a finding of `check_sampling_servers`.
+    key = None if server.api_key_variable is None else os.environ.get(server.api_key_variable)
+    header = {"Authorization": f"Bearer {key.strip()}"} if key else {}
+    # Its first page is not found, and asks for the key nevertheless.
+    return [Server("SGLang", url, "failure", way_out, login, header) for url in server.urls]
 
 
 def check_sampling_servers(
@@ -47,6 +52,9 @@ def check_sampling_servers(
         run: namespace of the run, for the names in the messages.
         longest: tokens of the longest episode; None: not known.
         gpus: compute capability (major) of each GPU; None: as torch says.
+
+    Raises:
+        ValueError: the variable of the servers' API key is not set.
     """
     server = options.rollout.server
     if options.rollout.engine != "sglang":
@@ -54,6 +62,7 @@ def check_sampling_servers(
     name = f"{run}.rollout.server"
     found = list(_check_cache(name, options, longest))
     if server.mode == "attach":
+        server.api_key()
         return [*found, _note_pictures(name)]
     versions = read_versions(server)
     if versions is None:
@@ -67,11 +76,18 @@ def check_sampling_servers(
 
 
 def check_launch(run: str, options: TrainOptions) -> list[Check]:
-    """What of `check_sampling_servers` is known without starting their interpreter."""
+    """What of `check_sampling_servers` is known without starting their interpreter.
+
+    Raises:
+        ValueError: the variable of the servers' API key is not set.
+    """
     server = options.rollout.server
-    if options.rollout.engine != "sglang" or server.mode != "launch":
-        return []
     name = f"{run}.rollout.server"
+    if options.rollout.engine != "sglang":
+        return []
+    if server.mode == "attach":
+        server.api_key()
+        return []
     if shutil.which(str(Path(server.python).expanduser())) is None:
         text = f"{name}.python={server.python}: no interpreter that runs"
         return [Check(_GROUP, "environment", "failure", text, "make sglang-env")]

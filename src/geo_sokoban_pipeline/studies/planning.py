@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from geo_sokoban_pipeline.options.base import validate_parameters
+from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.study import StudyDefinition
 from geo_sokoban_pipeline.run_store import RunFolders
 from geo_sokoban_pipeline.storage import MANIFEST
@@ -142,6 +142,11 @@ def _override(
 def _resolve(path: str, task: Task, given: Sections) -> dict[str, Any]:
     options = validate_parameters(given[task.run], task.train, prefix=f"{path}.train")
     data = validate_parameters(given[task.name], task.data, prefix=f"{path}.{task.name}")
+    if options.rollout.server.environment:
+        raise ParameterError(
+            f"{task.run}.rollout.server.environment: a study writes its parameters into files, where values that may "
+            "be secrets must not stand. Set these variables for the command itself: servers inherit them."
+        )
     run = options.model_dump(mode="json", exclude={"threads", "processes"})
     return {task.run: run, task.name: data.model_dump(mode="json")}
 

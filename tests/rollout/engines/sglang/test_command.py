@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from geo_sokoban_pipeline.options import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.options.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
@@ -97,11 +99,53 @@ def test_environment_of_a_server():
         ({"environment": {"SGLANG_VLM_CACHE_SIZE_MB": "64"}}, "SGLANG_VLM_CACHE_SIZE_MB=64: cached features"),
         ({"environment": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}}, "after temperature"),
         ({"mode": "attach", "urls": ("http://a:1",), "router": "sticky"}, "router=none"),
+        *(
+            ({"host": host}, f"host={re.escape(host)}: every machine .* 127.0.0.1, or give all_interfaces=true")
+            for host in ("0.0.0.0", "::", "[::]", "0", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0", "*")
+        ),
+        ({"extra_arguments": ("--trust-remote-code",)}, "--trust-remote-code is not allowed there; give trust_remote"),
+        ({"extra_arguments": ("--trust",)}, "--trust is not allowed there"),  # argparse completes it
+        ({"extra_arguments": ("--trust_remote_code",)}, "give trust_remote_code=true"),
+        ({"extra_arguments": ("--host=0.0.0.0",)}, "--host=0.0.0.0 is not allowed there; give host"),
+        ({"extra_arguments": ("--api-key", "abc")}, "--api-key is not allowed there; a launched server has no key"),
+        ({"extra_arguments": ("--config", "a.yml")}, "--config is not allowed there"),
+        ({"api_key_variable": "KEY"}, "api_key_variable=KEY with mode=launch"),
+        ({"mode": "attach", "urls": ("http://me:pw@a:1",)}, "address of a holds a login; give a key by api_key_var"),
     ],
 )
 def test_options_that_do_not_fit_together(options, message):
     with pytest.raises(ValidationError, match=message):
         ServerOptions(**options)
+
+
+def test_hosts_of_one_machine_need_no_permission():
+    for host in ("127.0.0.1", "localhost", "::1", "10.0.0.1", "node7"):
+        assert ServerOptions(host=host).host == host
+
+
+def test_a_server_on_all_interfaces_is_reached_on_this_machine():
+    for host, reached in (("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("node7", "node7"), ("fe80::1", "[fe80::1]")):
+        assert ServerOptions(host=host, all_interfaces=True).reachable_host == reached
+
+
+def test_values_of_the_environment_are_shown_nowhere(tiny_policy):
+    """They reach the server, and what is stored, shown or compared holds stars or hashes."""
+    options = ServerOptions.model_validate({"environment": {"HF_TOKEN": "swordfish"}})
+    assert server_environment(options, {})["HF_TOKEN"] == "swordfish"
+    shown = [repr(options), str(options), options.model_dump_json(), str(options.model_dump()), str(options.shaping)]
+    assert "swordfish" not in "".join(shown)
+    other = ServerOptions.model_validate({"environment": {"HF_TOKEN": "marlin"}})
+    assert kind_of(options, tiny_policy) != kind_of(other, tiny_policy)
+    with pytest.raises(ParameterError) as caught:
+        validate_parameters({"environment": {"HF_TOKEN": ["swordfish"]}}, ServerOptions, prefix="server")
+    assert str(caught.value) == "server.environment.HF_TOKEN=***: input should be a valid string."
+
+
+def test_a_key_that_is_not_there():
+    options = ServerOptions.model_validate({"mode": "attach", "urls": ["http://a:1"], "api_key_variable": "MY_KEY"})
+    for variables in ({}, {"MY_KEY": " "}):
+        with pytest.raises(ValueError, match=r"api_key_variable=MY_KEY: this environment variable is not set; export"):
+            options.api_key(variables)
 
 
 def test_pauses_double_up_to_the_longest():

@@ -16,8 +16,9 @@ from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.command import router_command, server_command, server_environment
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.faults import ServerLost, pause_before
+from geo_sokoban_pipeline.rollout.engines.sglang.faults import RequestRefused, ServerLost, pause_before
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedServer
+from geo_sokoban_pipeline.rollout.engines.sglang.member import Member
 from option_fields import leaves
 
 HERE = Path(__file__).parent
@@ -38,6 +39,8 @@ SWITCHES = {"--sleep-on-idle", "--skip-server-warmup"}
 FLAGS: dict[str, tuple[dict[str, Any], dict[str, str | None]]] = {
     "host": ({"host": "10.0.0.1"}, {"--host": "10.0.0.1"}),
     "device": ({"device": "cpu"}, {"--device": "cpu", "--base-gpu-id": None}),
+    "all_interfaces": ({"host": "0.0.0.0", "all_interfaces": True}, {"--host": "0.0.0.0"}),
+    "trust_remote_code": ({"trust_remote_code": True}, {"--trust-remote-code": ""}),
     "dtype": ({"dtype": "float16"}, {"--dtype": "float16"}),
     "tensor_parallel": ({"tensor_parallel": 4}, {"--tp-size": "4", "--base-gpu-id": "4"}),
     "memory_fraction": ({"memory_fraction": 0.7}, {"--mem-fraction-static": "0.7"}),
@@ -144,12 +147,47 @@ def _places() -> None:
         SglangEngine(policy, ServerOptions(update_folder="/no/such/folder"))
 
 
+def _key() -> None:
+    """What a server hears: the key with every question, and nothing where none is named."""
+    heard: list[str] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def ask(options: ServerOptions) -> list[str]:
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        member = Member(options.faults, 2, url=url, key=options.api_key({"MY_KEY": " top-secret\n"}))
+        said = []
+        client = member.client
+        for question in (client.generate({}, "a"), client.get("/b"), client.command("/c", {}), client.abort("r")):
+            with pytest.raises(RequestRefused, match="api_key_variable") as refused:
+                await question
+            said.append(str(refused.value))
+        assert not await client.is_ready() and not await client.is_computing(1.0)
+        await client.close()
+        server.close()
+        return said
+
+    named = {"mode": "attach", "urls": ["http://a:1"], "api_key_variable": "MY_KEY"}
+    said = asyncio.run(ask(ServerOptions.model_validate(named)))
+    assert len(heard) == 6 and all("Authorization: Bearer top-secret\r\n" in request for request in heard)
+    assert "top-secret" not in "".join(said)
+    heard.clear()
+    asyncio.run(ask(ServerOptions()))
+    assert len(heard) == 6 and "Authorization" not in "".join(heard)
+
+
 def _pauses() -> None:
     faults = ServerOptions.model_validate({"faults": {"first_pause": 0.25, "longest_pause": 0.6}}).faults
     assert [pause_before(attempt, faults) for attempt in range(5)] == [0.0, 0.25, 0.5, 0.6, 0.6]
 
 
 SHOWN: dict[str, Callable[[], None]] = {
+    "api_key_variable": _key,
     "environment": _environment,
     "python": _python,
     "router": _router,

@@ -25,10 +25,12 @@ class ServerClient:
     Args:
         url: `http://host:port`.
         connections: that are open at the same time at most.
+        key: that the server asks for, sent with every request and shown nowhere; None: it asks for none.
     """
 
-    def __init__(self, url: str, faults: FaultOptions, connections: int) -> None:
+    def __init__(self, url: str, faults: FaultOptions, connections: int, key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._faults = faults
         self._connections = connections
         self._opened: aiohttp.ClientSession | None = None
@@ -38,7 +40,7 @@ class ServerClient:
         if self._opened is None:  # inside the event loop, which a session belongs to
             # One more than the replies in flight: an update of weights must not wait behind them.
             connector = aiohttp.TCPConnector(limit=self._connections + 1, force_close=False)
-            self._opened = aiohttp.ClientSession(connector=connector)
+            self._opened = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._opened
 
     async def generate(self, body: dict[str, Any], key: str) -> Any:
@@ -108,6 +110,11 @@ def _read_answer(where: str, status: int, text: str) -> Any:
     shown = text[:_SHOWN_CHARACTERS]
     if status >= 500:
         raise BadReply(f"{where} answered {status}: {shown}")
+    if status in (401, 403):
+        raise RequestRefused(
+            f"{where} refused with {status}: it asks for another API key. Name the environment variable that holds it "
+            "in rollout.server.api_key_variable."
+        )
     if status >= 400:
         raise RequestRefused(f"{where} refused with {status}: {shown}")
     if where.endswith(_PLAIN):

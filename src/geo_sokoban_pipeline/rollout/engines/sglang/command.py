@@ -16,7 +16,13 @@ _OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTW
 
 
 def server_command(
-    options: ServerOptions, folder: Path, dtype: str, longest: int, port: int, number: int, bias: Mapping[str, float]
+    options: ServerOptions,
+    folder: Path,
+    dtype: str,
+    longest: int,
+    port: int,
+    number: int,
+    bias: Mapping[str, float],
 ) -> list[str]:
     """Words that start server `number`.
 
@@ -49,6 +55,8 @@ def server_command(
         words += ["--cuda-graph-bs-decode", *map(str, sizes)]
     elif sizes is not None:
         words.append("--disable-cuda-graph")
+    if options.trust_remote_code:
+        words.append("--trust-remote-code")
     if options.deterministic:
         words.append("--enable-deterministic-inference")
     # An idle scheduler would keep a core busy; a warm-up would sample before the weights are those of the run.
@@ -87,7 +95,8 @@ def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[s
     }
     if options.device == "cpu":
         fixed |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return {**kept, **fixed, **options.environment}
+    given = {name: value.get_secret_value() for name, value in options.environment.items()}
+    return {**kept, **fixed, **given}
 
 
 def _interpreter(options: ServerOptions) -> Path:

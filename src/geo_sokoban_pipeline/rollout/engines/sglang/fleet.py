@@ -183,7 +183,8 @@ class Fleet:
         return Member(self.options.faults, self.options.concurrency, launched=launched)
 
     def _attach(self) -> list[Member]:
-        return [Member(self.options.faults, self.options.concurrency, url=url) for url in self.options.urls]
+        key = self.options.api_key()
+        return [Member(self.options.faults, self.options.concurrency, url=url, key=key) for url in self.options.urls]
 
     async def _start_router(self) -> None:
         self._router = await asyncio.to_thread(LaunchedRouter, self.options, [member.url for member in self.members])

@@ -50,7 +50,7 @@ class LaunchedServer:
     @property
     def url(self) -> str:
         """Address of the server."""
-        return f"http://{self.options.host}:{self.port}"
+        return f"http://{self.options.reachable_host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -87,7 +87,13 @@ class LaunchedServer:
             self.port = find_ports(self.options.host, 1)[0]
         _check_start(self.options, self.port)
         command = server_command(
-            self.options, self._folder, self._dtype, self._longest, self.port, self.number, self._bias
+            self.options,
+            self._folder,
+            self._dtype,
+            self._longest,
+            self.port,
+            self.number,
+            self._bias,
         )
         environment = server_environment(self.options, os.environ)
         self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
@@ -123,7 +129,7 @@ class LaunchedRouter:
         folder = Path(options.log_folder) if options.log_folder is not None else Path(self._scratch.name)
         port, metrics_port = find_ports(options.host, 2)
         _check_start(options, port)
-        self.url = f"http://{options.host}:{port}"
+        self.url = f"http://{options.reachable_host}:{port}"
         self._process = ServerProcess(
             router_command(options, workers, port, metrics_port),
             server_environment(options, os.environ),
@@ -145,8 +151,10 @@ def kind_of(options: ServerOptions, policy: Policy) -> str:
     """What servers have in common that can stand in for each other: all but their weights."""
     # Not the configuration as a whole: saving a policy writes into it.
     shape = json.dumps([(name, list(value.shape)) for name, value in policy.model.named_parameters()])
-    settings = options.model_dump_json(exclude={"count", "update", "bucket_bytes", "update_folder", "faults", "router"})
-    return content_hash(shape, settings, *policy.codec.hashes().values())
+    left_out = {"count", "update", "bucket_bytes", "update_folder", "faults", "router", "environment"}
+    settings = options.model_dump_json(exclude=left_out)
+    variables = json.dumps(options.hashed_environment, sort_keys=True)
+    return content_hash(shape, settings, variables, *policy.codec.hashes().values())
 
 
 def lend_policy(policy: Policy, folder: Path) -> None:

@@ -27,10 +27,16 @@ class Member:
     Args:
         launched: that this process starts; None: the server at `url` is somebody else's.
         url: of a server that is somebody else's.
+        key: that such a server asks for; None: it asks for none.
     """
 
     def __init__(
-        self, faults: FaultOptions, connections: int, launched: LaunchedServer | None = None, url: str = ""
+        self,
+        faults: FaultOptions,
+        connections: int,
+        launched: LaunchedServer | None = None,
+        url: str = "",
+        key: str | None = None,
     ) -> None:
         self.faults = faults
         self.launched = launched
@@ -43,7 +49,8 @@ class Member:
         self.places = asyncio.Semaphore(connections)
         self._url = url
         self._connections = connections
-        self.client = ServerClient(self.url, faults, connections)
+        self._key = key
+        self.client = self._connect()
 
     @property
     def url(self) -> str:
@@ -69,6 +76,9 @@ class Member:
         self.life += 1
         self.ready = True
         self.hung = asyncio.Event()
+
+    def _connect(self) -> ServerClient:
+        return ServerClient(self.url, self.faults, self._connections, self._key)
 
     async def settle(self) -> int:
         """Wait while the server is being brought back; returns the number of its life."""
@@ -103,6 +113,6 @@ class Member:
             # In a thread: ending a server that hangs takes its time, and other servers go on meanwhile.
             await asyncio.to_thread(self.launched.start, same_port=same_port)
         await self.client.close()
-        self.client = ServerClient(self.url, self.faults, self._connections)
+        self.client = self._connect()
         lost = None if self.launched is None else self.launched.lost
         await wait_until_ready(self.client, "/ready", self.faults.start_timeout, lost)
