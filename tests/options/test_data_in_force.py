@@ -226,8 +226,7 @@ def _processed(folder: Path, patch: pytest.MonkeyPatch) -> None:
     assert [picture(row).size for row in level_prompts(**given, pictures="keep")] == [(40, 20)]
     assert [picture(row).size for row in level_prompts(**given, pictures="render")] == [(80, 48)]
     size = len(buffer.getvalue())
-    # Bytes are told from the length of their text, to a multiple of three.
-    for name, most, less in (("max_bytes", size, size - 3), ("max_pixels", 800, 799)):
+    for name, most, less in (("max_bytes", size, size - 1), ("max_pixels", 800, 799)):
         assert len(read(**given, pictures="keep", limits={name: most}).levels) == 1
         with pytest.raises(ValueError, match="level"):
             read(**given, pictures="keep", limits={name: less})
@@ -447,7 +446,7 @@ def _limits(folder: Path, patch: pytest.MonkeyPatch) -> None:
     small = image_file(Image.new("RGB", (30, 30), "blue"))
     given = from_file(folder, [source_row(0, images=[uri(small)]), two])
     for name, most, less in (
-        ("max_bytes", len(wide), len(wide) - 3),
+        ("max_bytes", len(wide), len(wide) - 1),
         ("max_pixels", 3600, 3599),
         ("max_aspect", 4.0, 3.9),
         ("max_images", 2, 1),

@@ -57,8 +57,10 @@ def base64_bytes(body: str, max_bytes: int) -> bytes:
     Raises:
         ValueError: not base64, or more bytes than allowed, found before anything is decoded.
     """
-    if len(body) * 3 // 4 > max_bytes + 2:
-        raise ValueError(f"picture has {len(body) * 3 // 4} bytes, more than limits.max_bytes={max_bytes}")
+    # Four characters hold three bytes, less one for each of at most two signs of padding.
+    size = len(body) * 3 // 4 - body[-2:].count("=")
+    if size > max_bytes:
+        raise ValueError(f"picture has {size} bytes, more than limits.max_bytes={max_bytes}")
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:

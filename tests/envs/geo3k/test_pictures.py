@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.data_uris import read_data_uri
+from geo_sokoban_pipeline.envs.data_uris import data_uri_bytes, png_data_uri, read_data_uri
 from geo_sokoban_pipeline.envs.geo3k.pictures import picture_hash, picture_uri, read_pictures
 from problem_rows import drawing, image_file, options, raw_of, uri
 
@@ -139,6 +139,14 @@ def test_bombs_in_text_chunks():
     raw[33:33] = bomb + struct.pack(">I", 0)
     with pytest.raises(ValueError, match="cannot be decoded|Decompressed data too large"):
         read(bytes(raw))
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_the_limit_of_bytes_holds_to_the_byte(size):
+    text = png_data_uri(bytes(size))
+    assert data_uri_bytes(text, size) == bytes(size)
+    with pytest.raises(ValueError, match=f"picture has {size} bytes, more than limits.max_bytes={size - 1}"):
+        data_uri_bytes(text, size - 1)
 
 
 def test_too_many_pictures():
