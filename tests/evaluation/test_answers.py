@@ -67,6 +67,17 @@ def record(prompt_id: str = "p", success: bool = True, **changes: Any) -> Answer
             {"success": False, "first_attempt": False, "answered": False, "plausible": False, "tokens": None}
             | {"ret": 1.0, "invalid_turns": 1, "repetition": True},
         ),
+        # Two replies, and the environment does not say whether the first was right; a wrong end says enough.
+        (
+            {"success": 1.0, "has_answer": 1.0},
+            ["\\boxed{1}", "\\boxed{134}"],
+            {"first_attempt": None, "plausible": True, "tokens": None, "turns": 2},
+        ),
+        (
+            {"success": 0.0, "has_answer": 1.0},
+            ["\\boxed{1}", "\\boxed{134}"],
+            {"success": False, "first_attempt": False, "plausible": True, "tokens": None, "turns": 2, "ret": 1.0},
+        ),
         ({}, [], {"success": False, "first_attempt": False, "answered": False, "plausible": False, "turns": 0}
          | {"ret": 1.0, "tokens": None}),
     ],
@@ -87,6 +98,13 @@ RECORDS = [
     record("b", True, ret=None, tokens=6, labels={**LABELS, "family": "arc"}),
     record("b", False, answered=False, repetition=True, tokens=40, labels={**LABELS, "family": "arc"}),
 ]
+
+
+def test_first_attempts_are_unknown_where_one_is():
+    row = summarise_answers([*RECORDS, record("c", first_attempt=None)])
+    assert row["first_attempt"] is None and row["solved"] == 3
+    assert answer_numbers(row)["first_attempt_rate"] is None
+    assert answer_numbers(summarise_answers(RECORDS))["first_attempt_rate"] == 0.25
 
 
 def test_row():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 
@@ -11,6 +12,7 @@ from geo_sokoban_pipeline.reporting import notebook as show
 from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_columns, kind_tables, length_chart, reply_table
 from geo_sokoban_pipeline.reporting.headline import write_headline
 from geo_sokoban_pipeline.reporting.report import build_report
+from geo_sokoban_pipeline.reporting.run_worlds import notes_of
 from geo_sokoban_pipeline.reporting.selection import choose_gallery
 from geo_sokoban_pipeline.schemas import validate_trajectories
 from geo_sokoban_pipeline.tasks import task_of
@@ -59,6 +61,26 @@ def test_first_attempts_stand_apart_where_there_are_several(task, page):
     headings, lines = reply_table(summary)
     assert ("valid calls" in headings) == several
     assert len(lines) == len(summary["rows"]) and all(len(cells) == len(headings) for _, cells in lines)
+
+
+@pytest.mark.parametrize(
+    ("called", "known", "headline", "note"),
+    [
+        (True, True, "Of its first attempts, before the scoring tool has said anything,", "the scoring tool has said"),
+        (False, True, "Of its first responses,", "First attempt: correct with the first response."),
+        (False, False, "", ""),
+    ],
+    ids=["the tool", "an own environment", "an own environment that does not report them"],
+)
+def test_first_attempts_are_told_as_what_they_are(called, known, headline, note):
+    summary = copy.deepcopy(make_run("geo3k_multi_turn").summary)
+    for row in summary["rows"]:
+        row["tools"] = row["tools"] if called else {"called_share": 0.0, "calls": 0.0, "valid_share": None}
+        row["first_attempt"] = row["first_attempt"] if known else None
+    further, notes = " ".join(write_headline(summary).further), " ".join(notes_of(summary))
+    assert (headline in further) and ("Of its first" in further) == known
+    assert (note in notes) and ("First attempt" in notes) == known
+    assert ("scoring tool" in further + notes) == called
 
 
 def test_headline_compares_with_blind_play(task):

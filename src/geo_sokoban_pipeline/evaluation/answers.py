@@ -30,7 +30,8 @@ class AnswerRecord:
     Attributes:
         prompt_id: of the problem; episodes of one problem share it.
         success: the last answer is correct; failed and aborted episodes count as not correct.
-        first_attempt: the first one is; in episodes with one reply the same.
+        first_attempt: the first one is; in episodes with one reply the same. None: there were several, and the
+            environment does not report `first_attempt_correct`.
         ret: episode reward; None where it was not graded.
         turns: replies of the policy, 0 or more.
         invalid_turns: replies with neither an answer nor a call that could be scored.
@@ -44,7 +45,7 @@ class AnswerRecord:
 
     prompt_id: str
     success: bool
-    first_attempt: bool
+    first_attempt: bool | None
     ret: float | None
     turns: int
     invalid_turns: int
@@ -65,7 +66,7 @@ def record_answer(ending: Ending) -> AnswerRecord:
     return AnswerRecord(
         prompt_id=str(row["id"]),
         success=success,
-        first_attempt=metrics.get("first_attempt_correct", float(success)) >= 0.5,
+        first_attempt=_first_attempt(ending),
         ret=ending.ret,
         turns=int(ending.metrics.get("turns", len(ending.replies))),
         invalid_turns=int(metrics.get("invalid_turns", 0.0)),
@@ -88,13 +89,15 @@ def summarise_answers(
     Returns:
         As of all worlds `policy`, `mode`, `episodes`, `solved`, `solve_rate`, `low`, `high`, `mean_return`,
         `invalid_share` (of turns) and `pass_at_k`. Then `first_attempt` (`episodes`, `solved`, `solve_rate`, `low`,
-        `high`), `answered_share`, `plausible_share` (of the episodes whose rules are known), `tools` (`called_share` of
-        the episodes, `calls` per episode, `valid_share` of the calls), `responses` (`tokens_mean`, `tokens_median`,
-        `tokens_max`, `truncated_share`, `repetition_share`; None where no policy played), and `breakdowns`: by column a
-        list of `label`, `episodes`, `solved`, `solve_rate`, `low`, `high`, `first_attempts` (correct ones).
+        `high`; None where an episode's is unknown), `answered_share`, `plausible_share` (of the episodes whose rules
+        are known), `tools` (`called_share` of the episodes, `calls` per episode, `valid_share` of the calls),
+        `responses` (`tokens_mean`, `tokens_median`, `tokens_max`, `truncated_share`, `repetition_share`; None where no
+        policy played), and `breakdowns`: by column a list of `label`, `episodes`, `solved`, `solve_rate`, `low`,
+        `high`, `first_attempts` (correct ones).
     """
     turns = sum(record.turns for record in records)
     judged = [record.plausible for record in records if record.plausible is not None]
+    first = [record.first_attempt for record in records]
     return {
         "policy": policy,
         "mode": mode,
@@ -102,7 +105,7 @@ def summarise_answers(
         "mean_return": mean_of([record.ret for record in records if record.ret is not None]),
         "invalid_share": sum(record.invalid_turns for record in records) / turns if turns else None,
         "pass_at_k": pass_at_k_by_prompt(records),
-        "first_attempt": count_solved([record.first_attempt for record in records]),
+        "first_attempt": None if None in first else count_solved([bool(one) for one in first]),
         "answered_share": mean_of([float(record.answered) for record in records]),
         "plausible_share": mean_of([float(value) for value in judged]),
         "tools": _describe_tools(records),
@@ -116,7 +119,7 @@ def answer_numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
     responses = row["responses"] or {}
     return {
         **{name: row[name] for name in ("solve_rate", "low", "high", "mean_return", "invalid_share")},
-        "first_attempt_rate": row["first_attempt"]["solve_rate"],
+        "first_attempt_rate": (row["first_attempt"] or {}).get("solve_rate"),
         "answered_share": row["answered_share"],
         "plausible_share": row["plausible_share"],
         "called_share": row["tools"]["called_share"],
@@ -157,6 +160,13 @@ def shuffle_pictures(prompts: Rows, seed: int) -> list[dict[str, Any]]:
         for index, other in zip(order, order[1:] + order[:1], strict=True):
             shown[index] = {**prompts[index], "images": prompts[other].get("images")}
     return shown
+
+
+def _first_attempt(ending: Ending) -> bool | None:
+    metrics = ending.metrics
+    if "first_attempt_correct" not in metrics and metrics.get("success") and len(ending.replies) > 1:
+        return None  # solved, and nobody says with which reply
+    return metrics.get("first_attempt_correct", metrics.get("success", 0.0)) >= 0.5
 
 
 def _is_plausible(ending: Ending) -> bool | None:
@@ -206,4 +216,4 @@ def _break_down(records: Sequence[AnswerRecord]) -> dict[str, list[dict[str, Any
 
 def _cell(label: str, members: Sequence[AnswerRecord]) -> dict[str, Any]:
     counts = count_solved([record.success for record in members])
-    return {"label": label, **counts, "first_attempts": sum(record.first_attempt for record in members)}
+    return {"label": label, **counts, "first_attempts": sum(bool(record.first_attempt) for record in members)}

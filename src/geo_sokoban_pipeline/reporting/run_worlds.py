@@ -22,13 +22,13 @@ class Column:
         heading: its name.
         write: its cell of a row of the summary.
         several: only where an episode may have several responses.
-        note: what it holds, where the heading does not say it all.
+        note: what it holds, where the heading does not say it all; of a summary, where it depends on what was played.
     """
 
     heading: str
     write: Callable[[Row], str]
     several: bool = False
-    note: str = ""
+    note: str | Callable[[Summary], str] = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def columns_of(summary: Summary, *, replies: bool = False) -> list[Column]:
 def notes_of(summary: Summary) -> list[str]:
     """What the columns of a summary's tables hold."""
     shown = [*columns_of(summary), *columns_of(summary, replies=True)]
-    return [f"{column.heading.capitalize()}: {column.note}." for column in shown if column.note]
+    notes = [(column, column.note(summary) if callable(column.note) else column.note) for column in shown]
+    return [f"{column.heading.capitalize()}: {note}." for column, note in notes if note]
 
 
 def _levels_played(summary: Summary) -> str:
@@ -153,12 +154,18 @@ def _first_attempts(summary: Summary, names: Sequence[str]) -> list[str]:
     if (summary.get("turn_limit") or 1) == 1 or not names:
         return []
     rows = [find_row(summary, name, "sampled") for name in dict.fromkeys((names[0], names[-1]))]
-    rates = [write_rate(row["first_attempt"]) for row in rows if row and row.get("first_attempt")]
-    if not rates:
+    rates = [write_rate(row["first_attempt"]) if row.get("first_attempt") else None for row in rows if row]
+    if not rates or None in rates:  # an environment that does not report them
         return []
     start = "before GRPO" if names[0] == START else "after the warm start"
     before = f"; {rates[0]} {start}" if len(rates) > 1 else ""
-    return [f"Of its first attempts, before the scoring tool has said anything, {rates[-1]} are correct{before}."]
+    what = "first attempts, before the scoring tool has said anything" if _has_tool(summary) else "first responses"
+    return [f"Of its {what}, {rates[-1]} are correct{before}."]
+
+
+def _has_tool(summary: Summary) -> bool:
+    """Whether anybody called a scoring tool; an environment of one's own may have turns without one."""
+    return any(_part("tools", "calls")(row) for row in summary.get("rows") or [])
 
 
 def _disguised(summary: Summary, names: Sequence[str], suffix: str) -> tuple[Row | None, Row | None]:
@@ -201,7 +208,7 @@ _WORLDS: Mapping[World, RunWorld] = {
                 lambda row: number(row.get("steps_over_optimal")),
                 note="mean over solved episodes whose fewest moves are known",
             ),
-            _invalid("share of the responses without a move"),
+            _invalid("share of the responses without a move; those that the token limit cut off are not counted"),
         ),
         replies=(),
         rivals=("random_legal",),
@@ -221,7 +228,11 @@ _WORLDS: Mapping[World, RunWorld] = {
                 "first attempt",
                 lambda row: percent(_part("first_attempt", "solve_rate")(row)),
                 several=True,
-                note="correct before a scoring tool has said anything",
+                note=lambda summary: (
+                    "correct before the scoring tool has said anything"
+                    if _has_tool(summary)
+                    else "correct with the first response"
+                ),
             ),
             Column(
                 "plausible",

@@ -62,7 +62,7 @@ def find_rate(rows: Iterable[Row], player: str, mode: str, measure: str = "solve
     """
     counted = {"solved": "solved", "first_attempt": "first_attempts"}[measure]
     for row in rows:
-        if row["player"] == player and row["mode"] in (mode, "-") and row["episodes"] and counted in row:
+        if row["player"] == player and row["mode"] in (mode, "-") and row["episodes"] and row.get(counted) is not None:
             return Rate(row[counted], row["episodes"])
     return None
 

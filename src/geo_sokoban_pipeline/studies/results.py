@@ -153,7 +153,7 @@ def _length_counts(row: Mapping[str, Any]) -> dict[str, Any]:
 def _answer_counts(row: Mapping[str, Any]) -> dict[str, Any]:
     """Correct first attempts, shares that tell how a policy answers, and by column [label, correct, episodes]."""
     return {
-        "first_attempts": row["first_attempt"]["solved"],
+        "first_attempts": (row["first_attempt"] or {}).get("solved"),
         "called_share": row["tools"]["called_share"],
         "plausible_share": row["plausible_share"],
         "breakdowns": {
