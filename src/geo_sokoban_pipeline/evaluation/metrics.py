@@ -38,8 +38,8 @@ class EpisodeRecord:
         ret: episode reward; None where it was not graded.
         steps: actions taken; None where the task has none.
         optimal_steps: fewest actions that solve the level; None where unknown.
-        turns: replies of the policy, 0 or more.
-        invalid_turns: replies without a valid action.
+        turns: replies that the environment was stepped with, 0 or more; one that was cut off is none.
+        invalid_turns: those without a valid action.
     """
 
     prompt_id: str
