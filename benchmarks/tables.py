@@ -114,7 +114,7 @@ def render_engine(found: Found) -> str:
         for row in found["engine"]
     ]
     head = "| turns | tokens per CPU-second with the cache | without | ratio |\n|---:|---:|---:|---:|\n"
-    return f"{head}" + "\n".join(rows) + f"\n\n{_describe_observations(found)}"
+    return f"{head}" + "\n".join(rows) + f"\n\n{_describe_observations(found)}".rstrip()
 
 
 def render_speed(stored: Mapping[str, Found | None]) -> str:
@@ -128,7 +128,7 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
         )
         sentences.append(
             f"- Reusing the KV cache across turns multiplies the tokens per second: {ratios}. "
-            f"{_describe_observations(engine)}"
+            f"{_describe_observations(engine)}".rstrip()
         )
     if scaling := stored["scaling"]:
         low, high = scaling["sizes"][0], scaling["sizes"][-1]
@@ -181,7 +181,13 @@ def _describe_peer(found: Found) -> str:
 
 
 def _describe_observations(found: Found) -> str:
+    if "new" not in found:  # stored results that tell of nothing but repeated rollouts, whose boards caches hold
+        return ""
+    new, observing, environments = found["new"], found["observing"], found["environments"]
     return (
-        f"Rendering observations takes {100 * found['observing']:.1f} % of a rollout of {found['episodes']} episodes, "
-        f"environments as a whole {100 * found['environments']:.1f} %."
+        f"Prompts drawn as in the default run: {100 * new['prompts']:.0f} % of an iteration's prompts and "
+        f"{100 * new['boards']:.0f} % of its boards are new to the run. Making observations takes "
+        f"{100 * observing['fresh']:.1f} % of such a rollout of {found['episodes']} episodes, environments as a whole "
+        f"{100 * environments['fresh']:.1f} %; where the same rollout is repeated at once, "
+        f"{100 * observing['again']:.1f} % and {100 * environments['again']:.1f} %."
     )

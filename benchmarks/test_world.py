@@ -44,7 +44,7 @@ def test_picture(benchmark, cell_px):
 
 
 def test_png_of_a_new_board(benchmark):
-    benchmark(render_png.__wrapped__, BOARD, 16)
+    benchmark(render_png, BOARD, 16)
 
 
 def test_turn_with_observation(benchmark):

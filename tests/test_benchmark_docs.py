@@ -98,6 +98,28 @@ def test_memory_is_told_with_its_growth(project: Path, monkeypatch: pytest.Monke
     assert "+2.5 % (`default`) and -1.0 % (`from_zero`)" in (project / "README.md").read_text(encoding="utf-8")
 
 
+def test_observations_are_told_of_new_and_of_known_boards(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    engine = [{"turns": 8, "cached": 200.0, "uncached": 100.0}, {"turns": 30, "cached": 120.0, "uncached": 20.0}]
+    shares = {
+        "observing": {"fresh": 0.031, "again": 0.004},
+        "environments": {"fresh": 0.101, "again": 0.065},
+        "new": {"prompts": 1.0, "boards": 0.984},
+    }
+    keep("engine", {"engine": engine, "episodes": 256, **shares}, project)
+    page = project / "docs/benchmarks.md"
+    for text in (
+        read_section(page.read_text(encoding="utf-8"), "bench:engine", page),
+        (project / "README.md").read_text(),
+    ):
+        assert "100 % of an iteration's prompts and 98 % of its boards are new to the run." in text
+        assert "takes 3.1 % of such a rollout of 256 episodes, environments as a whole 10.1 %;" in text
+        assert "repeated at once, 0.4 % and 6.5 %." in text
+    keep("engine", {"engine": engine}, project)
+    assert "observations" not in read_section(page.read_text(encoding="utf-8"), "bench:engine", page)
+    assert "2.0× at 8 turns and 6.0× at 30 turns.\n" in (project / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_renderer_has_its_place() -> None:
     text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert all(f"<!-- bench:{name}:begin -->" in text for name in records.RENDERERS)

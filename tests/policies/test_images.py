@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from geo_sokoban_pipeline.envs.png import encode_png
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.render import render, render_observation
+from geo_sokoban_pipeline.policies import images
 from geo_sokoban_pipeline.policies.images import PatchReader, build_image_processor, load_image_processor
 
 
@@ -97,6 +99,34 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(order):
         assert reader._held <= bound
         assert reader.read(image) is found
     assert reader._held == sum(i.patches.nbytes + len(i.png) for i in reader._cache.values())
+
+
+def test_pictures_that_are_held_are_found_by_their_content_keys(monkeypatch):
+    """However many have come and gone: looking one up costs no file."""
+    encoded = []
+    monkeypatch.setattr(images, "encode_png", lambda pixels: encoded.append(1) or encode_png(pixels))
+    one = PatchReader(build_image_processor(1024, 1 << 20)).read(noise(32, 32))
+    reader = PatchReader(build_image_processor(1024, 1 << 20), cache_bytes=4 * (one.patches.nbytes + len(one.png)) + 64)
+    favourite = noise(32, 32)
+    favourite.info["content_key"] = "favourite"
+    first = reader.read(favourite)
+    encoded.clear()
+    for seed in range(1, 1000):
+        other = noise(32, 32, seed=seed)
+        other.info["content_key"] = f"other {seed}"
+        reader.read(other)
+        assert reader.read(favourite) is first
+    assert len(encoded) == 999
+    assert len(reader._alias) < 300
+
+
+def test_many_names_of_one_picture_are_forgotten_again():
+    reader = PatchReader(build_image_processor(1024, 1 << 20))
+    for number in range(1000):
+        picture = noise(32, 32)
+        picture.info["content_key"] = f"name {number}"
+        assert reader.read(picture).grid == (1, 2, 2)
+    assert len(reader._alias) < 300
 
 
 def test_one_picture_larger_than_the_cache_is_still_read():

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from builders import CONTEXT, PAD
+from geo_sokoban_pipeline.envs.png import encode_png
 from geo_sokoban_pipeline.envs.sokoban import SokobanEnv, generate_levels
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.levels import Level
@@ -106,7 +107,7 @@ def _observe(
     observation: dict[str, Any], ids: list[int], mask: list[int], turns: list[Turn], images: list[bytes]
 ) -> tuple[list[int], list[int]]:
     added = [900, 901, 902, *[PAD] * PADS, 903, 904, 902, 900, 905, 902]
-    images.append(observation["multi_modal_data"]["<image>"][0].info["png"])
+    images.append(encode_png(np.asarray(observation["multi_modal_data"]["<image>"][0])))
     text = "<image>\nNext?" if turns else "You are playing Sokoban. Push the box onto the target.\n<image>\nNext?"
     end = len(ids) + len(added)
     turns.append(Turn(role="user", text=text, token_start=len(ids), token_end=end, image_indices=[len(images) - 1]))

@@ -67,12 +67,11 @@ class PatchReader:
         if known is not None:
             self._cache.move_to_end(known.key)
             return known
-        png = image.info.get("png") or encode_png(np.asarray(image.convert("RGB")))
-        # An alias outlives its picture; those of pictures still held come back one by one.
-        if len(self._alias) > 2 * len(self._cache) + 256:
-            self._alias.clear()
+        pixels = _rgb_pixels(image)
+        png = encode_png(pixels)
+        self._drop_aliases()
         key = self._alias[content] = png_key(png)
-        return self._cache.get(key) or self._remember(EncodedImage(key, png, *self._cut(image)))
+        return self._cache.get(key) or self._remember(EncodedImage(key, png, *self._cut(pixels)))
 
     def read_png(self, png: bytes) -> EncodedImage:
         """Encode a stored picture; looked up by the hash of its file bytes."""
@@ -82,8 +81,7 @@ class PatchReader:
             self._cache.move_to_end(key)
             return known
         with Image.open(io.BytesIO(png)) as image:
-            image.load()
-            return self._remember(EncodedImage(key, png, *self._cut(image)))
+            return self._remember(EncodedImage(key, png, *self._cut(_rgb_pixels(image))))
 
     def pixel_values(self, image: EncodedImage) -> np.ndarray:
         """(t·h·w, 3·temporal·patch²) float32, as `pixel_values` of the stock processor."""
@@ -102,21 +100,28 @@ class PatchReader:
             self._held -= dropped.patches.nbytes + len(dropped.png)
         return image
 
-    def _cut(self, image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
-        image = image.convert("RGB")
+    def _drop_aliases(self) -> None:
+        """Forget the aliases of pictures that are no longer held, once they are many."""
+        most = 2 * len(self._cache)
+        if len(self._alias) > most + 256:
+            held = {content: key for content, key in self._alias.items() if key in self._cache}
+            self._alias = held if len(held) <= most else {}
+
+    def _cut(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
         size = self.processor.size
         height, width = smart_resize(
-            image.height,
-            image.width,
+            pixels.shape[0],
+            pixels.shape[1],
             factor=self.patch_size * self.merge_size,
             min_pixels=size["shortest_edge"],
             max_pixels=size["longest_edge"],
         )
-        if (height, width) != (image.height, image.width):
-            image = image.resize((width, height), Image.Resampling(int(self.processor.resample)))
+        if (height, width) != pixels.shape[:2]:
+            resampling = Image.Resampling(int(self.processor.resample))
+            pixels = np.asarray(Image.fromarray(pixels).resize((width, height), resampling))
         patch, merge = self.patch_size, self.merge_size
         rows, columns = height // patch, width // patch
-        blocks = np.asarray(image).reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        blocks = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
         patches = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3 * patch * patch)
         return np.ascontiguousarray(patches), (1, rows, columns)
 
@@ -156,6 +161,11 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
         "max_pixels",
     )
     return Qwen2VLImageProcessorPil(**{name: values[name] for name in names if values.get(name) is not None})
+
+
+def _rgb_pixels(image: Image.Image) -> np.ndarray:
+    """(height, width, 3) uint8."""
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def png_key(png: bytes) -> str:

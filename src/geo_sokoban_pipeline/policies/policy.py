@@ -66,7 +66,7 @@ class Policy:
         """Picture encoding of this policy, with its cache."""
         return PatchReader(self.image_processor)
 
-    @property
+    @cached_property
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a reply: the chat's end of a turn first, then the other ends of text of model and tokenizer."""
         found, sources = [self.codec.end_id], [self.tokenizer]

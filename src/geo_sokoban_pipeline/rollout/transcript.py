@@ -71,7 +71,7 @@ class Transcript:
     def read_reply(self, result: Result) -> str:
         """What the engine has sampled, as text without its end."""
         ids = result.token_ids
-        return self._policy.codec.decode_reply(ids[:-1] if np.isin(ids[-1:], self._policy.end_ids).any() else ids)
+        return self._policy.codec.decode_reply(ids[:-1] if len(ids) and int(ids[-1]) in self._policy.end_ids else ids)
 
     def add_observation(self, message: dict[str, Any]) -> bool:
         """Add a message of the environment; False where the rules leave it out because it exceeds the budget."""

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.envs.sokoban import (
     SokobanEnv,
     build_env,
     generate_levels,
-    render_png,
+    render,
 )
 from geo_sokoban_pipeline.rewards import sokoban_reward
 
@@ -181,7 +181,7 @@ def test_messages_hold_pictures_then_one_text():
     assert message["role"] == "user"
     picture, text = message["content"]
     assert picture["type"] == "image" and isinstance(picture["image"], Image.Image)
-    assert picture["image"].info["png"] == render_png(LEVEL, 16)
+    assert picture["image"].tobytes() == render(LEVEL, 16).tobytes()
     assert text == {"type": "text", "text": observation["obs_str"]}
     for nothing in (None, {}):
         assert env.format_observation(nothing) == {"role": "user", "content": [{"type": "text", "text": ""}]}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from geo_sokoban_pipeline.envs.sokoban import Board, render, render_png
-from geo_sokoban_pipeline.envs.sokoban.render import _tiles
+from geo_sokoban_pipeline.envs.sokoban.render import BoardPicture, _tiles, render_observation
 
 LEVEL = "######\n#@   #\n# $ .#\n#    #\n#  * #\n######"
 CENTRES = [
@@ -71,3 +73,49 @@ def test_png_is_the_picture_and_equal_for_equal_boards():
         assert (decoded.format, decoded.mode) == ("PNG", "RGB")
         assert decoded.tobytes() == render(board, 16).tobytes()
     assert render_png(board.move("right").board, 16) != png
+
+
+def saved(picture):
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return Image.open(file)
+
+
+LOOKS = {
+    "numpy": lambda picture: picture,
+    "its own copy in numpy": np.array,
+    "pillow": lambda picture: picture.load() and picture,
+    "twice": lambda picture: np.asarray(picture).any() and picture.load() and picture,
+    "bytes": lambda picture: Image.frombytes("RGB", picture.size, picture.tobytes()),
+    "convert": lambda picture: picture.convert("RGB"),
+    "copy": lambda picture: picture.copy(),
+    "deepcopy": copy.deepcopy,
+    "another process": lambda picture: pickle.loads(pickle.dumps(picture)),
+    "file": saved,
+    "crop": lambda picture: picture.crop((0, 0, *picture.size)),
+    "split": lambda picture: Image.merge("RGB", picture.split()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("cell_px", [8, 16, 33])
+def test_an_observation_is_the_picture_however_it_is_looked_at(look, cell_px):
+    board = Board.from_text(LEVEL)
+    picture = BoardPicture(board, cell_px)
+    assert (picture.mode, picture.size) == ("RGB", (6 * cell_px, 6 * cell_px))
+    np.testing.assert_array_equal(np.asarray(LOOKS[look](picture)), np.asarray(render(board, cell_px)))
+    np.testing.assert_array_equal(np.asarray(picture), np.asarray(render(board, cell_px)))
+
+
+def test_what_is_drawn_on_a_picture_is_seen_by_all():
+    picture = BoardPicture(Board.from_text(LEVEL), 16)
+    ImageDraw.Draw(picture).point((3, 4), (1, 2, 3))
+    assert picture.getpixel((3, 4)) == (1, 2, 3) == tuple(np.asarray(picture)[4, 3])
+
+
+def test_equal_boards_share_a_picture():
+    board = Board.from_text(LEVEL)
+    picture = render_observation(board, 16)
+    assert render_observation(Board.from_text(LEVEL), 16) is picture
+    others = [render_observation(board, 17), render_observation(board.move("right").board, 16)]
+    assert len({each.info["content_key"] for each in (picture, *others)}) == 3

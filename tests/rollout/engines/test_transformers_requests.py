@@ -240,7 +240,7 @@ def test_the_models_own_limit_ends_a_reply(talker):
 
 def test_every_end_of_text_of_the_model_ends_a_reply(talker):
     """A real Qwen3-VL knows two; servers stop at both."""
-    policy = copy.deepcopy(talker)
+    policy = replace(talker, model=copy.deepcopy(talker.model))
     other = policy.codec.encode_text("up")[0].item()
     policy.model.generation_config.eos_token_id = [other, policy.codec.end_id]
     policy.model.lm_head.bias.data[other] = 100.0

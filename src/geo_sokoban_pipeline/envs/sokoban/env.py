@@ -172,7 +172,8 @@ class SokobanEnv:
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.
 
-        Keys: success (0 or 1), lost (0 or 1), steps, turns, invalid_turns, invalid_share (of turns), boxes_on_target,
+        Keys: success (0 or 1), lost (0 or 1), steps, turns (replies that `step` has seen: the loop does not step with
+        one that was cut off), invalid_turns (those without a move), invalid_share (of turns), boxes_on_target,
         dist0 and dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it
         was solved.
         """

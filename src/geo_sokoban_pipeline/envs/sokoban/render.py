@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -18,10 +19,8 @@ from geo_sokoban_pipeline.envs.sokoban import text
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 
 MIN_CELL_PX = 8
-# Decoded pictures kept of one size of board, about 450 of 6×6 cells of 16 px.
+# Memory that painted pictures of one size of board may take, about 450 of 6×6 cells of 16 px.
 _PICTURE_BYTES = 16 << 20
-# Files kept for each of them: a file takes about 1/60 of the memory, and saves most of the drawing.
-_FILES_PER_PICTURE = 9
 
 _WALL, _FLOOR, _GRID = (176, 80, 50), (8, 8, 8), (255, 255, 255)
 _TARGET_LINE, _TARGET_FILL = (220, 40, 40), (200, 30, 30)
@@ -43,45 +42,51 @@ def render(board: Board, cell_px: int = 64) -> Image.Image:
 
 
 def render_png(board: Board, cell_px: int = 64) -> bytes:
-    """PNG file of `render`, kept for the boards used last (4,000 of 6×6 cells of 16 px, at 0.6 kB each)."""
-    return _file_cache(_picture_bytes(board, cell_px))(board, cell_px)
-
-
-def render_observation(board: Board, cell_px: int = 64) -> Image.Image:
-    """`render` with what spares a reader work: the file in `info["png"]`, a content key in `info["content_key"]`.
-
-    Equal boards share one picture while it is cached: do not draw on it.
-    """
-    return _picture_cache(_picture_bytes(board, cell_px))(board, cell_px)
-
-
-def _picture_bytes(board: Board, cell_px: int) -> int:
-    return 4 * board.height * board.width * cell_px**2
-
-
-def _pictures_kept(picture_bytes: int) -> int:
-    return max(64, _PICTURE_BYTES // picture_bytes)
-
-
-@lru_cache(maxsize=8)
-def _picture_cache(picture_bytes: int) -> Callable[[Board, int], Image.Image]:
-    return lru_cache(maxsize=_pictures_kept(picture_bytes))(_draw_observation)
-
-
-@lru_cache(maxsize=8)
-def _file_cache(picture_bytes: int) -> Callable[[Board, int], bytes]:
-    return lru_cache(maxsize=_FILES_PER_PICTURE * _pictures_kept(picture_bytes))(_encode)
-
-
-def _encode(board: Board, cell_px: int) -> bytes:
+    """PNG file of `render`."""
     return encode_png(_pixels(board, cell_px))
 
 
-def _draw_observation(board: Board, cell_px: int) -> Image.Image:
-    picture = render(board, cell_px)
-    picture.info["png"] = render_png(board, cell_px)
-    picture.info["content_key"] = f"sokoban:{cell_px}:{board.width}:{board.codes().hex()}"
-    return picture
+class BoardPicture(Image.Image):
+    """`render` of a board, painted when Pillow is asked for its pixels.
+
+    numpy gets them as an array, without a detour through Pillow: nine of ten boards that a rollout shows are new to
+    every cache, and the policy's reader wants nothing but the array. `info["content_key"]` spares it the hashing.
+    """
+
+    _board: Board | None = None  # None: painted, or a copy that Pillow has made
+
+    def __init__(self, board: Board, cell_px: int) -> None:
+        super().__init__()
+        self._board, self._cell_px = board, cell_px
+        self._mode, self._size = "RGB", (board.width * cell_px, board.height * cell_px)
+        self.info["content_key"] = f"sokoban:{cell_px}:{board.width}:{board.codes().hex()}"
+
+    def load(self) -> Any:
+        """Paint the picture, if it is not; every method of Pillow that looks at pixels calls this first."""
+        if self._board is not None:
+            self.im = render(self._board, self._cell_px).im
+            self._board = None
+        return super().load()
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self._board is None:  # somebody may have drawn on it
+            return super().__array_interface__
+        pixels = _pixels(self._board, self._cell_px)
+        return {"shape": pixels.shape, "typestr": pixels.dtype.str, "version": 3, "data": pixels.data}
+
+
+def render_observation(board: Board, cell_px: int = 64) -> Image.Image:
+    """`render` for a policy's reader, with a content key in `info["content_key"]`.
+
+    Equal boards share one picture while it is cached: do not draw on it.
+    """
+    return _picture_cache(4 * board.height * board.width * cell_px**2)(board, cell_px)
+
+
+@lru_cache(maxsize=8)
+def _picture_cache(picture_bytes: int) -> Callable[[Board, int], BoardPicture]:
+    return lru_cache(maxsize=max(64, _PICTURE_BYTES // picture_bytes))(BoardPicture)
 
 
 def _pixels(board: Board, cell_px: int) -> np.ndarray:
