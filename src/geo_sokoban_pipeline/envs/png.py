@@ -21,7 +21,7 @@ def encode_png(pixels: np.ndarray) -> bytes:
     rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter type, 0: none
     rows[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = zlib.compress(rows, _LEVEL)
+    body = zlib.compress(rows.data, _LEVEL)
     return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
 
 
