@@ -161,6 +161,7 @@ def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -
     summary, parts = evaluate_policies(stored.start, newest, *tables, stored.parameters, IDENTITY, SEED)
     versions = {name: {e.policy_version for e in table_to_trajectories(table)} for name, table in parts.items()}
     assert versions == {"iter=00000/part-000": {0}, "iter=00001/part-000": {3}}
+    assert {e.task_id for e in played(parts)} == keys(stored.evaluation)
     names = dict.fromkeys(row["policy"] for row in summary["rows"] if row["mode"] != "-")
     assert list(names) == ["warm_start", "final", "final_blank"]
     for row in summary["rows"]:
