@@ -144,7 +144,7 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
         growths = " and ".join(
             f"{100 * memory_growth(recipe):+.1f} % (`{recipe['name']}`)" for recipe in memory["recipes"]
         )
-        sentences.append(f"- Memory after 200 iterations, against that after 20: {growths}.")
+        sentences.append(f"- Memory after 200 iterations, against that after 20, one run each: {growths}.")
     return "\n".join(sentences)
 
 
@@ -185,9 +185,9 @@ def _describe_observations(found: Found) -> str:
         return ""
     new, observing, environments = found["new"], found["observing"], found["environments"]
     return (
-        f"Prompts drawn as in the default run: {100 * new['prompts']:.0f} % of an iteration's prompts and "
-        f"{100 * new['boards']:.0f} % of its boards are new to the run. Making observations takes "
-        f"{100 * observing['fresh']:.1f} % of such a rollout of {found['episodes']} episodes, environments as a whole "
+        f"In the first ten iterations of a run, {100 * new['prompts']:.1f} % of an iteration's prompts and "
+        f"{100 * new['boards']:.1f} % of its boards are new. There, making observations takes "
+        f"{100 * observing['fresh']:.1f} % of a rollout of {found['episodes']} episodes, environments as a whole "
         f"{100 * environments['fresh']:.1f} %; where the same rollout is repeated at once, "
         f"{100 * observing['again']:.1f} % and {100 * environments['again']:.1f} %."
     )

@@ -112,8 +112,8 @@ def test_observations_are_told_of_new_and_of_known_boards(project: Path, monkeyp
         read_section(page.read_text(encoding="utf-8"), "bench:engine", page),
         (project / "README.md").read_text(),
     ):
-        assert "100 % of an iteration's prompts and 98 % of its boards are new to the run." in text
-        assert "takes 3.1 % of such a rollout of 256 episodes, environments as a whole 10.1 %;" in text
+        assert "100.0 % of an iteration's prompts and 98.4 % of its boards are new." in text
+        assert "takes 3.1 % of a rollout of 256 episodes, environments as a whole 10.1 %;" in text
         assert "repeated at once, 0.4 % and 6.5 %." in text
     keep("engine", {"engine": engine}, project)
     assert "observations" not in read_section(page.read_text(encoding="utf-8"), "bench:engine", page)
