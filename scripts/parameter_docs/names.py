@@ -251,7 +251,7 @@ ARGUMENTS = {
     f"{_ENV}.max_actions_per_turn": "Moves of a response that are carried out; further ones are ignored.",
     f"{_ENV}.max_steps": "Moves after which the episode ends, blocked ones included. Not given: that of the prompt "
     "(`sokoban.max_steps`).",
-    f"{_ENV}.cell_px": "Side of a cell in the image, at least 8; as `sokoban.cell_px`, which the first image has.",
+    f"{_ENV}.cell_px": "Side of a cell in the image; as `sokoban.cell_px`, which the first image has.",
     f"{_ENV}.observation_style": "Words of an observation: explained, or as few tokens as possible.",
     f"{_ENV}.text_grid": "Write the position into the text as well.",
     f"{_ENV}.render_mode": "`vision`: an image. `text`: the position as a grid of characters, no image. Not given: "

@@ -21,9 +21,10 @@ from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 
 from geo_sokoban_pipeline.envs.geo3k.teacher import GeometryTeacher
 from geo_sokoban_pipeline.envs.sokoban import teacher as sokoban_teacher
+from geo_sokoban_pipeline.envs.sokoban.arguments import BOUNDS as ENV_BOUNDS
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
-from geo_sokoban_pipeline.options.base import MOST, nested_models
+from geo_sokoban_pipeline.options.base import MOST, Bounds, nested_models
 from geo_sokoban_pipeline.options.geo3k_play import (
     AnswerEnvOptions,
     AnswerRewardOptions,
@@ -33,6 +34,7 @@ from geo_sokoban_pipeline.options.geo3k_play import (
 )
 from geo_sokoban_pipeline.options.project import ProjectParameters
 from geo_sokoban_pipeline.options.study import StudyDefinition
+from geo_sokoban_pipeline.rewards.sokoban import BOUNDS as REWARD_BOUNDS
 from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,8 +121,17 @@ def argument_sections(values: Mapping[str, Any]) -> list[Section]:
     tools = values["train_geo3k_multi_turn"]
     played, rewarded = sokoban["env"]["args"], sokoban["reward"]["args"]
     return [
-        _call_section(own, "Of Sokoban's environment.", SokobanEnv, {"board", "rewards", "optimal_steps"}, played),
-        _call_section(f"{own}.rewards", "What turns of Sokoban are worth.", moves, set(), played.get("rewards", {})),
+        _call_section(
+            own, "Of Sokoban's environment.", SokobanEnv, {"board", "rewards", "optimal_steps"}, played, ENV_BOUNDS
+        ),
+        _call_section(
+            f"{own}.rewards",
+            "What turns of Sokoban are worth.",
+            moves,
+            set(),
+            played.get("rewards", {}),
+            {name: ENV_BOUNDS[f"rewards.{name}"] for name in moves},
+        ),
         *sections_of(AnswerEnvOptions, "train_geo3k.env.args", problems["env"]["args"]),
         *sections_of(Geo3kEnvOptions, "train_geo3k_multi_turn.env.args", tools["env"]["args"]),
         _call_section(
@@ -129,6 +140,7 @@ def argument_sections(values: Mapping[str, Any]) -> list[Section]:
             sokoban_reward,
             {"turn_rewards", "final_bonus", "dist0", "dist1"},
             rewarded,
+            REWARD_BOUNDS,
         ),
         *sections_of(AnswerRewardOptions, "train_geo3k*.reward.args"),
         *sections_of(ToleranceRewardOptions, "train_geo3k*.reward.args (tolerance_reward)"),
@@ -249,8 +261,16 @@ def _merged(
     return list(places.values())
 
 
-def _call_section(name: str, meaning: str, call: Any, without: set[str], given: Mapping[str, Any]) -> Section:
+def _call_section(
+    name: str,
+    meaning: str,
+    call: Any,
+    without: set[str],
+    given: Mapping[str, Any],
+    bounds: Mapping[str, Bounds] | None = None,
+) -> Section:
     """Section of a function's keyword arguments, or of a mapping of names to defaults; `given` wins over these."""
+    bounds = bounds or {}
     if isinstance(call, Mapping):
         defaults = {key: (value, type(value).__name__) for key, value in call.items()}
     else:
@@ -261,7 +281,8 @@ def _call_section(name: str, meaning: str, call: Any, without: set[str], given: 
         path = f"{name}.{key}"
         numeric = isinstance(default, int | float) and not isinstance(default, bool)
         shown = given.get(key, default)
-        leaves.append(Leaf(path, _plain_kind(kind), shown, ARGUMENTS.get(path, ""), numeric, default is None))
+        words = _bounded_kind(bounds[key]) if key in bounds else _plain_kind(kind)
+        leaves.append(Leaf(path, words, shown, ARGUMENTS.get(path, ""), numeric, default is None))
     return Section(name, meaning, tuple(leaves))
 
 
@@ -306,6 +327,11 @@ def _kind(shape: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     }
     limits = [f"{sign} {_json(shape[key])}" for key, sign in signs.items() if shape.get(key) not in (None, *_GENERAL)]
     return f"{word} {', '.join(limits)}" if limits else word
+
+
+def _bounded_kind(bounds: Bounds) -> str:
+    kind = "integer" if bounds.integer else "number"
+    return _kind({"type": kind, "minimum": bounds.least, "maximum": bounds.most}, {})
 
 
 def _plain_kind(annotation: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from geo_sokoban_pipeline.envs.sokoban import MoveRewards, SokobanEnv
+from geo_sokoban_pipeline.envs.sokoban import arguments as sokoban_arguments
 from geo_sokoban_pipeline.options import ParameterError, validate_parameters
 from geo_sokoban_pipeline.options.geo3k_play import (
     AnswerRewardOptions,
@@ -17,6 +21,8 @@ from geo_sokoban_pipeline.options.geo3k_play import (
     ToleranceRewardOptions,
 )
 from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.preflight.plugins import check_plugins
+from geo_sokoban_pipeline.rewards import sokoban as sokoban_rewards
 
 MODELS = (ProjectParameters, Geo3kEnvOptions, AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
 # What stands above a number whose section needs it, so that only the number itself is judged.
@@ -102,7 +108,74 @@ def test_every_number_refuses_what_lies_outside_its_bounds_and_what_is_no_number
     assert let_through == []
 
 
-# (what is typed, what the message says): values that used to pass, and to crash or mislead later.
+# Sokoban's arguments stand in no model: their bounds are tables beside what takes them.
+SOKOBAN = {
+    **{f"env.args.{name}": bounds for name, bounds in sokoban_arguments.BOUNDS.items()},
+    **{f"reward.args.{name}": bounds for name, bounds in sokoban_rewards.BOUNDS.items()},
+}
+
+
+def sokoban_complaint(path: str, value: Any, command: str = "train_sokoban") -> str:
+    """What a command says about a value before any work; empty where nothing is wrong with it."""
+    section = nested(tuple(path.split(".")), value)
+    try:
+        check_plugins(command, ProjectParameters.model_validate({"train_sokoban": section}))
+    except ParameterError as error:
+        return str(error)
+    return ""
+
+
+def test_every_number_of_sokobans_arguments_has_bounds() -> None:
+    signatures = {
+        "env.args": inspect.signature(SokobanEnv).parameters,
+        "reward.args": inspect.signature(sokoban_rewards.sokoban_reward).parameters,
+    }
+    numeric = {
+        f"{section}.{name}"
+        for section, found in signatures.items()
+        for name, one in found.items()
+        if one.annotation in ("int", "float", "int | None")
+        and (section == "env.args" or one.kind is inspect.Parameter.KEYWORD_ONLY)
+    }
+    numeric |= {f"env.args.rewards.{field.name}" for field in dataclasses.fields(MoveRewards)}
+    assert numeric == SOKOBAN.keys() and len(numeric) == 12
+
+
+@pytest.mark.parametrize("path", SOKOBAN)
+def test_sokobans_arguments_refuse_what_lies_outside_their_bounds_and_what_is_no_number(path: str) -> None:
+    least, most, integer = SOKOBAN[path]
+    word = "an integer" if integer else "a number"
+    no_number, low, high = f"must be {word} from {least} to {most}", f"at least {least}", f"at most {most}"
+    said = {
+        math.nan: no_number,
+        math.inf: no_number if integer else high,
+        -math.inf: no_number if integer else low,
+        "many": no_number,
+        True: no_number,
+        least - 1: low,
+        most * 2 + 1: high,
+    }
+    for value, bound in said.items():
+        text = sokoban_complaint(path, value)
+        assert text.startswith(f"train_sokoban.{path}={value!r}: ") and text.endswith(bound)
+    for value in (least, most):  # the size of a cell must be that of the data too
+        assert sokoban_complaint(path, value) == "" or path == "env.args.cell_px"
+
+
+@pytest.mark.parametrize("command", ["train", "rollout", "update", "evaluate", "control"])
+def test_every_command_refuses_a_weight_that_is_no_number(command: str) -> None:
+    """An update too: credit per turn takes the reward's arguments."""
+    text = sokoban_complaint("reward.args.distance_weight", math.nan, f"{command}_sokoban")
+    assert text == "train_sokoban.reward.args.distance_weight=nan: must be a number from -1000000 to 1000000"
+
+
+def test_rewards_of_moves_are_a_mapping() -> None:
+    assert sokoban_complaint("env.args.rewards", 5).startswith(
+        "train_sokoban.env.args.rewards=5: must be a mapping of blocked, moved,"
+    )
+
+
+# (what is typed, what the message says): values that would crash or mislead later.
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # A ratio below 0 does not exist.
     ({"train_sokoban.grpo.clip_low": 1.5}, "train_sokoban.grpo.clip_low=1.5: input should be less than or equal to 1."),

@@ -155,7 +155,7 @@ def test_an_evaluation_plays_the_named_policy(stored: Stored, checkpoint: str | 
 
 
 def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -> None:
-    """The policy before GRPO comes first; blank images are shown to the final one."""
+    """The policy before GRPO comes first."""
     newest = open_policy(stored.checkpoint(2))
     tables = (stored.prompts, stored.evaluation)
     summary, parts = evaluate_policies(stored.start, newest, *tables, stored.parameters, IDENTITY, SEED)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import numbers
 import re
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -33,6 +34,17 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what JSON and Arrow c
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]  # what timers of the system take
 Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+class Bounds(NamedTuple):
+    """Least and greatest value of a number that stands in no option model, such as an argument in `env.args`."""
+
+    least: int
+    most: int
+    integer: bool = True
+
+
+REWARD_BOUNDS = Bounds(-1_000_000, 1_000_000, integer=False)
 
 
 class ParameterError(ValueError):
@@ -202,3 +214,19 @@ def checked_arguments(path: str, given: Mapping[str, Any], known: Collection[str
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
             raise ValueError(f"{path}.{key}={value!r}: unknown parameter; {hint}")
     return dict(given)
+
+
+def check_number(path: str, value: Any, bounds: Bounds) -> None:
+    """See that a value is a number within its bounds.
+
+    Raises:
+        ValueError: it is no such number, nan included; the message has the path, the value and the bound.
+    """
+    least, most, integer = bounds
+    is_number = isinstance(value, numbers.Integral if integer else numbers.Real) and not isinstance(value, bool)
+    if is_number and value < least:
+        raise ValueError(f"{path}={value}: must be at least {least}")
+    if is_number and value > most:
+        raise ValueError(f"{path}={value}: must be at most {most}")
+    if not is_number or not least <= value <= most:  # nan lies within no bounds
+        raise ValueError(f"{path}={value!r}: must be {'an integer' if integer else 'a number'} from {least} to {most}")

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.own_code import explain
 from geo_sokoban_pipeline.preflight.fingerprints import TRAINING
 from geo_sokoban_pipeline.tasks import TASKS
 
-_KINDS = ("train", "rollout", "evaluate", "control")  # an update calls none of these
+_KINDS = ("train", "rollout", "update", "evaluate", "control")
 _LEVEL = "#####\n#@$.#\n#####"
 _PROBLEM = {"id": "tried", "answer": "1"}
 _PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
@@ -39,6 +39,12 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         return
     run = f"{TRAINING}{task}"  # the other kinds play with the options of this one
     options: TrainOptions = getattr(parameters, run)
+    if kind == "update":
+        # It calls none of these, but credit per turn takes the reward's arguments: nothing but the own reward is tried.
+        for own_reward, outcome in _own_rewards():
+            if options.reward.function == f"{own_reward.__module__}.{own_reward.__qualname__}":
+                _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
+        return
     environments = _own_environments()
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
     reward = _find(f"{run}.reward.function", options.reward.function, "reward")

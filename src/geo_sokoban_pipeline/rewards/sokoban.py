@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from geo_sokoban_pipeline.options.base import checked_arguments
+from geo_sokoban_pipeline.options.base import REWARD_BOUNDS, Bounds, check_number, checked_arguments
+
+BOUNDS: Mapping[str, Bounds] = {"distance_weight": REWARD_BOUNDS}
 
 
 def sokoban_reward(
@@ -33,10 +35,11 @@ def sokoban_reward(
         distances stay None where they are unknown.
 
     Raises:
-        ValueError: aggregate is neither `mean` nor `sum`.
+        ValueError: aggregate is neither `mean` nor `sum`, or distance_weight is out of its bounds.
     """
     if aggregate not in ("mean", "sum"):
         raise ValueError(f"aggregate={aggregate!r}: must be 'mean' or 'sum'")
+    check_number("distance_weight", distance_weight, BOUNDS["distance_weight"])
     total = float(sum(turn_rewards))
     mean = total / len(turn_rewards) if len(turn_rewards) else 0.0
     bonus = float(final_bonus or 0.0)
@@ -63,7 +66,7 @@ def compute_reward(outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
         The parts of `sokoban_reward`, with the total as `reward` too.
 
     Raises:
-        ValueError: an argument is unknown; the message names it.
+        ValueError: an argument is unknown or out of range; the message names it.
     """
     known = checked_arguments("reward.args", args, ("aggregate", "distance_weight"))
     env = outcome.env

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.sokoban.actions import parse_actions
-from geo_sokoban_pipeline.envs.sokoban.arguments import check_choice, check_least, read_arguments
+from geo_sokoban_pipeline.envs.sokoban.arguments import BOUNDS, check_choice, read_arguments
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.observation import STYLES, observation_text
-from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render_observation
+from geo_sokoban_pipeline.envs.sokoban.render import render_observation
+from geo_sokoban_pipeline.options.base import check_number
 
 
 class SokobanEnv:
@@ -25,7 +26,7 @@ class SokobanEnv:
     Args:
         board: the level. max_actions_per_turn: moves of a reply that are carried out; further ones are ignored.
         max_steps: moves after which the episode ends, blocked ones included. cell_px: side of a cell in the picture,
-        in pixels, at least 8. rewards: what moves, a turn without a move, and success are worth. observation_style:
+        in pixels, 8 to 512. rewards: what moves, a turn without a move, and success are worth. observation_style:
         `full`, or `brief` for policies that pay for every token. text_grid: write the position into the text as well.
         render_mode: `vision`, or `text` for the grid as text and no picture. malformed_counts_step: a reply without a
         move costs one of `max_steps`. Off is the seed's rule, where such a reply
@@ -58,9 +59,9 @@ class SokobanEnv:
         distance: Literal["greedy", "assignment"] = "greedy",
         optimal_steps: int | None = None,
     ) -> None:
-        check_least("max_actions_per_turn", max_actions_per_turn, 1)
-        check_least("max_steps", max_steps, 1)
-        check_least("cell_px", cell_px, MIN_CELL_PX)
+        check_number("max_actions_per_turn", max_actions_per_turn, BOUNDS["max_actions_per_turn"])
+        check_number("max_steps", max_steps, BOUNDS["max_steps"])
+        check_number("cell_px", cell_px, BOUNDS["cell_px"])
         check_choice("observation_style", observation_style, STYLES)
         check_choice("render_mode", render_mode, ("vision", "text"))
         check_choice("distance", distance, ("greedy", "assignment"))
