@@ -115,6 +115,35 @@ def test_a_damaged_history_counts_as_none(tmp_path):
             "kedro run '--params=train_geo3k.rollout.server={environment: ***'",
         ),
         (["kedro", "run", "--params=x.server.environment:{A: abc}"], "kedro run '--params=x.server.environment:***'"),
+        *(
+            (["kedro", "run", f"--params=a=1,x.environment{value}"], f"kedro run '--params=a=1,x.environment{masked}'")
+            for value, masked in [
+                (".T=ab}cd", ".T=***"),
+                (".T=ab]cd,run_id=x", ".T=***,run_id=x"),
+                (".T=ab,cd,run_id=x", ".T=***,run_id=x"),
+                (".T=ab,cd==,run_id=x", ".T=***,run_id=x"),  # `cd==` is the end of a text in base64
+                (".T=ab,cd=", ".T=***"),
+                (".T=ab,x.environment.U=cd,y.z=2", ".T=***,x.environment.U=***,y.z=2"),
+                (".T=[ab,cd]", ".T=***"),
+                (".T=[ab,c=d],run_id=x", ".T=***"),
+                (".T=ab[c,d=e],run_id=x", ".T=***"),
+                ('.T="ab,c=d",run_id=x', ".T=***"),
+                ("={T: ab,c=d}", "=***"),
+                ("[T]=ab,run_id=x", "[T]=***,run_id=x"),
+            ]
+        ),
+        (["kedro", "run", "--params=x.server[environment].T=ab"], "kedro run '--params=x.server[environment].T=***'"),
+        # So may be passwords in addresses; a user name alone is none.
+        *(
+            (["kedro", "run", f"--params=tracking.uri={uri},a=1"], f"kedro run '--params=tracking.uri={masked}'")
+            for uri, masked in [
+                ("postgresql://u:pw@h/db", "postgresql://***@h/db,a=1"),
+                ("postgresql://u:p/w@x@h/db", "postgresql://***@h/db,a=1"),
+                ("http://:pw@h:80", "http://***@h:80,a=1"),
+                ("postgresql://h/db?user=u&password=pw", "postgresql://h/db?user=u&password=***"),
+            ]
+        ),
+        (["kedro", "run", "--params=tracking.uri=http://u@h:80"], "kedro run --params=tracking.uri=http://u@h:80"),
     ],
 )
 def test_command_as_typed(monkeypatch, words, typed):

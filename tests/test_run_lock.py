@@ -53,6 +53,13 @@ def test_second_process_stops_and_names_the_first(tmp_path):
     RunLock(tmp_path / "run").close()  # SIGKILL has released it
 
 
+def test_the_lock_names_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kedro", "run", "--params=x.server.environment.T=swordfish,run_id=x"])
+    RunLock(tmp_path).close()
+    written = (tmp_path / LOCK_FILE).read_text()
+    assert "swordfish" not in written and "run_id=x" in written
+
+
 def test_forked_child_of_a_killed_holder_does_not_keep_the_run(tmp_path):
     holder, child = hold(tmp_path, "fork")
     with pytest.raises(RunLockedError):

@@ -69,7 +69,7 @@ def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
 
 
 def hide_secrets(fingerprint: Fingerprint) -> Fingerprint:
-    """The same with hashes in place of the servers' variables, which older versions stored as they are."""
+    """The same with hashes in place of the servers' variables; a stored value that is no hash is hashed."""
     return {
         name: hash_secret(name.removeprefix(_VARIABLES), value)
         if name.startswith(_VARIABLES) and isinstance(value, str) and not value.startswith(HASHED)

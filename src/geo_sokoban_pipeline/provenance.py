@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -23,13 +22,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.masking import mask_word
 from geo_sokoban_pipeline.storage import CorruptFolderError, read_json, write_json
 
 _PROGRAM = ("src", "conf")  # what results depend on, of a checkout
 _PROCESSORS = Path("/proc/cpuinfo")
 COMMANDS_FILE = "commands.json"
-# `server.environment.NAME=value` up to the next comma; of a value in braces all that follows, whatever it is.
-_SERVER_VARIABLES = re.compile(r"(\benvironment(?:\.[^=:,]+)?['\"]?\s*[=:]\s*)(?:\{.*|[^,}]*)", re.DOTALL)
 _RENEWAL = 5.0  # seconds between two renewals of an entry: what `kill -9` may lose of the total
 
 
@@ -120,12 +118,12 @@ def summarise_commands(commands: Sequence[dict[str, Any]]) -> RunTime | None:
 
 def typed_command() -> str:
     """The command of this process as somebody types it: without the folders of the interpreter, and with stars in place
-    of the variables of servers, which may be secrets.
+    of what may be a secret: the variables of servers, and passwords in addresses.
     """
     program, *words = sys.argv or [""]
     path = Path(program)
     name = path.parent.name if path.name == "__main__.py" else path.name
-    return shlex.join([name, *(_SERVER_VARIABLES.sub(r"\1***", word) for word in words)])
+    return shlex.join([name, *map(mask_word, words)])
 
 
 def describe_maker(project: Path, *, benchmarks: bool = False) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shlex
 import socket
-import sys
 import weakref
 from datetime import datetime
 from pathlib import Path
 from typing import IO
+
+from geo_sokoban_pipeline.provenance import typed_command
 
 LOCK_FILE = "run.lock"
 _WAY_OUT = ", or take another run by --params run_id=…"
@@ -90,7 +90,7 @@ def _describe_process() -> dict[str, int | str]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": shlex.join(sys.argv),
+        "command": typed_command(),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from unittest.mock import MagicMock
 
 import pytest
 from kedro.framework.project import configure_project
 
 from geo_sokoban_pipeline.hooks import tracking
-from geo_sokoban_pipeline.hooks.mlflow_run import NOTE, evaluation_points, evaluation_tags, flatten, points_of
+from geo_sokoban_pipeline.hooks.mlflow_run import (
+    NOTE,
+    MlflowRun,
+    evaluation_points,
+    evaluation_tags,
+    flatten,
+    points_of,
+)
 from geo_sokoban_pipeline.hooks.parameters import name_tasks
 from geo_sokoban_pipeline.hooks.tracking import artifacts_of, parameters_of
 from geo_sokoban_pipeline.options.project import ProjectParameters
@@ -155,6 +163,15 @@ def test_only_parameters_that_are_in_force():
     assert not any(".tiny." in name or "problems" in name for name in flat)
     assert flat["geo3k.hub.dataset"] and flat["train_geo3k.task"] == "geo3k"
     assert any(name.startswith("train_geo3k.rollout.server.") for name in flat)
+
+
+def test_a_note_holds_no_login(tmp_path):
+    client = MagicMock()
+    client.create_run.return_value.info.run_id = "1"
+    client.get_metric_history.return_value = []
+    for uri in ("postgresql://u:pw@h/db", "postgresql://u:p/w@x@h/db", "postgresql://u@h/db", "postgresql://h/db"):
+        MlflowRun.create(client, "2", uri, tmp_path, "name")
+        assert json.loads((tmp_path / NOTE).read_text())["tracking_uri"] == "postgresql://h/db"
 
 
 def test_a_moved_data_root_keeps_its_runs_and_artifacts(project):

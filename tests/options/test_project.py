@@ -44,3 +44,40 @@ def test_defaults():
     parameters = validate_parameters({}, ProjectParameters)
     assert (parameters.run_id, parameters.seed, parameters.fresh) == ("default", 0, False)
     assert parameters.tracking.enabled
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://u:swordfish@h/db",
+        "mysql+pymysql://u:sword/fish@h:3306/db",
+        "http://u:swordfish@h:5000",
+        "postgresql://h/db?user=u&password=swordfish",
+        "mssql+pyodbc:///?odbc_connect=UID%3Du%3BPWD%3Dswordfish",
+    ],
+)
+def test_a_tracking_uri_holds_no_password(uri):
+    with pytest.raises(ParameterError, match=r"MLFLOW_TRACKING_PASSWORD; for a database .* ~/\.pgpass") as caught:
+        validate_parameters({"tracking": {"uri": uri}}, ProjectParameters)
+    assert "fish" not in str(caught.value) and str(caught.value).startswith("tracking: uri=")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:////data/a@b/mlflow.db",
+        "http://h:5000",
+        "http://u@h:5000/mlflow",
+        "postgresql://u@h:5432/db?sslmode=require&passfile=/p",
+        "databricks://profile",
+    ],
+)
+def test_tracking_uris_without_a_password(uri):
+    assert validate_parameters({"tracking": {"uri": uri}}, ProjectParameters).tracking.uri == uri
+
+
+def test_no_message_shows_a_password_of_an_address():
+    for wrong in ({"tracking": {"url": "http://u:swordfish@h"}}, {"tracking": {"uri": ["http://u:swordfish@h"]}}):
+        with pytest.raises(ParameterError, match=r"://\*\*\*@h") as caught:
+            validate_parameters(wrong, ProjectParameters)
+        assert "swordfish" not in str(caught.value)

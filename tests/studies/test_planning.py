@@ -165,6 +165,12 @@ def test_wrong_overrides_are_named(study, message):
     assert message in str(error.value)
 
 
+def test_a_password_reaches_no_file_of_a_member():
+    base = {**BASE, "tracking": {"uri": "postgresql://u:swordfish@h/db"}}
+    with pytest.raises(ParameterError, match=r"tracking: uri=postgresql://\*\*\*@h/db: a password must not stand"):
+        plan_members("default", StudyDefinition.model_validate({"seeds": [1]}), base, ROOT)
+
+
 @pytest.mark.parametrize("name", ["default", "from_zero", "long"])
 def test_the_studies_of_the_project_can_be_planned(name):
     study = read(f"studies/{name}")[f"study_{name}"]

@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.masking import without_login
 from geo_sokoban_pipeline.provenance import describe_maker, typed_command
 from geo_sokoban_pipeline.storage import read_json, write_json
 
@@ -295,5 +296,5 @@ def process_tags(project_path: Path) -> dict[str, str]:
 
 
 def _portable(uri: str) -> str:
-    """The store's URI, without the data root where it lies in one: that may be moved."""
-    return OWN_STORE if uri.startswith("sqlite:") and uri.endswith(f"/{OWN_STORE}") else uri
+    """The store's URI without a login, and without the data root where it lies in one: that may be moved."""
+    return OWN_STORE if uri.startswith("sqlite:") and uri.endswith(f"/{OWN_STORE}") else without_login(uri)

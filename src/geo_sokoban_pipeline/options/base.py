@@ -19,6 +19,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from geo_sokoban_pipeline.masking import mask_addresses
+
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 
@@ -137,6 +139,8 @@ def _describe(details: Any, params: Mapping[str, Any], model: type[BaseModel], p
     if details["type"] == "extra_forbidden":
         return f"{shown}: unknown name. {_known_names(location, path.rpartition('.')[0], model, prefix)}"
     allowed = re.sub(r"^(Value|Assertion) error, ", "", details["msg"]).rstrip(".")
+    if details["type"].startswith(("greater_than", "less_than")):  # pydantic writes out all zeros of 1e-16
+        allowed = re.sub(r"0\.0{4,}\d+", lambda bound: f"{float(bound[0]):g}", allowed)
     nearest = _nearest(str(details["input"]), re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", "")))
     return f"{shown}: {allowed[:1].lower()}{allowed[1:]}.{nearest}"
 
@@ -149,7 +153,7 @@ def _shown(value: Any) -> str:
     """`=value`, shortened; nothing for a whole section, which the path names already."""
     if isinstance(value, Mapping | BaseModel):
         return ""
-    text = json.dumps(value, ensure_ascii=False, default=repr)
+    text = mask_addresses(json.dumps(value, ensure_ascii=False, default=repr))
     return f"={text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '…'}"
 
 

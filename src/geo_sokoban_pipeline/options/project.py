@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from geo_sokoban_pipeline.masking import holds_password, mask_addresses
 from geo_sokoban_pipeline.options.base import RunId, Seed, StrictModel
 from geo_sokoban_pipeline.options.check import CheckPipelineOptions
 from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
@@ -45,9 +46,22 @@ class TrackingOptions(StrictModel):
     """Where MLflow records a run. It only watches: whatever goes wrong there is a warning, never the end of a run."""
 
     enabled: bool = Field(True, description="Off: MLflow is not even imported.")
-    uri: str | None = Field(None, description="MLflow tracking URI. None: the sqlite file mlflow.db in the data root.")
+    uri: str | None = Field(
+        None,
+        description="MLflow tracking URI, without a password. None: the sqlite file mlflow.db in the data root.",
+    )
     experiment: str = Field("geo_sokoban_pipeline", min_length=1, description="Name of the MLflow experiment.")
     sample_trajectories: bool = Field(True, description="Record the run's newest trajectory file as an artifact.")
+
+    @model_validator(mode="after")
+    def _check(self) -> TrackingOptions:
+        if self.uri is not None and holds_password(self.uri):
+            raise ValueError(
+                f"uri={mask_addresses(self.uri)}: a password must not stand there, because the URI is stored with the "
+                "run. For http set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; for a database give the user "
+                "alone, and the password by a file such as ~/.pgpass."
+            )
+        return self
 
 
 class ProjectParameters(StrictModel):

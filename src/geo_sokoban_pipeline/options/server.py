@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import Literal
@@ -48,12 +49,17 @@ def is_everywhere(host: str) -> bool:
     try:
         address = ipaddress.ip_address(bare)
     except ValueError:
-        try:
-            return bare in ("", "*") or socket.inet_aton(bare) == bytes(4)
-        except OSError:
-            return False
+        return bare in ("", "*") or _as_ipv4(bare) == bytes(4)
     mapped = getattr(address, "ipv4_mapped", None)
     return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
+
+
+def _as_ipv4(host: str) -> bytes | None:
+    """The four bytes of an IPv4 address, short forms such as `0` included; None: it is none."""
+    try:
+        return socket.inet_aton(host)
+    except OSError:
+        return None
 
 
 class FaultOptions(StrictModel):
@@ -157,22 +163,17 @@ class ServerOptions(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> ServerOptions:
+        self._check_urls()  # first: the other messages show the addresses
         if (self.mode == "attach") != bool(self.urls):
             raise ValueError(
                 f"urls={list(self.urls)} with mode={self.mode}: mode attach needs urls, launch takes none."
             )
-        for url in self.urls:
-            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
-                raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
-            if urlsplit(url).username or urlsplit(url).password:
-                host = urlsplit(url).hostname
-                raise ValueError(f"urls: the address of {host} holds a login; give a key by api_key_variable instead.")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
             raise ValueError(f"urls={list(self.urls)} names a server twice; name each once.")
         for name in FIXED_VARIABLES.keys() & self.environment.keys():
             value = self.environment[name].get_secret_value()
             raise ValueError(f"environment: {name}={value}: {FIXED_VARIABLES[name]}; leave it out.")
-        self._check_doors()
+        self._check_access()
         if self.ports is not None and len(self.ports) != self.count:
             raise ValueError(
                 f"ports={list(self.ports)}: count={self.count} servers need one each; null takes free ones."
@@ -186,7 +187,23 @@ class ServerOptions(StrictModel):
             )
         return self
 
-    def _check_doors(self) -> None:
+    def _check_urls(self) -> None:
+        """Addresses hold nothing but scheme, host, port and path: what else could stand there may be a secret."""
+        for url in self.urls:
+            address = re.split(r"[/?#]", url.rpartition("@")[2].rpartition("://")[2])[0]
+            if "@" in url:
+                raise ValueError(
+                    f"urls: the address of {address} holds a login; give a key by api_key_variable instead."
+                )
+            if "?" in url or "#" in url:
+                raise ValueError(
+                    f"urls: the address of {address} has a query or a fragment; leave it out, and give a key by "
+                    "api_key_variable."
+                )
+            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+                raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
+
+    def _check_access(self) -> None:
         """Who may reach a server, and whose code it runs, is never decided in passing."""
         if is_everywhere(self.host) and not self.all_interfaces:
             raise ValueError(
@@ -198,7 +215,7 @@ class ServerOptions(StrictModel):
             # argparse takes every unambiguous beginning of a flag for the flag.
             for own, way_out in _OWN_FLAGS.items():
                 if len(flag) > 2 and own.startswith(flag):
-                    raise ValueError(f"extra_arguments: {word} is not allowed there; {way_out}.")
+                    raise ValueError(f"extra_arguments: {word.partition('=')[0]} is not allowed there; {way_out}.")
         if self.api_key_variable is not None and self.mode != "attach":
             raise ValueError(
                 f"api_key_variable={self.api_key_variable} with mode=launch: it is for the servers of `urls`; launched "

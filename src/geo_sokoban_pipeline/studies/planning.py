@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.options.project import TrackingOptions
 from geo_sokoban_pipeline.options.study import StudyDefinition
 from geo_sokoban_pipeline.run_store import RunFolders
 from geo_sokoban_pipeline.storage import MANIFEST
@@ -92,8 +93,10 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, 
         share: cores of a member; it has so many processes with one thread each, no more than its options say.
 
     Raises:
-        ParameterError: an override is unknown or not allowed; names the study and the parameter.
+        ParameterError: an override is unknown or not allowed, or the tracking URI holds a password; names it.
     """
+    # Like the variables of servers: a password in the tracking URI would stand in the members' files.
+    validate_parameters(base.get("tracking", {}), TrackingOptions, prefix="tracking")
     task, data = task_of(study.task), study.data(study.task)
     own = root / "studies" / name if data else root
     given = {**base, **_override(task, base, study.train, data, share)}

@@ -106,16 +106,35 @@ def test_environment_of_a_server():
         ({"extra_arguments": ("--trust-remote-code",)}, "--trust-remote-code is not allowed there; give trust_remote"),
         ({"extra_arguments": ("--trust",)}, "--trust is not allowed there"),  # argparse completes it
         ({"extra_arguments": ("--trust_remote_code",)}, "give trust_remote_code=true"),
-        ({"extra_arguments": ("--host=0.0.0.0",)}, "--host=0.0.0.0 is not allowed there; give host"),
+        ({"extra_arguments": ("--host=0.0.0.0",)}, "extra_arguments: --host is not allowed there; give host"),
         ({"extra_arguments": ("--api-key", "abc")}, "--api-key is not allowed there; a launched server has no key"),
         ({"extra_arguments": ("--config", "a.yml")}, "--config is not allowed there"),
+        ({"extra_arguments": ("--api-key=swordfish",)}, "extra_arguments: --api-key is not allowed there"),
         ({"api_key_variable": "KEY"}, "api_key_variable=KEY with mode=launch"),
-        ({"mode": "attach", "urls": ("http://me:pw@a:1",)}, "address of a holds a login; give a key by api_key_var"),
+        ({"mode": "attach", "urls": ("http://me:pw@a:1",)}, "address of a:1 holds a login; give a key by api_key_var"),
     ],
 )
 def test_options_that_do_not_fit_together(options, message):
     with pytest.raises(ValidationError, match=message):
         ServerOptions(**options)
+
+
+@pytest.mark.parametrize("mode", ["launch", "attach"])
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://me:swordfish@a:1", "urls: the address of a:1 holds a login; give a key by api_key_variable"),
+        ("me:swordfish@a:1", "urls: the address of a:1 holds a login"),
+        ("http://swordfish@a:1/v1", "urls: the address of a:1 holds a login"),
+        ("http://me:swordfish/@b@a:1?key=swordfish", "urls: the address of a:1 holds a login"),
+        ("http://a:1/?key=swordfish", "urls: the address of a:1 has a query or a fragment; leave it out, and give a"),
+        ("http://a:1#swordfish", "urls: the address of a:1 has a query or a fragment"),
+    ],
+)
+def test_secrets_in_addresses_are_refused_and_not_shown(url, mode, message):
+    with pytest.raises(ParameterError, match=message) as caught:
+        validate_parameters({"mode": mode, "urls": [url]}, ServerOptions, prefix="server")
+    assert "swordfish" not in str(caught.value)
 
 
 def test_hosts_of_one_machine_need_no_permission():

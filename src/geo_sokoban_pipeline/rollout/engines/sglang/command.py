@@ -16,13 +16,7 @@ _OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTW
 
 
 def server_command(
-    options: ServerOptions,
-    folder: Path,
-    dtype: str,
-    longest: int,
-    port: int,
-    number: int,
-    bias: Mapping[str, float],
+    options: ServerOptions, folder: Path, dtype: str, longest: int, port: int, number: int, bias: Mapping[str, float]
 ) -> list[str]:
     """Words that start server `number`.
 

@@ -87,13 +87,7 @@ class LaunchedServer:
             self.port = find_ports(self.options.host, 1)[0]
         _check_start(self.options, self.port)
         command = server_command(
-            self.options,
-            self._folder,
-            self._dtype,
-            self._longest,
-            self.port,
-            self.number,
-            self._bias,
+            self.options, self._folder, self._dtype, self._longest, self.port, self.number, self._bias
         )
         environment = server_environment(self.options, os.environ)
         self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
