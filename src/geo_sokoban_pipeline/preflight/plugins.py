@@ -40,23 +40,19 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
     run = f"{TRAINING}{task}"  # the other kinds play with the options of this one
     options: TrainOptions = getattr(parameters, run)
     if kind == "update":
-        # It calls none of these, but credit per turn takes the reward's arguments: nothing but the own reward is tried.
-        for own_reward, outcome in _own_rewards():
-            if options.reward.function == f"{own_reward.__module__}.{own_reward.__qualname__}":
-                _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
+        # It plays nothing, but credit per turn takes the arguments of the project's own reward.
+        if options.reward.function.startswith("geo_sokoban_pipeline."):
+            _try_reward(run, options)
         return
     environments = _own_environments()
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
-    reward = _find(f"{run}.reward.function", options.reward.function, "reward")
+    _try_reward(run, options)
     if options.warm_start.steps:  # without one, nobody is imitated
         _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
     for own_factory, sample in environments:
         if factory is own_factory:
             _try(run, "env.args", partial(own_factory, sample, options.env.args))
-    for own_reward, outcome in _own_rewards():
-        if reward is own_reward:
-            _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
     if factory is environments[0][0]:
         drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
         if played is not None and drawn != played:
@@ -64,6 +60,13 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
                 f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
                 "first picture. Give both the same value."
             )
+
+
+def _try_reward(run: str, options: TrainOptions) -> None:
+    reward = _find(f"{run}.reward.function", options.reward.function, "reward")
+    for own_reward, outcome in _own_rewards():
+        if reward is own_reward:
+            _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
 
 
 def _own_environments() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
