@@ -59,7 +59,7 @@ SOKOBAN: dict[str, tuple[Any, set[str]]] = {
     "file.format": ("xsb", {"file"}),
     "limits": ({"max_bytes": 99}, READ),
     "limits.max_bytes": (99, READ),
-    "limits.max_pixels": (99, READ),
+    "limits.max_pixels": (99_999, READ),
 }
 GEOMETRY: dict[str, tuple[Any, set[str]]] = {
     "seed": (1, ALL),

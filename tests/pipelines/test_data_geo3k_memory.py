@@ -59,6 +59,6 @@ def peak_bytes(tmp_path: Path, count: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    # Twice: a peak differs by 20 MB on a busy machine.
-    few, many = (min(peak_bytes(tmp_path / str(turn), count) for turn in range(2)) for count in (FEW, MANY))
+    # Three times: a peak differs by 30 MB on a busy machine.
+    few, many = (min(peak_bytes(tmp_path / str(turn), count) for turn in range(3)) for count in (FEW, MANY))
     assert many <= few + ALLOWED, f"{few / 1e6:.0f} MB for {FEW} rows, {many / 1e6:.0f} MB for {MANY}"

@@ -229,7 +229,7 @@ def order_of_prompts(world: World, _: Path) -> None:
 
 @effect_of("prompts.floor")
 def floor_of_weights(world: World, _: Path) -> None:
-    low, high = (shares(world, {"prompts.order": "solve_rate", "prompts.floor": floor}, 0.0) for floor in (1e-4, 10.0))
+    low, high = (shares(world, {"prompts.order": "solve_rate", "prompts.floor": floor}, 0.0) for floor in (1e-4, 1.0))
     first = next(iter(low))
     assert low[first] < 0.02
     assert abs(high[first] - 1 / len(high)) < 0.06
@@ -317,7 +317,7 @@ SFT_RUNS: list[dict[str, Any]] = [
         "warm_start.steps": 4,
         "warm_start.episodes_per_step": 2,
         "warm_start.learning_rate": 0.002,
-        "warm_start.weight_decay": 2.0,
+        "warm_start.weight_decay": 1.0,
         "warm_start.momentum": 0.1,
         "warm_start.matrix_rate": 0.5,
         "warm_start.warmup_steps": 1,
