@@ -190,17 +190,18 @@ def test_a_server_that_speaks_something_else_is_a_warning(make_subject: Any) -> 
     assert (check.state, "BadStatusLine" in check.found) == ("warning", True)
 
 
-@pytest.mark.parametrize(("login", "state"), [("me:it", "ok"), ("me:wrong", "warning")])
-def test_a_login_in_the_address_is_used_and_not_shown(
-    make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch, login: str, state: str
+@pytest.mark.parametrize(("password", "state"), [("it", "ok"), ("wrong", "warning")])
+def test_a_user_in_the_address_is_used_and_not_shown(
+    make_subject: Any, server: str, monkeypatch: pytest.MonkeyPatch, password: str, state: str
 ) -> None:
-    for name in ("TOKEN", "USERNAME", "PASSWORD"):
+    for name in ("TOKEN", "USERNAME"):
         monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
-    uri = server.replace("http://", f"http://{login}@")
-    (check,) = check_servers(needed_servers(tracking(make_subject, f"{uri}/path?api_key=secret")), 5.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+    uri = server.replace("http://", "http://me@")
+    (check,) = check_servers(needed_servers(tracking(make_subject, f"{uri}/path")), 5.0)
     assert check.state == state
     assert check.found.startswith(f"{server}: ")
-    assert not any(word in str(check.to_json()) for word in ("me:", "secret"))
+    assert not any(word in str(check.to_json()) for word in ("me@", password))
 
 
 HUB = {"train_sokoban": {"policy": {"source": "hub", "path": "someone/gated"}}}

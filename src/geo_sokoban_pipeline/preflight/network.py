@@ -102,7 +102,7 @@ def _check_server(server: Server, timeout: float) -> Check:
         text = f"{shown}: port {port} of {parts.hostname} does not answer ({error})"
         return Check(_GROUP, server.name, server.state, text, server.way_out)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    header = _login_header(parts.username, parts.password) if server.header is None else server.header
+    header = _login_header(parts.username) if server.header is None else server.header
     code = _status(bare, timeout, header)
     if code in _REFUSED:
         return Check(_GROUP, server.name, server.state, f"{shown}: refuses this user ({code})", server.login)
@@ -163,15 +163,15 @@ def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
         return None
 
 
-def _login_header(user: str | None, password: str | None) -> dict[str, str]:
-    """Login of MLflow from the environment, else the one that stands in the address."""
+def _login_header(user: str | None) -> dict[str, str]:
+    """Login of MLflow from the environment; the user may stand in the address, a password may not."""
     import base64
 
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     if token:
         return {"Authorization": f"Bearer {token}"}
     user = os.environ.get("MLFLOW_TRACKING_USERNAME") or unquote(user or "")
-    password = os.environ.get("MLFLOW_TRACKING_PASSWORD") or unquote(password or "")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
     if user and password:
         return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
     return {}
