@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import numpy as np
 import pytest
@@ -90,11 +91,12 @@ def test_weights_that_change_under_a_reply_leave_their_spans(sglang_server, tiny
     policy = copy.deepcopy(tiny_policy)
     with attached(policy, sglang_server) as engine:
         request = request_with(policy, [5], max_new_tokens=1500)
-        for attempt in range(5):  # the update must come while it is sampled
+        for attempt in range(10):  # the update must come while it is sampled: each time it waits a little longer
             engine.update_weights(None, 2 * attempt)
             before = copy.deepcopy(policy)
             engine.submit([request])
             jolt(policy, attempt)
+            time.sleep(0.1 * attempt)
             engine.update_weights(None, 2 * attempt + 1)
             (result,) = engine.poll()
             if len(result.weight_spans) == 2:
