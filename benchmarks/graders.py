@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from geo_sokoban_pipeline.reporting.markers import read_section, replace_section
+from geo_sokoban_pipeline.reporting.study_docs import read_section, replace_section
 from geo_sokoban_pipeline.rewards.math_answer import Grader, GradingPool
 
 ROOT = Path(__file__).parents[1]

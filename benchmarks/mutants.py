@@ -39,13 +39,13 @@ FURTHER = ["tests/training/test_seeds.py", "tests/training/test_control.py"]
 NEAREST: dict[str, list[str]] = {
     "grpo/*.py": ["tests/grpo/test_{name}.py", "tests/grpo", *STEP],
     "training/backends/*.py": ["tests/training/test_optimizers.py", "tests/training/test_updating.py", *STEP],
-    "training/control.py": ["tests/training/test_control.py"],
+    "training/sft_control.py": ["tests/training/test_control.py"],
     "training/crew*.py": ["tests/training/test_crew_jobs.py", "tests/training/test_crew.py"],
     "training/shared_tensors.py": ["tests/training/test_crew.py"],
-    "training/process.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
-    "training/leftovers.py": ["tests/training/test_leftovers.py"],
+    "training/runtime.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
+    "training/partial_rollouts.py": ["tests/training/test_leftovers.py"],
     "training/objectives.py": ["tests/training/test_updating.py", *STEP],
-    "training/samples.py": ["tests/training/test_scoring.py", *STEP],
+    "training/batch.py": ["tests/training/test_scoring.py", *STEP],
     "training/scoring.py": ["tests/training/test_scoring.py", *STEP],
     "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
     "rollout/engines/*.py": ["tests/rollout/engines/test_{name}.py", "tests/rollout/engines"],
@@ -61,8 +61,8 @@ NEAREST: dict[str, list[str]] = {
         "tests/training/test_options_in_force.py",
     ],
     "rewards/*.py": ["tests/rewards/test_{name}.py", "tests/rewards"],
-    "storage.py": ["tests/test_storage_faults.py", "tests/datasets", "tests/training/test_updating.py"],
-    "fingerprint.py": [
+    "runs/storage.py": ["tests/test_storage_faults.py", "tests/datasets", "tests/training/test_updating.py"],
+    "runs/fingerprint.py": [
         "tests/test_fingerprint_inputs.py",
         "tests/preflight/test_fingerprints.py",
         "tests/pipelines/test_runs.py",

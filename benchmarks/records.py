@@ -23,8 +23,8 @@ from benchmarks.tables import (
     render_writing,
 )
 
-from geo_sokoban_pipeline.provenance import describe_maker
-from geo_sokoban_pipeline.reporting.markers import replace_section
+from geo_sokoban_pipeline.reporting.study_docs import replace_section
+from geo_sokoban_pipeline.runs.provenance import describe_maker
 
 ROOT = Path(__file__).parents[1]
 Found = dict[str, Any]

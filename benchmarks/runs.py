@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.records import ROOT, write_json
 
-from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.runs.storage import read_json
 
 
 def play_run(folder: Path, run_id: str, train: Mapping[str, Any]) -> list[dict[str, Any]]:

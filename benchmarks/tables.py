@@ -9,7 +9,7 @@ from benchmarks.peer.report import describe_ratio
 from markupsafe import Markup
 
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart
-from geo_sokoban_pipeline.reporting.study_figure import CHART_SIZE, frame_chart
+from geo_sokoban_pipeline.reporting.study_docs import CHART_SIZE, frame_chart
 
 Found = Mapping[str, Any]
 PHASES = ("rollout", "scoring", "update", "writing")

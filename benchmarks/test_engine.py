@@ -24,24 +24,24 @@ import pytest
 import yaml
 from benchmarks.records import keep
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RolloutOptions
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban import SokobanEnv
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerOptions
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RolloutOptions
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.policies.images import PatchReader
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout import transcript
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.rollout import episode
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
-from geo_sokoban_pipeline.training.process import prepare_process
-from geo_sokoban_pipeline.training.warm_start import imitate_teacher
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.training.runtime import prepare_process
+from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 ROOT = Path(__file__).parents[1]
 EPISODES, ROUNDS, WARM_START_STEPS = 64, 3, 80
@@ -148,7 +148,7 @@ class Observing:
     places: Sequence[tuple[Any, str]] = (
         (SokobanEnv, "_observe"),
         (SokobanEnv, "format_observation"),
-        (transcript, "_decode"),
+        (episode, "_decode"),
         (PatchReader, "read"),
     )
 

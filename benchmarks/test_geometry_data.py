@@ -18,7 +18,7 @@ import yaml
 from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
-from geo_sokoban_pipeline.envs.row_files import read_rows
+from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.pipelines.data_geo3k import create_pipeline
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from benchmarks.records import ROOT, keep
 from benchmarks.runs import play_run
 from benchmarks.tables import memory_growth, render_memory
 
-from geo_sokoban_pipeline.studies.planning import merge
+from geo_sokoban_pipeline.studies.plan import merge
 
 RECIPES = ("default", "from_zero")
 ITERATIONS, AT = 205, (20, 60, 100, 150, 200)

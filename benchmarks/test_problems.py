@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline.envs.geo3k.problems import generate_problems
-from geo_sokoban_pipeline.envs.geo3k.problems.render import render_layout_png
-from geo_sokoban_pipeline.options.problems import ProblemOptions
+from geo_sokoban_pipeline.config.geo3k import ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png
 
 ROUNDS = 3
 

@@ -20,23 +20,22 @@ import yaml
 from benchmarks.records import keep
 from benchmarks.tables import PHASES, growth, render_scaling, writing_share
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.schemas import TrajectoryContract
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
-from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-from geo_sokoban_pipeline.training.process import prepare_process
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, update_policy
+from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.scoring import score_trajectories
-from geo_sokoban_pipeline.training.updating import update_policy
-from geo_sokoban_pipeline.training.warm_start import imitate_teacher
-from geo_sokoban_pipeline.trajectories import Trajectory
-from geo_sokoban_pipeline.trajectory_files import name_parts
+from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.trajectories.parquet import name_parts
+from geo_sokoban_pipeline.trajectories.schema import TrajectoryContract
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 ROOT = Path(__file__).parents[1]
 SIZES, ROUNDS = (64, 256, 1024), 3

@@ -16,10 +16,10 @@ SHOWN = {"sokoban": ("held_out_episodes.gif", 8), "geo3k": ("held_out_problems.s
 
 def main(words: Sequence[str] | None = None) -> int:
     """Draw the chosen tasks' pictures and print their paths; 0, or 1 where a task has no finished run."""
-    from geo_sokoban_pipeline.reporting.animations import episodes_gif
+    from geo_sokoban_pipeline.reporting.episodes import episodes_gif
     from geo_sokoban_pipeline.reporting.notebook import open_catalog
-    from geo_sokoban_pipeline.reporting.selection import choose_gallery
     from geo_sokoban_pipeline.reporting.showcase import draw_replies
+    from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 
     options = _parse(words)
     catalog = open_catalog(options.env, options.run_id, ROOT)

@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw
 
-from geo_sokoban_pipeline.schemas import TableContext
-from geo_sokoban_pipeline.trajectories import Trajectory, Turn
+from geo_sokoban_pipeline.trajectories.schema import TableContext
+from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 PAD = 151655
 CONTEXT = TableContext(

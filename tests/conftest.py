@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.options.training import TrainOptions
+    from geo_sokoban_pipeline.config.grpo import TrainOptions
     from geo_sokoban_pipeline.policies.policy import Policy
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
     `GEO_SOKOBAN_SGLANG_URL` names one that runs already, so that nobody who works on the client waits for its start.
     """
     from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-    from geo_sokoban_pipeline.rollout.engines.sglang.keeper import end_servers
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import end_servers
     from servers import descendants, launch_options, need_environment
 
     need_environment()
@@ -81,7 +81,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_policy() -> Policy:
     """The tiny policy with random weights (seed 0); tests that train it take a deep copy."""
-    from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+    from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 
     return build_tiny_policy(TinyPolicyOptions(), seed=0)
@@ -90,7 +90,7 @@ def tiny_policy() -> Policy:
 @pytest.fixture(scope="session")
 def sokoban_rows() -> Callable[..., list[dict[str, Any]]]:
     """Factory of prompt rows: `sokoban_rows(count, **data options)`, 6×6 levels with one box by default."""
-    from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+    from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
     from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 
     def make(count: int, **changes: Any) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def sokoban_rows() -> Callable[..., list[dict[str, Any]]]:
 @pytest.fixture(scope="session")
 def geometry_rows() -> Callable[..., list[dict[str, Any]]]:
     """Factory of prompt rows: `geometry_rows(count, task, **data options)`, tiny generated problems by default."""
-    from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS
+    from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS
     from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 
     def make(count: int, task: str = "geo3k", **changes: Any) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def train_options() -> TrainOptions:
     """Options of `conf/base/parameters/train_sokoban.yml`, in one process."""
     import yaml
 
-    from geo_sokoban_pipeline.options.training import TrainOptions
+    from geo_sokoban_pipeline.config.grpo import TrainOptions
 
     text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
     return TrainOptions.model_validate({**yaml.safe_load(text)["train_sokoban"], "processes": 1})

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from geo_sokoban_pipeline.training.process import prepare_process
+from geo_sokoban_pipeline.training.runtime import prepare_process
 
 GLIBC = hasattr(ctypes.CDLL(None), "mallinfo2")  # from glibc 2.33 on
 FREED, BLOCK = 31 << 20, 30 << 20

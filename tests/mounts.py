@@ -60,7 +60,7 @@ def set_read_only(folder: Path, value: bool) -> None:
 
 def leave_free(folder: Path, free: int) -> Path:
     """Fill a file system but for so many bytes; deleting the returned file makes space again."""
-    from geo_sokoban_pipeline.storage import free_bytes
+    from geo_sokoban_pipeline.runs.storage import free_bytes
 
     ballast = folder / "ballast"
     with ballast.open("wb") as file:

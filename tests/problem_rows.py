@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.geo3k.raw_rows import RowIds, raw_rows
-from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.data import RowIds, raw_rows
 
 ALL = {"train": None, "validation": None, "eval": None}
 STRUCT_BYTES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from geo_sokoban_pipeline.storage import file_digest, read_json
-from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from geo_sokoban_pipeline.runs.storage import file_digest, read_json
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
 ROOT = Path(__file__).parents[1]
 TRAJECTORY_KINDS = ("trajectories", "eval_trajectories", "held_out_trajectories")

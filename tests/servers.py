@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.sglang import keeper
+from geo_sokoban_pipeline.rollout.engines.sglang import servers
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 
 ROOT = Path(__file__).parents[1]
@@ -87,8 +87,8 @@ def processes_with(setting: str) -> list[psutil.Process]:
 
 def strays() -> list[psutil.Process]:
     """Processes of servers that nobody keeps for a next engine."""
-    servers = [server for kept in keeper._kept.values() for server in kept]
-    wanted = {process.pid for server in servers for process in tree(psutil.Process(server.pid).ppid())}
+    kept = [server for several in servers._kept.values() for server in several]
+    wanted = {process.pid for server in kept for process in tree(psutil.Process(server.pid).ppid())}
     return [process for process in descendants() if process.pid not in wanted]
 
 

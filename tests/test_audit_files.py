@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from builders import CONTEXT, make_png, make_trajectories
-from geo_sokoban_pipeline.audit_files import audit_files
-from geo_sokoban_pipeline.trajectories import trajectories_to_table
-from geo_sokoban_pipeline.trajectory_files import write_trajectories
+from geo_sokoban_pipeline.evaluation.audit import audit_files
+from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import records
 from benchmarks.records import ROOT, keep, shown_texts
 
-from geo_sokoban_pipeline.reporting.markers import read_section
+from geo_sokoban_pipeline.reporting.study_docs import read_section
 
 SCALING = {
     "sizes": [64, 1024],

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.envs.geo3k import tables
-from geo_sokoban_pipeline.envs.sokoban import frames_schema
-from geo_sokoban_pipeline.fingerprint import (
+from geo_sokoban_pipeline.config.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.envs.geo3k import data as geometry
+from geo_sokoban_pipeline.envs.sokoban import data as sokoban
+from geo_sokoban_pipeline.runs.fingerprint import (
     Fingerprint,
     FingerprintError,
     check_fingerprint,
@@ -28,10 +30,8 @@ from geo_sokoban_pipeline.fingerprint import (
     size_differences,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.folders import PolicyFolder
-from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.training.loop import RunInputs, loop_fingerprint, run_grpo
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training.grpo_loop import RunInputs, loop_fingerprint, run_grpo
 from option_fields import leaves, value_at, with_another_value, with_value
 
 # Fields whose other values are free, and why.
@@ -309,7 +309,7 @@ def changed_at(row: dict[str, Any], place: tuple[Any, ...]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("task", "columns"),
-    [("sokoban", frames_schema.PROMPTS), ("geo3k", tables.PROMPTS), ("geo3k_multi_turn", tables.PROMPTS)],
+    [("sokoban", sokoban.PROMPTS), ("geo3k", geometry.PROMPTS), ("geo3k_multi_turn", geometry.PROMPTS)],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_every_value_of_a_prompts_table_counts(task: str, columns: Any, sokoban_rows: Any, geometry_rows: Any) -> None:

@@ -84,7 +84,7 @@ def test_a_token_of_any_episode_counts_unless_it_was_sampled(step):
 
 PROBE = """
 from benchmarks.peer.setting import describe_heap
-from geo_sokoban_pipeline.training.process import limit_heap
+from geo_sokoban_pipeline.training.runtime import limit_heap
 print(describe_heap())
 limit_heap()
 print(describe_heap())

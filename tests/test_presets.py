@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kedro.config import OmegaConfigLoader
 
-from geo_sokoban_pipeline.options.base import validate_parameters
-from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline import progress
+from geo_sokoban_pipeline import console
 from geo_sokoban_pipeline.console import quieten_libraries
 
 
 def test_lines_come_after_five_seconds_and_then_every_ten(monkeypatch, caplog):
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(progress, "on_terminal", lambda: False)
+    monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(console, "on_terminal", lambda: False)
     caplog.set_level(logging.INFO)
-    with progress.track("solve levels", 40) as work:
+    with console.track("solve levels", 40) as work:
         for second in range(1, 21):
             clock[0] = float(second)
             work.advance()
@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 def test_the_first_unit_is_no_pace(clock, caplog):
     caplog.set_level(logging.INFO)
-    with progress.track("GRPO", 100, 20) as bar:
+    with console.track("GRPO", 100, 20) as bar:
         clock[0] += 60.0  # loading
         bar.advance(note="solved 5%")
         for _ in range(10):

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from geo_sokoban_pipeline.provenance import (
+from geo_sokoban_pipeline.runs.provenance import (
     COMMANDS_FILE,
     CommandRecord,
     describe_maker,
@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.provenance import (
     summarise_commands,
     typed_command,
 )
-from geo_sokoban_pipeline.storage import write_json
+from geo_sokoban_pipeline.runs.storage import write_json
 
 
 def git(folder, *words):

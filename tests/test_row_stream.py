@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.row_stream import BATCH_ROWS, RowStream, stored_rows, write_rows
+from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, RowStream, stored_rows, write_rows
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.list_(pa.string()))])
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError
 
 SOURCE = Path(__file__).parents[1] / "src"
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from geo_sokoban_pipeline.run_lock import RunLock
+from geo_sokoban_pipeline.runs.lock import RunLock
 lock = RunLock(Path(sys.argv[1]))
 forks = sys.argv[2] == "fork"
 # The child speaks, not its parent: it has then let go of what it inherited.

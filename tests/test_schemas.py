@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import CONTEXT, PAD, make_trajectories
-from geo_sokoban_pipeline.contract import PART_COLUMNS
-from geo_sokoban_pipeline.schemas import (
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories, write_trajectories
+from geo_sokoban_pipeline.trajectories.schema import (
     TRAJECTORY_SCHEMA,
     TrajectoryContract,
     TrajectoryError,
@@ -22,8 +22,13 @@ from geo_sokoban_pipeline.schemas import (
     schema_metadata,
     validate_trajectories,
 )
-from geo_sokoban_pipeline.trajectories import Trajectory, TrajectoryBatch, table_to_trajectories, trajectories_to_table
-from geo_sokoban_pipeline.trajectory_files import read_trajectories, write_trajectories
+from geo_sokoban_pipeline.trajectories.types import (
+    Trajectory,
+    TrajectoryBatch,
+    table_to_trajectories,
+    trajectories_to_table,
+)
+from geo_sokoban_pipeline.trajectories.validation import PART_COLUMNS
 
 
 def generated(trajectory: Trajectory) -> int:

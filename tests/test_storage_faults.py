@@ -22,12 +22,19 @@ import pytest
 from kedro.io import DatasetError
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline import storage
 from geo_sokoban_pipeline.datasets import CheckpointsDataset, ResumeStateDataset, TrajectoriesDataset
-from geo_sokoban_pipeline.folders import open_policy, write_policy
-from geo_sokoban_pipeline.run_store import RunFolders
-from geo_sokoban_pipeline.storage import MANIFEST, read_json, read_manifest, remove_folder, write_folder, write_json
-from geo_sokoban_pipeline.trajectories import trajectories_to_table
+from geo_sokoban_pipeline.runs import storage
+from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.policy_folder import open_policy, write_policy
+from geo_sokoban_pipeline.runs.storage import (
+    MANIFEST,
+    read_json,
+    read_manifest,
+    remove_folder,
+    write_folder,
+    write_json,
+)
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 
 ANNOUNCED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "ctypes.dlsym"}
 KILLED, FAILED, DONE = 77, 78, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.tasks import TASKS, prompt_key, task_of
 
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from builders import CONTEXT, make_png, make_trajectories
-from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, validate_schema
-from geo_sokoban_pipeline.trajectories import (
+from geo_sokoban_pipeline.trajectories.arrow import DERIVED_COLUMNS
+from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, validate_schema
+from geo_sokoban_pipeline.trajectories.types import (
     Trajectory,
     TrajectoryBatch,
     Turn,
     table_to_trajectories,
     trajectories_to_table,
 )
-from geo_sokoban_pipeline.trajectory_columns import DERIVED_COLUMNS
 
 
 def round_trip(trajectory: Trajectory) -> Trajectory:

@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from builders import CONTEXT, make_png, make_trajectories
-from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, TrajectoryError, read_context, validate_trajectories
-from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
-from geo_sokoban_pipeline.trajectory_files import (
+from geo_sokoban_pipeline.trajectories.parquet import (
     OtherVersionError,
     TornFileError,
     decoded_size,
@@ -21,6 +19,13 @@ from geo_sokoban_pipeline.trajectory_files import (
     split_parts,
     write_trajectories,
 )
+from geo_sokoban_pipeline.trajectories.schema import (
+    TRAJECTORY_SCHEMA,
+    TrajectoryError,
+    read_context,
+    validate_trajectories,
+)
+from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 
 
 @pytest.fixture

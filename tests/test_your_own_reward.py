@@ -14,13 +14,13 @@ import duckdb
 import pytest
 import yaml
 
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.grpo.advantages import group_advantages
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.preflight.trial import sample_level
-from geo_sokoban_pipeline.rollout.outcome import Outcome
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
-from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from geo_sokoban_pipeline.preflight.own_code import sample_level
+from geo_sokoban_pipeline.rollout.episode import Outcome
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from runs import ROOT
 
 PAGE = (ROOT / "docs" / "your_own_reward.md").read_text(encoding="utf-8")

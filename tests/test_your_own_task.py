@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.trajectories import table_to_trajectories
-from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your_own_task.md").read_text(encoding="utf-8")

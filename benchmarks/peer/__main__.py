@@ -74,11 +74,11 @@ def prepare_policy(folder: Path, threads: int) -> None:
     import torch
     from benchmarks.peer.world import CELL_PX, make_rows
 
-    from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-    from geo_sokoban_pipeline.options.training import TrainOptions
+    from geo_sokoban_pipeline.config.grpo import TrainOptions
+    from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
     from geo_sokoban_pipeline.policies.policy import save_policy
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-    from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+    from geo_sokoban_pipeline.training.sft import imitate_teacher
 
     torch.set_num_threads(threads)
     policy = build_tiny_policy(TinyPolicyOptions(), seed=0)

@@ -17,7 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from geo_sokoban_pipeline.policies.chat import split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
-from geo_sokoban_pipeline.rollout.outcome import Outcome
+from geo_sokoban_pipeline.rollout.episode import Outcome
 from geo_sokoban_pipeline.tasks import prompt_key
 
 # The policy's own template; results of tools are shown as its user turns, and calls are rendered, which TRL insists on.

@@ -54,7 +54,7 @@ class Worker:
 
 def _serve(system: System, setting: Setting, rows: Rows, connection: Connection) -> None:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    from geo_sokoban_pipeline.training.process import prepare_process
+    from geo_sokoban_pipeline.training.runtime import prepare_process
 
     # Threads and heap as every run of this project sets them, for both systems.
     prepare_process(setting.threads)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.base import Info, Observation
 from geo_sokoban_pipeline.envs.sokoban import Board, SokobanEnv
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 
 REWARD_ARGS = {"aggregate": "sum", "distance_weight": 0.1}

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.images import build_image_processor
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.tiny import build_config
-from geo_sokoban_pipeline.policies.tokenizer import build_tokenizer
+from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 
 VOCABULARY = 151_936
 _ROPE_THETA = 5e6

@@ -1,6 +1,6 @@
 """The text of `docs/parameters.md`, from the option models and `conf/base`.
 
-Types, limits and meanings are those of the models in `geo_sokoban_pipeline.options`; defaults are what a run without
+Types, limits and meanings are those of the models in `geo_sokoban_pipeline.config`; defaults are what a run without
 any argument uses. Units, names in other libraries, and arguments that no model holds are tables in `names.py`.
 """
 
@@ -19,21 +19,21 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 
-from geo_sokoban_pipeline.envs.geo3k.teacher import GeometryTeacher
-from geo_sokoban_pipeline.envs.sokoban import teacher as sokoban_teacher
-from geo_sokoban_pipeline.envs.sokoban.arguments import BOUNDS as ENV_BOUNDS
-from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
-from geo_sokoban_pipeline.options.base import MOST, Bounds, nested_models
-from geo_sokoban_pipeline.options.geo3k_play import (
+from geo_sokoban_pipeline.config.base import MOST, Bounds, nested_models
+from geo_sokoban_pipeline.config.geo3k_training import (
     AnswerEnvOptions,
     AnswerRewardOptions,
     FormatRewardOptions,
     Geo3kEnvOptions,
     ToleranceRewardOptions,
 )
-from geo_sokoban_pipeline.options.project import ProjectParameters
-from geo_sokoban_pipeline.options.study import StudyDefinition
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.config.study import StudyDefinition
+from geo_sokoban_pipeline.envs.geo3k.expert import GeometryTeacher
+from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_teacher
+from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
+from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
 from geo_sokoban_pipeline.rewards.sokoban import BOUNDS as REWARD_BOUNDS
 from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward
 

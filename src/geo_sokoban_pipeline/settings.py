@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf.resolvers import oc
 
-from geo_sokoban_pipeline.config_loader import ProjectConfigLoader
+from geo_sokoban_pipeline.config.launcher_env import launch_value
 from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.hooks import (
     CommandHooks,
@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.hooks import (
     TerminalHooks,
     TrackingHooks,
 )
-from geo_sokoban_pipeline.launch import launch_value
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 
 EXTRA_HOOKS = "GEO_SOKOBAN_EXTRA_HOOKS"
 

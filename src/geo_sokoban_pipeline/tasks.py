@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from geo_sokoban_pipeline.options.base import StrictModel
-from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.base import StrictModel
+from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.config.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 
 World = Literal["sokoban", "geometry"]
 

@@ -11,7 +11,7 @@ import pytest
 from kedro.io import DatasetError
 
 from geo_sokoban_pipeline.datasets import CheckpointsDataset, ResumeStateDataset, StorageError
-from geo_sokoban_pipeline.storage import CorruptFolderError
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
 
 def writer(text: str) -> Callable[[Path], dict[str, Any]]:

@@ -12,10 +12,10 @@ import pytest
 from kedro.io import DatasetError
 
 from geo_sokoban_pipeline.datasets import JsonFileDataset
-from geo_sokoban_pipeline.datasets.frames import FrameDataset, RowStreamDataset
-from geo_sokoban_pipeline.row_stream import RowStream
+from geo_sokoban_pipeline.datasets.tables import FrameDataset, RowStreamDataset
+from geo_sokoban_pipeline.runs.row_stream import RowStream
 
-SCHEMA = "geo_sokoban_pipeline.envs.sokoban.frames_schema.REJECTED"
+SCHEMA = "geo_sokoban_pipeline.envs.sokoban.data.REJECTED"
 ROWS = [{"row_id": f"row_{k}", "reason": "torn", "raw": "#", "source": "file"} for k in range(70)]
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline.datasets.frames import FrameDataset, RowStreamDataset, load_schema, shorten
-from geo_sokoban_pipeline.row_stream import RowStream
+from geo_sokoban_pipeline.datasets.tables import FrameDataset, RowStreamDataset, load_schema, shorten
+from geo_sokoban_pipeline.runs.row_stream import RowStream
 
-SCHEMAS = "geo_sokoban_pipeline.envs.sokoban.frames_schema"
+SCHEMAS = "geo_sokoban_pipeline.envs.sokoban.data"
 REJECTED = f"{SCHEMAS}.REJECTED"
 
 

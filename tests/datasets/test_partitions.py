@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline import storage
 from geo_sokoban_pipeline.datasets import IterationPartitions, StorageError
-from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+from geo_sokoban_pipeline.runs import storage
+from geo_sokoban_pipeline.runs.storage import explain_storage_errors
 
 
 class Notes(IterationPartitions):

@@ -9,8 +9,8 @@ import pytest
 from kedro.io import DatasetError
 
 from geo_sokoban_pipeline.datasets import PolicyDataset, PolicyStateDataset
-from geo_sokoban_pipeline.folders import PolicyFolder, link_or_copy, open_policy, write_policy
-from geo_sokoban_pipeline.storage import CorruptFolderError
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, link_or_copy, open_policy, write_policy
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
 
 def write(folder: Path) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def test_full_disk_keeps_the_old_policy(policy: PolicyDataset, tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("geo_sokoban_pipeline.folders.link_or_copy", full)
+        patch.setattr("geo_sokoban_pipeline.runs.policy_folder.link_or_copy", full)
         with pytest.raises(DatasetError, match="policy: disk full, about 6 bytes needed"):
             policy.save(other)
     assert policy.load().manifest["source"] == "tiny"
@@ -126,7 +126,7 @@ def test_a_failed_replacement_keeps_the_old_policy(policy: PolicyDataset, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", fail)
         # Not every file system exchanges two folders in one step.
-        patch.setattr("geo_sokoban_pipeline.storage._exchange", lambda first, second: False)
+        patch.setattr("geo_sokoban_pipeline.runs.storage._exchange", lambda first, second: False)
         with pytest.raises(OSError, match="Input/output error"):
             write_policy(policy._path, lambda folder: (folder / "config.json").write_text("[]") and {})
     assert policy.load().manifest["source"] == "tiny"

@@ -16,9 +16,9 @@ from kedro.validation.exceptions import DataValidationError
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset, TrajectoriesFrameDataset
-from geo_sokoban_pipeline.schemas import TRAJECTORY_SCHEMA, validate_trajectories
-from geo_sokoban_pipeline.trajectories import TrajectoryBatch, trajectories_to_table
-from geo_sokoban_pipeline.trajectory_files import TornFileError, name_parts
+from geo_sokoban_pipeline.trajectories.parquet import TornFileError, name_parts
+from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import TrajectoryBatch, trajectories_to_table
 
 
 def make_catalog(folder: Path) -> DataCatalog:
@@ -27,7 +27,7 @@ def make_catalog(folder: Path) -> DataCatalog:
             "trajectories": {
                 "type": "geo_sokoban_pipeline.datasets.TrajectoriesDataset",
                 "path": str(folder),
-                "validator": {"class": "geo_sokoban_pipeline.schemas.TrajectoryContract", "on": ["save"]},
+                "validator": {"class": "geo_sokoban_pipeline.trajectories.schema.TrajectoryContract", "on": ["save"]},
                 "metadata": {"kedro-viz": {"layer": "model_output"}},
             },
             "trajectories@pandas": {

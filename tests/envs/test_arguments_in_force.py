@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.envs.geo3k import answer_env
-from geo_sokoban_pipeline.envs.geo3k import env as tool_env
-from geo_sokoban_pipeline.envs.sokoban.board import Board, MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env
-from geo_sokoban_pipeline.options.geo3k_play import (
+from geo_sokoban_pipeline.config.geo3k_training import (
     AnswerEnvOptions,
     AnswerRewardOptions,
     FormatRewardOptions,
     Geo3kEnvOptions,
     ToleranceRewardOptions,
 )
+from geo_sokoban_pipeline.envs.geo3k import answer_env
+from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+from geo_sokoban_pipeline.envs.sokoban.board import Board, MoveRewards
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env
 from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward, sokoban_reward
-from geo_sokoban_pipeline.rollout.outcome import Outcome
+from geo_sokoban_pipeline.rollout.episode import Outcome
 
 # The box is two moves from its target; below it a corner in which it is lost.
 LEVEL = "#######\n#@ $ .#\n#     #\n#######"

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from geo_sokoban_pipeline.config.data import SplitShares
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
-from geo_sokoban_pipeline.options.data import SplitShares
 
 
 @pytest.mark.parametrize(

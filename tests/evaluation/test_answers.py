@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geo_sokoban_pipeline.config.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
 from geo_sokoban_pipeline.evaluation.answers import (
     AnswerRecord,
     answer_disguises,
@@ -18,9 +19,7 @@ from geo_sokoban_pipeline.evaluation.answers import (
     summarise_answers,
 )
 from geo_sokoban_pipeline.evaluation.baselines import play_baselines
-from geo_sokoban_pipeline.evaluation.endings import Ending
-from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
-from geo_sokoban_pipeline.options.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+from geo_sokoban_pipeline.evaluation.metrics import Ending, wilson_interval
 
 ROW = {
     "id": "p",

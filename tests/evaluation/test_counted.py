@@ -21,30 +21,30 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.data_uris import read_data_uri
-from geo_sokoban_pipeline.envs.sokoban.env import build_env
-from geo_sokoban_pipeline.envs.teachers import make_teacher
-from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-from geo_sokoban_pipeline.evaluation.validation import validate_policy
-from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
-from geo_sokoban_pipeline.options.geo3k_training import (
+from geo_sokoban_pipeline.config.geo3k_training import (
     Geo3kMultiTurnTrainOptions,
     Geo3kTrainOptions,
     GeometryEvaluationOptions,
 )
-from geo_sokoban_pipeline.options.policy import TeacherOptions
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
-from geo_sokoban_pipeline.options.training import EvaluationOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import EvaluationOptions, TrainOptions
+from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.envs.images import read_data_uri
+from geo_sokoban_pipeline.envs.sokoban.env import build_env
+from geo_sokoban_pipeline.evaluation.rollouts import validate_policy
+from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.pipelines.train import nodes
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.seeding import python_generator
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from option_fields import leaves
 
 MAX_BYTES, MAX_PIXELS = 1 << 24, 1 << 24

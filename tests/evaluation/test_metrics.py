@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
-from geo_sokoban_pipeline.evaluation.metrics import (
-    EpisodeRecord,
-    response_metrics,
-    summarise_episodes,
-)
+from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord, response_metrics, summarise_episodes, wilson_interval
 
 RECORDS = [
     EpisodeRecord("a", True, 7.0, 3, 3, 3, 0),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from geo_sokoban_pipeline.evaluation.paired import mcnemar, paired_test
+from geo_sokoban_pipeline.evaluation.metrics import mcnemar, paired_test
 
 
 def outcomes(*values: str) -> dict[str, list[bool]]:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TeacherOptions
 from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, is_baseline, patient_teacher, play_baseline
-from geo_sokoban_pipeline.evaluation.playing import blank_image
+from geo_sokoban_pipeline.evaluation.rollouts import blank_image
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-from geo_sokoban_pipeline.folders import write_policy
-from geo_sokoban_pipeline.options.policy import TeacherOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.trajectories import table_to_trajectories
+from geo_sokoban_pipeline.runs.policy_folder import write_policy
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
 
 @pytest.fixture(scope="module")

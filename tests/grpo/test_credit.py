@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.grpo.credit import (
-    returns,
-    scale_by_rms,
-    spread_over_tokens,
-    turn_advantages,
-    turn_values,
-)
+from geo_sokoban_pipeline.grpo.advantages import returns, scale_by_rms, spread_over_tokens, turn_advantages, turn_values
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 

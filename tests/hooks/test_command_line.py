@@ -14,9 +14,9 @@ import yaml
 from click.testing import CliRunner
 from kedro.framework.cli.cli import KedroCLI
 
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks, explain, protect_lists, read_lists
-from geo_sokoban_pipeline.options.base import ParameterError
 from runs import ROOT
 
 

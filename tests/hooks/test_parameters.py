@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
+from geo_sokoban_pipeline.config import ParameterError
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.hooks.parameters import name_tasks
-from geo_sokoban_pipeline.options import ParameterError
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from geo_sokoban_pipeline.config import ParameterError
 from geo_sokoban_pipeline.hooks.runs import run_names
-from geo_sokoban_pipeline.options import ParameterError
-from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, RunLockedError
-from geo_sokoban_pipeline.run_store import RunFolders
+from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError
 
 
 def fill(*folders: Path) -> list[Path]:

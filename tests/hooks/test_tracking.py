@@ -10,20 +10,21 @@ from unittest.mock import MagicMock
 import pytest
 from kedro.framework.project import configure_project
 
+from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.hooks import tracking
-from geo_sokoban_pipeline.hooks.mlflow_run import (
+from geo_sokoban_pipeline.hooks.parameters import name_tasks
+from geo_sokoban_pipeline.hooks.tracking import (
     NOTE,
     MlflowRun,
+    artifacts_of,
     evaluation_points,
     evaluation_tags,
     flatten,
+    parameters_of,
     points_of,
 )
-from geo_sokoban_pipeline.hooks.parameters import name_tasks
-from geo_sokoban_pipeline.hooks.tracking import artifacts_of, parameters_of
-from geo_sokoban_pipeline.options.project import ProjectParameters
-from geo_sokoban_pipeline.run_lock import RunLock
-from geo_sokoban_pipeline.run_store import RunFolders
+from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.lock import RunLock
 
 
 def test_flatten():

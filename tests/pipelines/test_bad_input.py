@@ -11,11 +11,12 @@ import pytest
 import torch
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline import signposts, storage
-from geo_sokoban_pipeline.options.base import ParameterError
-from geo_sokoban_pipeline.rollout.episode import TooManyFailuresError
-from geo_sokoban_pipeline.storage import CorruptFolderError
-from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
+from geo_sokoban_pipeline import signposts
+from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError
+from geo_sokoban_pipeline.runs import storage
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
 from runs import assert_same_run, read_run
 
 pytestmark = pytest.mark.slow

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.preflight.table import PreflightError
-from geo_sokoban_pipeline.run_lock import RunLock
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.training import updating
+from geo_sokoban_pipeline.preflight.checks import PreflightError
+from geo_sokoban_pipeline.runs.lock import RunLock
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.training import grpo_loop
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def test_a_run_that_would_fail(project):
 
 def test_updates_that_diverge_are_a_row_not_a_traceback(project, monkeypatch):
     """One step without a finite gradient is survived, three in a row end a run."""
-    monkeypatch.setattr(updating, "learning_rate", lambda *_, **__: 1e30)
+    monkeypatch.setattr(grpo_loop, "learning_rate", lambda *_, **__: 1e30)
     project.run("check_sokoban")
     assert table_of(project)[1]["timed", "gradients"]["state"] == "warning"
     each = {"grpo": {"groups_per_step": 1}}
@@ -78,9 +78,8 @@ def test_a_policy_of_the_hub_that_is_not_here_yet(project, monkeypatch):
     """Its configuration is in a cache; nobody answers at the hub."""
     import huggingface_hub.constants
 
-    from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-    from geo_sokoban_pipeline.policies.tiny import build_config
-    from geo_sokoban_pipeline.policies.tokenizer import build_tokenizer
+    from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+    from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 
     cache = project.root / "cache"
     repository = cache / "models--someone--tiny"

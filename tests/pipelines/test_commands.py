@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from geo_sokoban_pipeline.options.base import ParameterError
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.pipelines.study.nodes import plan_study
-from geo_sokoban_pipeline.run_lock import RunLock
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.studies.command import Command
+from geo_sokoban_pipeline.runs.lock import RunLock
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.studies.plan import Command
 from runs import ROOT, finish, kedro_command
 
 PIPELINES = ("data_sokoban", "evaluate_sokoban", "rollout_sokoban", "train_sokoban", "update_sokoban")
@@ -139,7 +139,7 @@ def test_parameters_of_one_command_are_refused_in_a_notebook_too(project):
 @pytest.mark.slow
 def test_a_second_process_on_the_same_run_stops_at_once(project, tmp_path):
     holder = (
-        "import sys, time\nfrom pathlib import Path\nfrom geo_sokoban_pipeline.run_lock import RunLock\n"
+        "import sys, time\nfrom pathlib import Path\nfrom geo_sokoban_pipeline.runs.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(120)"
     )
     words = [sys.executable, "-c", holder, str(project.folder("06_models"))]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from geo_sokoban_pipeline.storage import read_json, write_json
+from geo_sokoban_pipeline.runs.storage import read_json, write_json
 
 pytestmark = pytest.mark.slow
 

@@ -17,16 +17,16 @@ from kedro.io import DataCatalog, DatasetError
 from kedro.runner import SequentialRunner
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.data_uris import read_data_uri
-from geo_sokoban_pipeline.envs.geo3k.problems import ProblemsExhaustedError
-from geo_sokoban_pipeline.envs.geo3k.tables import PROMPTS
-from geo_sokoban_pipeline.envs.identity import identify_data
-from geo_sokoban_pipeline.envs.row_files import read_rows
-from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS
+from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS
+from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
+from geo_sokoban_pipeline.envs.geo3k.figures import ProblemsExhaustedError
+from geo_sokoban_pipeline.envs.images import read_data_uri
+from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.pipelines.data_geo3k import create_pipeline
 from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import as_options
-from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError
+from geo_sokoban_pipeline.pipelines.tables import SourceUnavailableError
 from problem_rows import ALL, source_row, uri, write_bytes, write_uris
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from geo_sokoban_pipeline.fingerprint import hash_rows
-from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.runs.fingerprint import hash_rows
+from geo_sokoban_pipeline.runs.storage import read_json
 from runs import ROOT, finish, kedro_command
 
 pytestmark = pytest.mark.slow

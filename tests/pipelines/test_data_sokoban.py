@@ -14,14 +14,14 @@ import yaml
 from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
-from geo_sokoban_pipeline.envs.identity import identify_data
-from geo_sokoban_pipeline.envs.row_files import read_rows
-from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS
-from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.envs.rows import read_rows
+from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS
 from geo_sokoban_pipeline.pipelines.data_sokoban import create_pipeline
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import as_options, unique_ids
-from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
+from geo_sokoban_pipeline.pipelines.tables import SourceUnavailableError, hub_rows
 
 ROOT = Path(__file__).parents[2]
 PROMPT_TABLES = ("sokoban.prompts", "sokoban.validation_prompts", "sokoban.eval_prompts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.storage import CorruptFolderError
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 from runs import assert_same_run, read_run
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_torn_rows_stop_a_continued_run_before_any_work(finished_run, clone, nam
 ENGINE = '''
 """A rollout whose engine dies while a file is there."""
 from pathlib import Path
-from geo_sokoban_pipeline.rollout.episode import play_episodes as play
+from geo_sokoban_pipeline.rollout.rollout import play_episodes as play
 
 def play_episodes(engine, policy, tasks, settings, progress=None):
     if settings.iteration == 1 and Path(__file__).with_name("dead").exists():

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.evaluation.audits import check_token_parity
+from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
-from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from pipelines.conftest import Project
 from pipelines.hub_folders import write_geometry, write_sokoban
 from policies.thin import END, VOCABULARY, thinking_template, write_thin_policy

@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.audit_files import audit_files
-from geo_sokoban_pipeline.envs.row_files import read_rows
+from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.envs.sokoban import Board, generate_levels
+from geo_sokoban_pipeline.evaluation.audit import audit_files
 
 pytestmark = pytest.mark.slow
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.audit_files import audit_files
-from geo_sokoban_pipeline.fingerprint import FingerprintError
-from geo_sokoban_pipeline.hooks.mlflow_run import NOTE
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.evaluation.audit import audit_files
+from geo_sokoban_pipeline.hooks.tracking import NOTE
+from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from runs import assert_same_run, read_run
 
 pytestmark = pytest.mark.slow
 
 WIDTH = TinyPolicyOptions().hidden
 MODELS = "06_models/train_sokoban/default"
-IMITATE = "geo_sokoban_pipeline.training.warm_start.imitate_teacher"
-UPDATE = "geo_sokoban_pipeline.training.loop.update_policy"
+IMITATE = "geo_sokoban_pipeline.training.sft.imitate_teacher"
+UPDATE = "geo_sokoban_pipeline.training.grpo_loop.update_policy"
 PLAY = "geo_sokoban_pipeline.evaluation.summary.play_prompts"
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.sokoban import Board, render
-from geo_sokoban_pipeline.envs.sokoban.prompts import BRIEF
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.envs.sokoban.data import BRIEF
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from runs import finish, kedro_command
 from servers import ON_CPU, processes_with
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.audit_files import audit_files
-from geo_sokoban_pipeline.run_store import SourceError
+from geo_sokoban_pipeline.evaluation.audit import audit_files
+from geo_sokoban_pipeline.runs.folders import SourceError
 from runs import read_run
 
 pytestmark = pytest.mark.slow

@@ -7,17 +7,17 @@ import shutil
 
 import pytest
 
-from geo_sokoban_pipeline.audit_files import audit_files
-from geo_sokoban_pipeline.fingerprint import FingerprintError
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.training.control import ControlError
+from geo_sokoban_pipeline.evaluation.audit import audit_files
+from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.training.sft_control import ControlError
 from runs import ROOT, finish, kedro_command, read_run
 
 pytestmark = pytest.mark.slow
 
 SOURCE = {"run": "train_sokoban", "run_id": "default"}
-CONTINUE = "geo_sokoban_pipeline.training.control.continue_warm_start"
-TIME = "geo_sokoban_pipeline.training.control.time_steps"
+CONTINUE = "geo_sokoban_pipeline.training.sft_control.continue_warm_start"
+TIME = "geo_sokoban_pipeline.training.sft_control.time_steps"
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from geo_sokoban_pipeline.storage import read_json
+from geo_sokoban_pipeline.runs.storage import read_json
 from runs import ROOT, finish, kedro_command
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from geo_sokoban_pipeline.grpo.log_probs import token_log_probs
+from geo_sokoban_pipeline.grpo.loss import token_log_probs
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
 

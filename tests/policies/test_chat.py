@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.policies.chat import ChatCodec, join_placeholders, split_placeholders
-from geo_sokoban_pipeline.policies.tokenizer import build_tokenizer
+from geo_sokoban_pipeline.policies.tiny import build_tokenizer
 
 GRID = (1, 6, 4)
 PADS = GRID[1] * GRID[2] // 4

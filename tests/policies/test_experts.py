@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.options.training import OptimizerOptions
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.policies.experts import check_orientation
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 
 EXPERTS, HIDDEN, INNER = 4, 64, 24
 LAYER = "model.language_model.layers.0.mlp.experts"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.png import encode_png
+from geo_sokoban_pipeline.envs.images import encode_png
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.render import render, render_observation
 from geo_sokoban_pipeline.policies import images

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from geo_sokoban_pipeline.options.geo3k_training import GeometryTinyOptions
-from geo_sokoban_pipeline.options.policy import PolicyOptions, TinyPolicyOptions
+from geo_sokoban_pipeline.config.geo3k_training import GeometryTinyOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions, TinyPolicyOptions
 from geo_sokoban_pipeline.policies import preparing
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, save_policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.policies.policy import load_policy, save_policy
-from geo_sokoban_pipeline.policies.tokenizer import CHAT_TEMPLATE
+from geo_sokoban_pipeline.policies.tiny import CHAT_TEMPLATE
 
 
 @pytest.fixture(scope="module")

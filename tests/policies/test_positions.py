@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.policies.positions import extend_positions
+from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 
 PAD, MERGE = 12, 2
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from geo_sokoban_pipeline.policies import text
-from geo_sokoban_pipeline.policies.positions import extend_positions
-from geo_sokoban_pipeline.policies.text import place_images, run_text
-from geo_sokoban_pipeline.policies.vision import encode_images
+from geo_sokoban_pipeline.policies import qwen3_vl
+from geo_sokoban_pipeline.policies.qwen3_vl import encode_images, extend_positions, place_images, run_text
 from policies.library import SIZES, library_inputs, read_noise
 
 
@@ -111,7 +109,7 @@ def test_the_last_layer_runs_only_where_it_is_wanted(policy, monkeypatch):
     embeddings, positions = random_states(policy, rows=1, length=8)
     for count in (4, 5):
         run_text(language, embeddings, positions, wanted=torch.zeros((1, count), dtype=torch.long))
-    monkeypatch.setattr(text, "Qwen3VLTextDecoderLayer", type(None))
+    monkeypatch.setattr(qwen3_vl, "Qwen3VLTextDecoderLayer", type(None))
     states = run_text(language, embeddings, positions, wanted=torch.tensor([[2]]))
     handle.remove()
     # More than half of the positions, or a layer of another kind, take the library's own way.
@@ -141,10 +139,10 @@ def test_a_class_made_of_the_last_layer_is_called_whole(policy):
     own = type(layer)
     embeddings, _ = random_states(policy, rows=1, length=8)
     wanted = torch.tensor([[7, 2]])
-    assert text._is_worth_it(layer, wanted, embeddings)
+    assert qwen3_vl._is_worth_it(layer, wanted, embeddings)
     layer.__class__ = type(f"FSDP{own.__name__}", (own,), {})
     try:
-        assert not text._is_worth_it(layer, wanted, embeddings)
+        assert not qwen3_vl._is_worth_it(layer, wanted, embeddings)
     finally:
         layer.__class__ = own
 

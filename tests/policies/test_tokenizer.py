@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.policies.tokenizer import MARKUP_TOKENS, QWEN_SPECIAL_TOKENS, build_tokenizer
+from geo_sokoban_pipeline.policies.tiny import MARKUP_TOKENS, QWEN_SPECIAL_TOKENS, build_tokenizer
 
 TOKENIZER = build_tokenizer()
 MOVES = ["Up", "Down", "Left", "Right", "up", "down", "left", "right"]
@@ -58,7 +58,7 @@ def test_text_survives_the_round_trip(text):
 
 SCRIPT = """
 import hashlib
-from geo_sokoban_pipeline.policies.tokenizer import build_tokenizer
+from geo_sokoban_pipeline.policies.tiny import build_tokenizer
 print(hashlib.sha256(build_tokenizer().backend_tokenizer.to_str().encode()).hexdigest())
 """
 

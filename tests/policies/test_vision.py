@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geo_sokoban_pipeline.policies import vision
-from geo_sokoban_pipeline.policies.vision import encode_images
+from geo_sokoban_pipeline.policies import qwen3_vl
+from geo_sokoban_pipeline.policies.qwen3_vl import encode_images
 from policies.library import read_noise
 
 
@@ -18,7 +18,7 @@ def library_features(policy, image):
 
 @pytest.mark.parametrize("batch_patches", [16_384, 40, 1])
 def test_picture_features_equal_the_library(policy, monkeypatch, batch_patches):
-    monkeypatch.setattr(vision, "VISION_BATCH_PATCHES", batch_patches)
+    monkeypatch.setattr(qwen3_vl, "VISION_BATCH_PATCHES", batch_patches)
     images = read_noise(policy)
     with torch.no_grad():
         features = encode_images(policy.model.model.visual, images, policy.image_processor)

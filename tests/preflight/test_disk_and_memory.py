@@ -8,26 +8,24 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.preflight.disk import (
+from geo_sokoban_pipeline.preflight.model import ModelShape
+from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.preflight.resources import (
     DiskPlan,
+    check_memory,
     check_paths,
+    check_shared_memory,
     check_space,
     check_writable,
-    held_bytes,
-    plan_disk,
-    size,
-)
-from geo_sokoban_pipeline.preflight.episode import EpisodeShape
-from geo_sokoban_pipeline.preflight.memory import (
-    check_memory,
-    check_shared_memory,
     free_memory,
     group_limit,
+    held_bytes,
+    plan_disk,
     plan_memory,
+    size,
 )
-from geo_sokoban_pipeline.preflight.model import ModelShape
-from geo_sokoban_pipeline.preflight.stored_run import Stored
-from geo_sokoban_pipeline.storage import nearest_folder
+from geo_sokoban_pipeline.preflight.stored import Stored
+from geo_sokoban_pipeline.runs.storage import nearest_folder
 from mounts import closable_folder, set_read_only, small_disk
 
 SHAPE = EpisodeShape(prompt=28, observation=22, reply=6, patches=36, picture_tokens=9, picture_bytes=400)

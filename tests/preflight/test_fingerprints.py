@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from geo_sokoban_pipeline.envs.identity import identify_data
-from geo_sokoban_pipeline.fingerprint import FingerprintError
-from geo_sokoban_pipeline.options.project import ProjectParameters
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.preflight.fingerprints import check_stored_run, stages
-from geo_sokoban_pipeline.preflight.policies import check_starting_policy
-from geo_sokoban_pipeline.storage import CorruptFolderError
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.preflight.model import check_starting_policy
+from geo_sokoban_pipeline.preflight.stored import check_stored_run, stages
+from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
 RUN = "train_sokoban"
 INPUTS = {"input.prompts": "abc", "input.policy": "def"}

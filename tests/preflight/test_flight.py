@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.flight import Findings, inspect_run
-from geo_sokoban_pipeline.preflight.subject import Subject
-from geo_sokoban_pipeline.preflight.timing import has_weights
-from geo_sokoban_pipeline.storage import write_folder
+from geo_sokoban_pipeline.preflight.resources import has_weights
+from geo_sokoban_pipeline.runs.storage import write_folder
 
 SMALL = {"counts": {"train": 24, "validation": 8, "eval": 8}, "max_solution": 4}
 GONE = {"source": "folder", "path": "/no/such/policy"}

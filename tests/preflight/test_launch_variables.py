@@ -6,9 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from geo_sokoban_pipeline.launch import check_submit
-from geo_sokoban_pipeline.preflight.launch_variables import check_variables
-from geo_sokoban_pipeline.preflight.machine import check_accelerator
+from geo_sokoban_pipeline.config.launcher_env import check_submit
+from geo_sokoban_pipeline.preflight.machine import check_accelerator, check_variables
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.datasets.frames import FrameDataset
+from geo_sokoban_pipeline.datasets.tables import FrameDataset
 from geo_sokoban_pipeline.envs.sokoban import generate_levels
 from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
@@ -108,7 +108,7 @@ def stored(make_subject: Any, tmp_path: Path) -> Path:
     options = make_subject(sokoban=SMALL).data
     names = ("prompts", "validation_prompts", "eval_prompts")
     for name, frame in zip(names, make_prompts(read_levels(options)[0], options), strict=True):
-        schema = "geo_sokoban_pipeline.envs.sokoban.frames_schema.PROMPTS"
+        schema = "geo_sokoban_pipeline.envs.sokoban.data.PROMPTS"
         FrameDataset(path=str(tmp_path / f"{name}.parquet"), schema=schema).save(frame)
     return tmp_path
 

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_type,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape
-from geo_sokoban_pipeline.preflight.network import check_keys, check_servers, needed_servers
+from geo_sokoban_pipeline.preflight.servers import check_keys, check_servers, needed_servers
 
 RUN = "train_sokoban"
 

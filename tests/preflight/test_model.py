@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from geo_sokoban_pipeline.options.policy import PolicyOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.preflight.checks import guard
-from geo_sokoban_pipeline.preflight.model import inspect_model
-from geo_sokoban_pipeline.preflight.model_files import check_folder
+from geo_sokoban_pipeline.preflight.model import check_folder, inspect_model
 
 
 def shard_weights(folder: Path) -> None:

@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.envs.geo3k.tables import PROMPTS
-from geo_sokoban_pipeline.options.base import ParameterError
-from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
-from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
 from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
-from geo_sokoban_pipeline.preflight.checks import guard
-from geo_sokoban_pipeline.preflight.plugins import check_plugins
+from geo_sokoban_pipeline.preflight.checks import Subject, guard
+from geo_sokoban_pipeline.preflight.own_code import check_plugins
 from geo_sokoban_pipeline.preflight.problems import (
     check_counts_drawn,
     check_stored_prompts,
     inspect_problems,
     sample_problems,
 )
-from geo_sokoban_pipeline.preflight.subject import Subject
-from geo_sokoban_pipeline.row_stream import write_rows
+from geo_sokoban_pipeline.runs.row_stream import write_rows
 from problem_rows import source_row, write_uris
 
 COUNTS = {"train": 24, "validation": 6, "eval": 8}

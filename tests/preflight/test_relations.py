@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_moves, check_relations
 
 RUN = "train_sokoban"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.options.server import ServerOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.preflight.servers import (
     check_gpus,
     check_launch,

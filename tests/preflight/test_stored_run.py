@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.preflight.fingerprints import newest_checkpoints, stages
-from geo_sokoban_pipeline.preflight.stored_files import find_damage, find_damaged_rows
-from geo_sokoban_pipeline.preflight.stored_run import Stored, check_run, read_stored
-from geo_sokoban_pipeline.preflight.subject import Subject
-from geo_sokoban_pipeline.run_lock import RunLock, find_holder
-from geo_sokoban_pipeline.storage import write_folder
+from geo_sokoban_pipeline.preflight.checks import Subject
+from geo_sokoban_pipeline.preflight.stored import (
+    Stored,
+    check_run,
+    find_damage,
+    find_damaged_rows,
+    newest_checkpoints,
+    read_stored,
+    stages,
+)
+from geo_sokoban_pipeline.runs.lock import RunLock, find_holder
+from geo_sokoban_pipeline.runs.storage import write_folder
 
 PARQUET = b"PAR1" + bytes(100) + b"PAR1"
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.preflight.checks import Check, guard
-from geo_sokoban_pipeline.preflight.estimate import Timing, describe_timing, estimate_run
-from geo_sokoban_pipeline.preflight.table import PreflightError, as_table, judge, rows_of, summarise
+from geo_sokoban_pipeline.preflight.checks import Check, PreflightError, as_table, guard, judge, rows_of, summarise
+from geo_sokoban_pipeline.preflight.resources import Timing, describe_timing, estimate_run
 
 TIMING = Timing(
     imitation_step=0.1,

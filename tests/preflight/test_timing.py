@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
-from geo_sokoban_pipeline.preflight.subject import Subject
-from geo_sokoban_pipeline.preflight.timing import _ready_policy, time_iteration
-from geo_sokoban_pipeline.storage import write_folder
+from geo_sokoban_pipeline.preflight.checks import Subject
+from geo_sokoban_pipeline.preflight.resources import _ready_policy, time_iteration
+from geo_sokoban_pipeline.runs.storage import write_folder
 
 BRIEF = {"grpo": {"groups": 2, "group_size": 2, "filter": "none"}, "rollout": {"max_turns": 2}}
 

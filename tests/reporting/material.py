@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from builders import CONTEXT, PAD
-from geo_sokoban_pipeline.envs.png import encode_png
+from geo_sokoban_pipeline.envs.images import encode_png
 from geo_sokoban_pipeline.envs.sokoban import SokobanEnv, generate_levels
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
+from geo_sokoban_pipeline.envs.sokoban.expert import make_player
 from geo_sokoban_pipeline.envs.sokoban.levels import Level
-from geo_sokoban_pipeline.envs.sokoban.players import make_player
 from geo_sokoban_pipeline.reporting.report import ReportInputs
-from geo_sokoban_pipeline.trajectories import Trajectory, Turn, trajectories_to_table
+from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, trajectories_to_table
 from reporting.run_numbers import make_data_report, make_metrics, make_summary
 
 PADS = 9  # tokens of a 96×96 picture at patch 16, merge 2

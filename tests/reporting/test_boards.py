@@ -12,9 +12,14 @@ from PIL import Image
 from builders import make_png, make_trajectories
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.render import render_png
-from geo_sokoban_pipeline.reporting.animations import episode_gif, episodes_gif
-from geo_sokoban_pipeline.reporting.boards import play_moves, read_board
-from geo_sokoban_pipeline.reporting.episodes import describe_end, episode_frames
+from geo_sokoban_pipeline.reporting.episodes import (
+    describe_end,
+    episode_frames,
+    episode_gif,
+    episodes_gif,
+    play_moves,
+    read_board,
+)
 from reporting.material import make_levels, play
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from geo_sokoban_pipeline.reporting.comparison import ComparedRun, build_comparison, list_differences
-from geo_sokoban_pipeline.run_store import RunStore, SourceError
+from geo_sokoban_pipeline.runs.folders import RunStore, SourceError
 from reporting.material import lazily, make_levels, play
 from reporting.run_numbers import make_metrics, make_summary
 from reporting.test_report import Page

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from geo_sokoban_pipeline.reporting.axes import Axis, padded_range, round_step, tick_text
+from geo_sokoban_pipeline.reporting.charts import Axis, padded_range, round_step, tick_text
 from geo_sokoban_pipeline.reporting.formats import count, duration, joined, number, percent, percent_range, signed
 
 

@@ -9,13 +9,12 @@ import re
 import pytest
 
 from geo_sokoban_pipeline.reporting import notebook as show
-from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_columns, kind_tables, length_chart, reply_table
-from geo_sokoban_pipeline.reporting.headline import write_headline
-from geo_sokoban_pipeline.reporting.report import build_report
+from geo_sokoban_pipeline.reporting.report import build_report, write_headline
 from geo_sokoban_pipeline.reporting.run_worlds import notes_of
-from geo_sokoban_pipeline.reporting.selection import choose_gallery
-from geo_sokoban_pipeline.schemas import validate_trajectories
+from geo_sokoban_pipeline.reporting.tables import evaluation_columns, kind_tables, length_chart, reply_table
+from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from reporting.problem_material import make_data, make_run
 from reporting.test_report import Page, players_of
 

@@ -15,11 +15,9 @@ from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.reporting.episodes import describe_end
 from geo_sokoban_pipeline.reporting.formats import signed
 from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
-from geo_sokoban_pipeline.reporting.selection import choose_extremes
-from geo_sokoban_pipeline.reporting.training_episodes import summarise_training
-from geo_sokoban_pipeline.reporting.validations import follow_prompts
+from geo_sokoban_pipeline.reporting.training_episodes import choose_extremes, follow_prompts, summarise_training
 from geo_sokoban_pipeline.tasks import task_of
-from geo_sokoban_pipeline.trajectories import table_to_trajectories
+from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 from reporting.material import (
     lazily,
     make_inputs,

@@ -6,7 +6,7 @@ import pytest
 
 from builders import PAD, make_trajectories
 from geo_sokoban_pipeline.reporting.episodes import is_greedy, is_solved
-from geo_sokoban_pipeline.reporting.selection import choose_extremes, choose_gallery
+from geo_sokoban_pipeline.reporting.training_episodes import choose_extremes, choose_gallery
 from reporting.material import lazily, make_played, make_trained
 
 

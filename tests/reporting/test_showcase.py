@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from geo_sokoban_pipeline.envs.data_uris import png_data_uri
+from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.reporting.episodes import episode_frames
-from geo_sokoban_pipeline.reporting.selection import choose_gallery
 from geo_sokoban_pipeline.reporting.showcase import draw_replies
+from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 from reporting.problem_material import make_run
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,18 +10,23 @@ from xml.etree import ElementTree
 
 import pytest
 
-from geo_sokoban_pipeline.options.study import StudyOptions
-from geo_sokoban_pipeline.reporting.markers import MarkerError, read_section, replace_section
+from geo_sokoban_pipeline.config.study import StudyOptions
 from geo_sokoban_pipeline.reporting.study_docs import (
     README_MARKERS,
+    MarkerError,
     check_docs,
+    draw_study,
+    mean_curve,
+    read_section,
+    render_readme,
+    render_readme_line,
     render_sections,
+    replace_section,
+    stage_curve,
     study_marker,
     write_study,
 )
-from geo_sokoban_pipeline.reporting.study_figure import draw_study, mean_curve, stage_curve
 from geo_sokoban_pipeline.reporting.study_rates import judge_bar
-from geo_sokoban_pipeline.reporting.study_readme import render_readme, render_readme_line
 from geo_sokoban_pipeline.reporting.study_tables import MODES, render_study
 from study_material import make_answer_results, make_results, make_seed, row
 

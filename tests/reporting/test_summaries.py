@@ -6,11 +6,17 @@ import math
 
 import pytest
 
-from geo_sokoban_pipeline.evaluation.paired import PairedTest
+from geo_sokoban_pipeline.evaluation.metrics import PairedTest
 from geo_sokoban_pipeline.reporting import curves
-from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_rows, length_chart, length_table
-from geo_sokoban_pipeline.reporting.headline import write_headline
-from geo_sokoban_pipeline.reporting.tables import data_table, parameter_tables, timings
+from geo_sokoban_pipeline.reporting.report import write_headline
+from geo_sokoban_pipeline.reporting.tables import (
+    data_table,
+    evaluation_rows,
+    length_chart,
+    length_table,
+    parameter_tables,
+    timings,
+)
 from geo_sokoban_pipeline.tasks import SOKOBAN
 from reporting.run_numbers import make_data_report, make_metrics, make_summary
 

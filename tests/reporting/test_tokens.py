@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import PAD, make_trajectories
-from geo_sokoban_pipeline.reporting.tokens import read_token_texts, token_turns
+from geo_sokoban_pipeline.reporting.episodes import read_token_texts, token_turns
 from reporting.material import PADS, make_levels, play, token_texts
 
 

@@ -7,17 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.options.rollout import (
-    EnvOptions,
-    RewardOptions,
-    RolloutOptions,
-    RolloutRules,
-    SamplingOptions,
-)
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 PROMPT = "nine char"
 Reply = tuple[str, str]

@@ -7,9 +7,9 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from geo_sokoban_pipeline.options.rollout import RolloutOptions, RolloutRules
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
-from geo_sokoban_pipeline.rollout.episode import play_episodes
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
 
 FOUR, THREE = ("abcd", "stop"), ("efg", "stop")

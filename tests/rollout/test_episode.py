@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, TooManyFailuresError, play_episodes
-from geo_sokoban_pipeline.schemas import TableContext, validate_trajectories
-from geo_sokoban_pipeline.trajectories import trajectories_to_table
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, play_episodes
+from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
 
 STOP = ("abcd", "stop")
@@ -153,7 +153,7 @@ def test_every_episode_keeps_the_contract(worlds, preset, max_turns, context, pe
 
 SOURCE = """
 from rollout.scripted import TalkEnv
-from geo_sokoban_pipeline.rollout.episode import play_episodes as play
+from geo_sokoban_pipeline.rollout.rollout import play_episodes as play
 
 def build_env(sample, args):
     return TalkEnv(ends_after=args["turns"])

@@ -8,11 +8,11 @@ from functools import partialmethod
 
 import pytest
 
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grader
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
 from rollout.scripted import CharacterPolicy, ScriptedEngine
 
 BOMBS, PATIENCE, TURNS = 512, 3.0, 2

@@ -10,28 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from geo_sokoban_pipeline.config.geo3k import Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.envs.geo3k.env import build_env
-from geo_sokoban_pipeline.evaluation.audits import check_token_parity
-from geo_sokoban_pipeline.options.geo3k import Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.options.rollout import (
-    EnvOptions,
-    RewardOptions,
-    RolloutOptions,
-    RolloutRules,
-    SamplingOptions,
-)
-from geo_sokoban_pipeline.options.training import OptimizerOptions
+from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.conversation import Conversation, EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.objectives import ImitationObjective
-from geo_sokoban_pipeline.training.samples import TrainSample, build_sample
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories, trajectories_to_table
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
 
 TURNS = 3
 STEPS = 120

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rollout.ledger import TokenLedger
+from geo_sokoban_pipeline.rollout.episode import TokenLedger
 
 appends = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8)
 

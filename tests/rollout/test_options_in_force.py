@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from coins import rows_of
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.rollout import RolloutOptions, RolloutRules, SamplingOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, TooManyFailuresError, load_player, play_episodes
-from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, load_player, play_episodes
+from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 from option_fields import leaves
 from rollout.scripted import PROMPT, ScriptedEngine, made, make_settings, play_scripted
 

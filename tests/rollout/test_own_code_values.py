@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from geo_sokoban_pipeline.options.rollout import EnvOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions
 from rollout.scripted import make_settings, play_scripted
 
 STOP = ("go", "stop")

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.evaluation.audits import check_token_parity
-from geo_sokoban_pipeline.options.geo3k import Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.geo3k import Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.trajectories import Trajectory, trajectories_to_table
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from policies.thin import thinking_template, write_thin_policy
 
 THOUGHT = "Perhaps \\boxed{99}. <answer>Left</answer>"

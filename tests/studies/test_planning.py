@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from geo_sokoban_pipeline.options.base import ParameterError
-from geo_sokoban_pipeline.options.study import StudyDefinition
-from geo_sokoban_pipeline.studies.planning import merge, plan_members
-from geo_sokoban_pipeline.studies.records import StudyFolder
+from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.study import StudyDefinition
+from geo_sokoban_pipeline.studies.plan import merge, plan_members
+from geo_sokoban_pipeline.studies.run import StudyFolder
 
 CONF = Path(__file__).parents[2] / "conf" / "base" / "parameters"
 ROOT = Path("/data")

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.run_lock import RunLock
-from geo_sokoban_pipeline.studies.planning import Member
-from geo_sokoban_pipeline.studies.processes import MemberError, run_members
-from geo_sokoban_pipeline.studies.records import StudyFolder
+from geo_sokoban_pipeline.runs.lock import RunLock
+from geo_sokoban_pipeline.studies.plan import Member
+from geo_sokoban_pipeline.studies.run import MemberError, StudyFolder, run_members
 
 PROGRAM = """
 import json, os, sys, time

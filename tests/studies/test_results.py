@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.options.study import StudyDefinition
-from geo_sokoban_pipeline.storage import write_json
-from geo_sokoban_pipeline.studies.planning import Member, plan_members
-from geo_sokoban_pipeline.studies.records import StudyFolder
+from geo_sokoban_pipeline.config.study import StudyDefinition
+from geo_sokoban_pipeline.runs.storage import write_json
+from geo_sokoban_pipeline.studies.plan import Member, plan_members
 from geo_sokoban_pipeline.studies.results import (
     ResultsError,
     _check_prompts,
@@ -24,6 +23,7 @@ from geo_sokoban_pipeline.studies.results import (
     _rows,
     collect_results,
 )
+from geo_sokoban_pipeline.studies.run import StudyFolder
 
 
 def summary(policies: list[str], *rows: tuple[str, str]) -> dict[str, Any]:

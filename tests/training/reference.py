@@ -20,12 +20,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from geo_sokoban_pipeline.options.policy import WarmStartOptions
-from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.policy import WarmStartOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.seeding import python_generator
-from geo_sokoban_pipeline.training.samples import TrainSample
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 # Options that the warm start and GRPO's optimizer have both.
 SHARED_NAMES = (

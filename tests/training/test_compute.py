@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from geo_sokoban_pipeline.options.policy import PolicyOptions
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
-from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import device_of, load_as, save_policy
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.batch import build_sample
 from geo_sokoban_pipeline.training.objectives import GrpoObjective
-from geo_sokoban_pipeline.training.samples import build_sample
 
 
 @pytest.fixture(scope="module")

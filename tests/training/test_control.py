@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
-from geo_sokoban_pipeline.options.study import ControlOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.tasks import SOKOBAN
-from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
-from geo_sokoban_pipeline.training.control import (
+from geo_sokoban_pipeline.training.checkpoint import policy_and_trainer_writer
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
+from geo_sokoban_pipeline.training.sft_control import (
     Budget,
     ControlError,
     check_source,
@@ -26,8 +28,6 @@ from geo_sokoban_pipeline.training.control import (
     repeat_prompts,
     time_steps,
 )
-from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
 
 SETTINGS = {"seed": 0, "warm_start.steps": 1000, "input.prompts": "a"}
 
@@ -156,8 +156,8 @@ def test_timing_leaves_no_trace_and_sees_the_cost_of_a_teacher(
     _, backend, history = imitate(tiny_policy, rows, options)
     folder = write_policy(tmp_path / "policy", policy_and_trainer_writer(backend, {"history": history}))
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    monkeypatch.setattr("geo_sokoban_pipeline.training.control._TIMED", 4)
-    monkeypatch.setattr("geo_sokoban_pipeline.training.control._WARMING", 1)
+    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._TIMED", 4)
+    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._WARMING", 1)
     torch.manual_seed(5)
     drawn = torch.get_rng_state()
     costs = {}
@@ -192,8 +192,8 @@ def build_teacher(name, patience, noise):
 
 def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path, monkeypatch):
     """An expert that is slow in the first timed round alone makes the control no shorter."""
-    monkeypatch.setattr("geo_sokoban_pipeline.training.control._TIMED", 2)
-    monkeypatch.setattr("geo_sokoban_pipeline.training.control._WARMING", 1)
+    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._TIMED", 2)
+    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._WARMING", 1)
     rows = sokoban_rows(24, max_solution=3)
     (tmp_path / "busy.py").write_text(BUSY, encoding="utf-8")
     teacher = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})

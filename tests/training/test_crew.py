@@ -18,20 +18,19 @@ import pytest
 import torch
 
 import heap
-from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, TooManyFailuresError, play_episodes
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
-from geo_sokoban_pipeline.training.checkpointing import compare_workers
-from geo_sokoban_pipeline.training.crew import Crew, open_crew
-from geo_sokoban_pipeline.training.crew_child import CrewError
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, play_episodes
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
+from geo_sokoban_pipeline.training.checkpoint import compare_workers
 from geo_sokoban_pipeline.training.objectives import GrpoObjective
-from geo_sokoban_pipeline.training.samples import TrainSample, build_sample
-from geo_sokoban_pipeline.training.warm_start import imitate_teacher
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.training.worker_group import Crew, CrewError, open_crew
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 from runs import assert_same_run, finish, kedro_command, read_run
 
 # Sums of a few hundred float32 terms in another order.
@@ -209,11 +208,11 @@ def test_a_child_that_was_killed_is_named(shared_policy: Policy, options: TrainO
 
 PARENT = """
 import sys, time
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.training.checkpointing import compare_workers
-from geo_sokoban_pipeline.training.crew import Crew
+from geo_sokoban_pipeline.training.checkpoint import compare_workers
+from geo_sokoban_pipeline.training.worker_group import Crew
 
 if __name__ == "__main__":
     crew = Crew(build_tiny_policy(TinyPolicyOptions(), seed=0), TrainOptions(processes=2, threads=1))

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.training.backends.gradients import PassSetting
-from geo_sokoban_pipeline.training.crew_jobs import Appoint, Imitate, Score
-from geo_sokoban_pipeline.training.crew_member import Member
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.shared_tensors import share_like
+from geo_sokoban_pipeline.training.worker import Appoint, Imitate, Member, Score
 from training import reference
 from training.world import World, copied
 

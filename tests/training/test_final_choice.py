@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.folders import PolicyFolder
-from geo_sokoban_pipeline.options.training import SourceOptions
+from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.pipelines.train.nodes import select_policy
-from geo_sokoban_pipeline.run_store import START, RunStore, best_iteration
-from geo_sokoban_pipeline.storage import write_folder
+from geo_sokoban_pipeline.runs.folders import START, RunStore, best_iteration
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.runs.storage import write_folder
 from geo_sokoban_pipeline.tasks import GEO3K
-from geo_sokoban_pipeline.training.final_choice import better_choice
+from geo_sokoban_pipeline.training.grpo_loop import better_choice
 
 
 def manifest(start: float | None, best: tuple[int, float] | None, newest: float, episodes: int = 256) -> dict[str, Any]:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from coins import rows_of
-from geo_sokoban_pipeline.folders import PolicyFolder, write_policy
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.training import collecting
-from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
+from geo_sokoban_pipeline.training import grpo_loop
+from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.training.scoring import score_trajectories
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 from training.world import SIZES, settings
 
 GROUPS, SIZE, ITERATIONS, COMPARED = 8, 8, 20, 5
@@ -78,7 +78,7 @@ def test_grpo_raises_the_reward(start: PolicyFolder, train_options: TrainOptions
 def test_with_the_sign_of_its_advantages_turned_it_lowers_the_reward(
     start: PolicyFolder, train_options: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "score_trajectories", turned)
+    monkeypatch.setattr(grpo_loop, "score_trajectories", turned)
     assert gain(rewards(start, train_options, seed=0)) < -5 * NOISE
 
 

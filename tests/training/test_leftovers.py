@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Result, join_results
-from geo_sokoban_pipeline.rollout.episode import play_episodes
-from geo_sokoban_pipeline.training.leftovers import Leftovers, past_of
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.training.partial_rollouts import Leftovers, past_of
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, make_settings
 
 SETTINGS = {"max_turns": 1, "max_tokens_per_turn": 9}

@@ -14,11 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.seeding import derive_seed
-from geo_sokoban_pipeline.training.collecting import build_sampler
-from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from geo_sokoban_pipeline.training.grpo_loop import RunInputs, build_sampler, run_grpo
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from training import reference
 from training.world import World, copied, settings
 

@@ -17,15 +17,15 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.datasets import CheckpointsDataset, MetricsDataset, ResumeStateDataset, TrajectoriesDataset
-from geo_sokoban_pipeline.fingerprint import hash_rows
-from geo_sokoban_pipeline.folders import PolicyFolder, open_policy, write_policy
-from geo_sokoban_pipeline.options.base import ParameterError
 from geo_sokoban_pipeline.pipelines.stored.nodes import collect_trajectories, evaluate_stored, update_on_stored
 from geo_sokoban_pipeline.pipelines.train.nodes import evaluate_policies, select_policy, train_grpo
-from geo_sokoban_pipeline.run_store import START, RunStore
-from geo_sokoban_pipeline.training import loop
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from geo_sokoban_pipeline.runs.fingerprint import hash_rows
+from geo_sokoban_pipeline.runs.folders import START, RunStore
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy, write_policy
+from geo_sokoban_pipeline.training import grpo_loop
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from training.world import World, settings
 
 IDENTITY: dict[str, Any] = {"id": "levels", "settings": {}}
@@ -197,7 +197,7 @@ def test_the_best_policy_is_kept_and_becomes_the_final_one(
         names = {"sampled": rates[version], "greedy": 1 - rates[version]}
         return [], {f"eval/validation/{mode}_solve_rate": rate for mode, rate in names.items()}
 
-    monkeypatch.setattr(loop, "validate_policy", validate)
+    monkeypatch.setattr(grpo_loop, "validate_policy", validate)
     changes = {"loop.iterations": 5, "loop.eval_interval": 1, "loop.save_interval": interval, "loop.keep_last": 1}
     changes |= {"grpo.groups": 1, "grpo.group_size": 2, "rollout.max_turns": 1, "evaluation.checkpoint": "best"}
     if stop_after is not None:

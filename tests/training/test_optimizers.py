@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
-from geo_sokoban_pipeline.options.training import OptimizerOptions
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
-from geo_sokoban_pipeline.training.backends.optimizers import Muon, Optimizers, is_inner_matrix, orthogonalise
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, is_inner_matrix, orthogonalise
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 
 
 @pytest.mark.parametrize(

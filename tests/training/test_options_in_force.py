@@ -19,18 +19,23 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
-from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.batch import build_sample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.training.grpo_loop import (
+    Collector,
+    LogProbGapError,
+    RunInputs,
+    build_sampler,
+    run_grpo,
+    update_policy,
+)
 from geo_sokoban_pipeline.training.objectives import GrpoObjective
-from geo_sokoban_pipeline.training.samples import build_sample
 from geo_sokoban_pipeline.training.scoring import score_trajectories
-from geo_sokoban_pipeline.training.updating import LogProbGapError, update_policy
-from geo_sokoban_pipeline.training.warm_start import imitate_teacher
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from training import reference
 from training.step_cases import CASES
 from training.world import World, copied, settings, weights

@@ -13,7 +13,7 @@ import weakref
 import pytest
 
 import heap
-from geo_sokoban_pipeline.training.process import collector_paused, freeze_survivors, limit_heap
+from geo_sokoban_pipeline.training.runtime import collector_paused, freeze_survivors, limit_heap
 
 MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.training.scoring import score_trajectories
-from geo_sokoban_pipeline.training.updating import update_policy
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 from training import reference
 from training.step_cases import CASES, StepCase
 from training.world import World, copied, settings, weights

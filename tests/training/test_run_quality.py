@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.audit_files import audit_files
 from geo_sokoban_pipeline.envs.sokoban import Board
-from geo_sokoban_pipeline.evaluation.audits import check_token_parity
+from geo_sokoban_pipeline.evaluation.audit import audit_files, check_token_parity
 from geo_sokoban_pipeline.policies.policy import load_policy
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
-from geo_sokoban_pipeline.trajectory_files import read_trajectories
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from runs import TRAJECTORY_KINDS, finish, kedro_command
 
 pytestmark = pytest.mark.slow

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from builders import make_trajectories
-from geo_sokoban_pipeline.options.training import GrpoOptions
-from geo_sokoban_pipeline.training.samples import sampled_by
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.training.batch import sampled_by
 from geo_sokoban_pipeline.training.scoring import replies, score_trajectories
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 SUM = {"aggregate": "sum", "distance_weight": 0.1}
 

@@ -15,22 +15,20 @@ import pytest
 import torch
 
 from coins import rows_of
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TeacherOptions, TinyPolicyOptions
+from geo_sokoban_pipeline.config.rollout import RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.evaluation.answers import shuffle_pictures
 from geo_sokoban_pipeline.evaluation.baselines import play_baseline
-from geo_sokoban_pipeline.evaluation.playing import play_prompts
-from geo_sokoban_pipeline.evaluation.validation import validate_policy
-from geo_sokoban_pipeline.options.policy import TeacherOptions, TinyPolicyOptions
-from geo_sokoban_pipeline.options.rollout import RolloutRules, SamplingOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.evaluation.rollouts import play_prompts, validate_policy
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.samples import TrainSample
-from geo_sokoban_pipeline.training.updating import update_policy
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, update_policy
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 Stream = tuple[int, ...]
 

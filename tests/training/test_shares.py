@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.policies.images import EncodedImage
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
-from geo_sokoban_pipeline.training.samples import TrainSample
-from geo_sokoban_pipeline.training.shares import cut_range, cut_samples, deal_groups
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples, deal_groups
 
 
 def sample(length: int, *pictures: str) -> TrainSample:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN
-from geo_sokoban_pipeline.training.signal_watch import SignalWatch
+from geo_sokoban_pipeline.training.grpo_loop import SignalWatch
 
 
 def metrics(trained: float, solved: int = 0, unsolved: int = 0, rate: float = 1.0) -> dict[str, float | None]:

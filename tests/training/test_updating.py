@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from geo_sokoban_pipeline.options.training import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.training.backends.fsdp import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate
 from geo_sokoban_pipeline.training.objectives import GrpoObjective, ImitationObjective
-from geo_sokoban_pipeline.training.samples import TrainSample
-from geo_sokoban_pipeline.training.updating import scheduled_rate
 
 # Sums of a few hundred float32 terms in another order.
 TOLERANCE = 2e-5

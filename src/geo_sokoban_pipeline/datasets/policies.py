@@ -7,9 +7,8 @@ from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
-from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
-from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState, open_policy, write_policy
-from geo_sokoban_pipeline.storage import MANIFEST, read_manifest
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState, open_policy, write_policy
+from geo_sokoban_pipeline.runs.storage import MANIFEST, explain_storage_errors, read_manifest
 
 
 class PolicyDataset(AbstractDataset[PolicyFolder | FolderWriter, PolicyFolder]):

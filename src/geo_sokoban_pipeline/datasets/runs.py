@@ -7,7 +7,7 @@ from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
-from geo_sokoban_pipeline.run_store import RunStore
+from geo_sokoban_pipeline.runs.folders import RunStore
 
 
 class RunsDataset(AbstractDataset[None, RunStore]):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from geo_sokoban_pipeline.options.data import SplitShares
+from geo_sokoban_pipeline.config.data import SplitShares
 
 SPLITS: tuple[str, ...] = ("train", "validation", "eval")
 T = TypeVar("T")

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from geo_sokoban_pipeline.evaluation.endings import Disguise, Ending, Rows
-from geo_sokoban_pipeline.evaluation.metrics import count_solved, mean_of, pass_at_k_by_prompt
-from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.rewards.answer_text import assistant_text
-from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.evaluation.metrics import Disguise, Ending, Rows, count_solved, mean_of, pass_at_k_by_prompt
+from geo_sokoban_pipeline.rewards.geo3k import assistant_text
+from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import GEO3K
 

@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from geo_sokoban_pipeline.config.geo3k_training import GeometryTeacherOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.envs.sokoban.teacher import SokobanTeacher, build_teacher
-from geo_sokoban_pipeline.envs.teachers import make_teacher
-from geo_sokoban_pipeline.evaluation.endings import Ending, Rows
+from geo_sokoban_pipeline.envs.sokoban.expert import SokobanTeacher, build_teacher
 from geo_sokoban_pipeline.evaluation.levels import moves_per_turn
+from geo_sokoban_pipeline.evaluation.metrics import Ending, Rows
 from geo_sokoban_pipeline.evaluation.scorers import scorer_of
-from geo_sokoban_pipeline.options.geo3k_training import GeometryTeacherOptions
-from geo_sokoban_pipeline.options.policy import TeacherOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.own_code import explain
-from geo_sokoban_pipeline.rollout.closing import begin_reward, check_reward, check_step, conclude_episode
-from geo_sokoban_pipeline.rollout.outcome import Outcome
+from geo_sokoban_pipeline.rollout.episode import Outcome, begin_reward, check_reward, check_step, conclude_episode
+from geo_sokoban_pipeline.runs.fingerprint import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import World, task_of
 

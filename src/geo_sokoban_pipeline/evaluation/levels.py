@@ -7,10 +7,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
-from geo_sokoban_pipeline.evaluation.endings import Disguise, Ending, Rows
-from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.evaluation.metrics import Disguise, Ending, EpisodeRecord, Rows
 
 logger = logging.getLogger(__name__)
 _NUMBERS = ("solve_rate", "low", "high", "mean_return", "invalid_share")

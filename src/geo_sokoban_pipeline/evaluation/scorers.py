@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.evaluation.answers import (
     answer_disguises,
     answer_numbers,
@@ -17,10 +18,8 @@ from geo_sokoban_pipeline.evaluation.answers import (
     record_answer,
     summarise_answers,
 )
-from geo_sokoban_pipeline.evaluation.endings import Disguise, Ending, Rows
 from geo_sokoban_pipeline.evaluation.levels import describe_levels, level_disguises, level_numbers, record_level
-from geo_sokoban_pipeline.evaluation.metrics import summarise_episodes
-from geo_sokoban_pipeline.options.training import TrainOptions
+from geo_sokoban_pipeline.evaluation.metrics import Disguise, Ending, Rows, summarise_episodes
 from geo_sokoban_pipeline.tasks import World, task_of
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.evaluation.baselines import play_baselines
-from geo_sokoban_pipeline.evaluation.endings import Disguise, read_ending
-from geo_sokoban_pipeline.evaluation.playing import play_prompts
+from geo_sokoban_pipeline.evaluation.metrics import Disguise, read_ending
+from geo_sokoban_pipeline.evaluation.rollouts import play_prompts
 from geo_sokoban_pipeline.evaluation.scorers import scorer_of
-from geo_sokoban_pipeline.fingerprint import hash_rows
-from geo_sokoban_pipeline.folders import PolicyFolder
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.trajectory_files import name_parts
+from geo_sokoban_pipeline.runs.fingerprint import hash_rows
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.trajectories.parquet import name_parts
 
 Rows = Sequence[dict[str, Any]]
 

@@ -6,6 +6,10 @@ division by a tiny standard deviation would blow up into a signal.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -70,3 +74,187 @@ def check_rewards(rewards: ArrayLike, group_index: ArrayLike) -> tuple[NDArray[n
             f"rewards[{index}]={values[index]}: a reward must be finite. Leave out failed and aborted episodes."
         )
     return values, groups.astype(np.int64)
+
+
+# Credit per turn: what each turn of an episode was worth, and against what it is compared.
+
+
+Aggregate = Literal["mean", "sum"]
+Baseline = Literal["turn", "board"]
+Normalize = Literal["none", "rms", "std"]
+Floats = NDArray[np.float64]
+
+
+def turn_values(
+    turn_rewards: ArrayLike,
+    distances: ArrayLike | None,
+    success_bonus: float,
+    aggregate: Aggregate = "mean",
+    distance_weight: float = 1.0,
+) -> Floats:
+    """Worth of each of the n turns of one episode: `r_s / n + weight * (d_s - d_{s+1})`, the last one the bonus too.
+
+    Args:
+        turn_rewards: (n,) sum of the step rewards of each turn.
+        distances: (n + 1,) distance of boxes and targets before the first turn and after each turn, in cells;
+            None: no distance term.
+        success_bonus: added to the last turn; 0 where the episode was not solved.
+        aggregate: "mean" divides the turn rewards by n (the seed's reward); "sum" does not.
+        distance_weight: reward per cell of reduced distance.
+
+    Returns:
+        (n,) float64 that adds up to the episode's reward; empty for an episode without turns.
+
+    Raises:
+        ValueError: the numbers of rewards and distances do not fit.
+    """
+    if aggregate not in ("mean", "sum"):
+        raise ValueError(f"aggregate={aggregate!r}: choose 'mean' or 'sum'.")
+    rewards = _vector("turn_rewards", turn_rewards)
+    count = len(rewards)
+    if count == 0:
+        return rewards
+    values = rewards / count if aggregate == "mean" else rewards.copy()
+    if distances is not None:
+        cells = _vector("distances", distances)
+        if len(cells) != count + 1:
+            raise ValueError(
+                f"distances has {len(cells)} entries for {count} turns: give one before the first and one after each."
+            )
+        values += distance_weight * (cells[:-1] - cells[1:])
+    values[-1] += success_bonus
+    return values
+
+
+def returns(values: ArrayLike, gamma: float) -> Floats:
+    """Discounted reward-to-go `G_s = v_s + gamma * G_{s+1}` of one episode, (n,) float64; gamma in [0, 1] per turn."""
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma={gamma}: the discount per turn must be in [0, 1].")
+    result = _vector("values", values).copy()
+    for turn in range(len(result) - 2, -1, -1):
+        result[turn] += gamma * result[turn + 1]
+    return result
+
+
+def turn_advantages(
+    values: Sequence[ArrayLike],
+    group_index: Sequence[int],
+    gamma: float,
+    normalize: Normalize = "none",
+    clip: float | None = None,
+    baseline: Baseline = "turn",
+    board_keys: Sequence[Sequence[Hashable]] | None = None,
+) -> list[Floats]:
+    """Advantage of each turn: its return minus the mean return of its cell, a cell being comparable turns of one group.
+
+    Args:
+        values: one (n_e,) array of turn values per episode, such as from `turn_values`.
+        group_index: group of each episode.
+        gamma: discount per turn, in [0, 1].
+        normalize: "none"; "std" divides each group by the unbiased std of its turn advantages + 1e-6; "rms" divides all
+            of them by their common root mean square (use `scale_by_rms` where only some groups are trained).
+        clip: largest magnitude, applied last; None: not clipped.
+        baseline: "turn": the group's episodes that are alive at the turn index; "board": the group's turns on the same
+            board (arXiv 2505.10978).
+        board_keys: for "board", one key per turn and episode: the board that the turn started from.
+
+    Returns:
+        One (n_e,) float64 per episode. A cell with one turn, or with equal returns, gives exactly 0.
+    """
+    if len(values) != len(group_index):
+        raise ValueError(f"values has {len(values)} episodes and group_index {len(group_index)} entries.")
+    if normalize not in ("none", "rms", "std"):
+        raise ValueError(f"normalize={normalize!r}: choose 'none', 'rms' or 'std'.")
+    to_go = [returns(episode, gamma) for episode in values]
+    advantages = [np.zeros(len(episode), dtype=np.float64) for episode in to_go]
+    for places in _cells(to_go, group_index, baseline, board_keys).values():
+        cell = centred(np.array([to_go[episode][turn] for episode, turn in places]))
+        for (episode, turn), advantage in zip(places, cell, strict=True):
+            advantages[episode][turn] = advantage
+    if normalize == "rms":
+        return scale_by_rms(advantages, np.ones(len(advantages), dtype=bool), clip=clip)
+    if normalize == "std":
+        _scale_groups(advantages, group_index)
+    return advantages if clip is None else [np.clip(episode, -clip, clip) for episode in advantages]
+
+
+def scale_by_rms(advantages: Sequence[ArrayLike], kept: ArrayLike, *, clip: float | None = 4.0) -> list[Floats]:
+    """Divide all turn advantages by the root mean square of those that are trained, then clip.
+
+    Args:
+        advantages: one (n_e,) array per episode.
+        kept: (episodes,) bool, true for the episodes of trained groups; only they enter the root mean square.
+        clip: largest magnitude after the division; None: not clipped.
+
+    Returns:
+        One (n_e,) float64 per episode, dropped ones on the same scale; unchanged where all kept ones are 0.
+    """
+    arrays = [_vector("advantages", episode) for episode in advantages]
+    mask = np.asarray(kept, dtype=bool)
+    if mask.shape != (len(arrays),):
+        raise ValueError(f"kept has shape {mask.shape}: it must be ({len(arrays)},), one entry per episode.")
+    pool = np.concatenate([np.empty(0), *(episode for episode, keep in zip(arrays, mask, strict=True) if keep)])
+    scale = float(np.sqrt(np.mean(pool**2))) if pool.size else 0.0
+    if scale > 0.0:
+        arrays = [episode / scale for episode in arrays]
+    return arrays if clip is None else [np.clip(episode, -clip, clip) for episode in arrays]
+
+
+def spread_over_tokens(advantages: ArrayLike, spans: Sequence[tuple[int, int]], length: int) -> Floats:
+    """Token-level advantages of one episode, (length,) float64: each turn's on its span [start, end), 0 elsewhere.
+
+    Raises:
+        ValueError: the number of spans differs from the number of advantages, or a span leaves [0, length].
+    """
+    per_turn = _vector("advantages", advantages)
+    if len(per_turn) != len(spans):
+        raise ValueError(f"spans has {len(spans)} entries for {len(per_turn)} turn advantages.")
+    tokens = np.zeros(length, dtype=np.float64)
+    for (start, end), advantage in zip(spans, per_turn, strict=True):
+        if not 0 <= start <= end <= length:
+            raise ValueError(f"span ({start}, {end}) is outside the {length} tokens of the episode.")
+        tokens[start:end] = advantage
+    return tokens
+
+
+def _cells(
+    to_go: Sequence[Floats],
+    group_index: Sequence[int],
+    baseline: Baseline,
+    board_keys: Sequence[Sequence[Hashable]] | None,
+) -> dict[tuple[int, Hashable], list[tuple[int, int]]]:
+    """(episode, turn) places that share a baseline, in episode order."""
+    if baseline not in ("turn", "board"):
+        raise ValueError(f"baseline={baseline!r}: choose 'turn' or 'board'.")
+    cells: dict[tuple[int, Hashable], list[tuple[int, int]]] = defaultdict(list)
+    for episode, (group, values) in enumerate(zip(group_index, to_go, strict=True)):
+        keys: Sequence[Hashable] = range(len(values))
+        if baseline == "board":
+            keys = () if board_keys is None else board_keys[episode]
+            if len(keys) != len(values):
+                raise ValueError(
+                    f"board_keys[{episode}] has {len(keys)} keys for {len(values)} turns: give one per turn."
+                )
+        for turn, key in enumerate(keys):
+            cells[int(group), key].append((episode, turn))
+    return cells
+
+
+def _scale_groups(advantages: list[Floats], group_index: Sequence[int]) -> None:
+    """Divide the turn advantages of each group, in place, by their unbiased standard deviation + 1e-6."""
+    for group in sorted({int(group) for group in group_index}):
+        members = [episode for episode, own in enumerate(group_index) if own == group]
+        pool = np.concatenate([advantages[episode] for episode in members])
+        if not is_constant(pool):
+            for episode in members:
+                advantages[episode] /= pool.std(ddof=1) + STD_EPSILON
+
+
+def _vector(name: str, values: ArrayLike) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}: it must be one-dimensional.")
+    wrong = np.flatnonzero(~np.isfinite(array))
+    if wrong.size:
+        raise ValueError(f"{name}[{int(wrong[0])}]={array[wrong[0]]}: it must be finite.")
+    return array

@@ -3,11 +3,9 @@
 Parameters are checked before any work, one process at a time owns a run's folders, and MLflow watches from outside.
 """
 
-from geo_sokoban_pipeline.hooks.command import CommandHooks
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
-from geo_sokoban_pipeline.hooks.history import HistoryHooks
-from geo_sokoban_pipeline.hooks.parameters import ParameterHooks
-from geo_sokoban_pipeline.hooks.runs import RunHooks
+from geo_sokoban_pipeline.hooks.parameters import CommandHooks, ParameterHooks
+from geo_sokoban_pipeline.hooks.runs import HistoryHooks, RunHooks
 from geo_sokoban_pipeline.hooks.terminal import TerminalHooks
 from geo_sokoban_pipeline.hooks.tracking import TrackingHooks
 

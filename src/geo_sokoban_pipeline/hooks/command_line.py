@@ -28,8 +28,8 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
 
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.options.base import ParameterError
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext

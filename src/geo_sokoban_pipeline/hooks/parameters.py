@@ -1,30 +1,265 @@
-"""Parameters are checked as soon as Kedro has read them: a run with a wrong name or value does no work at all.
+"""Data of a command: which id its tables lie under, and that a command on a stored run works on the data of that run.
 
-`run_id` and `fresh` belong to one command, not to the project: the catalog reads them from `--params` alone, so a value
-in a configuration file would be ignored by half of the program and is refused.
+A run notes the data it works on in `data.json` in its folder, with all options, so that a later command finds the
+tables whatever the settings are by then, and can say how to make them again where somebody has deleted them.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
+from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.grpo import SourceOptions, TrainOptions
+from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
+from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
 from geo_sokoban_pipeline.hooks.command_line import read_lists
-from geo_sokoban_pipeline.hooks.data import ON_RUNS
-from geo_sokoban_pipeline.launch import MODEL_NAME, MODELS
-from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.options.project import ProjectParameters
+from geo_sokoban_pipeline.preflight.stored import other_settings
+from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
+from geo_sokoban_pipeline.runs.storage import read_json, write_json
+from geo_sokoban_pipeline.studies.plan import DATA_ROOT, Command
 from geo_sokoban_pipeline.tasks import TASKS
 
 if TYPE_CHECKING:
+    from kedro.config import AbstractConfigLoader
     from kedro.framework.context import KedroContext
+    from kedro.io import DataCatalog
+    from kedro.pipeline import Pipeline
+
+    from geo_sokoban_pipeline.config.project import ProjectParameters
+
+log = logging.getLogger(__name__)
+
+IDENTITY = "identity"  # the entry <task>.identity
+ON_RUNS = ("rollout", "update", "evaluate", "control")  # pipelines that take a source
+_LAST_TABLE = "eval_prompts"
+
+
+@dataclass(frozen=True)
+class CommandData:
+    """The data of one task in one command.
+
+    Attributes:
+        identity: of the data that its nodes read and write.
+        current: of the data that the parameters describe.
+        runs: that work on it.
+    """
+
+    identity: DataIdentity
+    current: DataIdentity
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command was asked to do.
+
+    Attributes:
+        pipeline: nodes that will run.
+        runs: namespaces of runs that it writes.
+        given: top-level parameters that the command itself names, by --params.
+        env: configuration environment.
+    """
+
+    pipeline: Pipeline
+    runs: Collection[str]
+    given: Collection[str]
+    env: str | None
+
+
+def plan_data(asked: Asked, parameters: ProjectParameters, root: Path) -> dict[str, CommandData]:
+    """The data of each task that a command works on.
+
+    Raises:
+        SourceError: a source names a run, or a checkpoint, that is not stored.
+        ParameterError: a command cannot work on the data of its run: the parameters describe others, it trains the run
+            itself, or its pipelines need different data.
+    """
+    tasks = {task for _, _, task in (run.partition("_") for run in asked.runs)}
+    tasks |= {node.namespace for node in asked.pipeline.nodes if node.namespace}
+    planned = {}
+    for task in TASKS:
+        if task in tasks:
+            planned[task] = _plan_task(task, asked, parameters, RunStore(root))
+    return planned
+
+
+def _plan_task(task: str, asked: Asked, parameters: ProjectParameters, store: RunStore) -> CommandData:
+    current = identify_data(task, getattr(parameters, task))
+    wanted: dict[str, DataIdentity] = {}
+    for run in (f"{kind}_{task}" for kind in ON_RUNS if _needs_source(f"{kind}_{task}", task, asked)):
+        source: SourceOptions = getattr(parameters, run).source
+        if run.startswith("control_"):  # it goes on from the warm start, whatever checkpoint is named
+            source = source.model_copy(update={"checkpoint": "start"})
+        if source.run in asked.runs and source.run_id == parameters.run_id and _uses_run(run, source):
+            raise ParameterError(
+                f"{run} works on {source.run}/{source.run_id}, which the same command makes, and Kedro would not wait "
+                f"for it. Type two commands: --pipelines={source.run} first, then --pipelines={run}."
+            )
+        wanted[run] = _source_data(run, source, current, getattr(parameters, f"train_{task}"), asked, store)
+    if f"train_{task}" in asked.runs:
+        wanted[f"train_{task}"] = current
+    if len({identity.id for identity in wanted.values()}) > 1:
+        listed = ", ".join(f"{run}: {identity.id}" for run, identity in wanted.items())
+        raise ParameterError(
+            f"the pipelines of this command need different data of {task} ({listed}). Type one command for each."
+        )
+    return CommandData(next(iter(wanted.values()), current), current, tuple(wanted))
+
+
+def _needs_source(run: str, task: str, asked: Asked) -> bool:
+    """Whether nodes of a pipeline on stored runs will read a run or its data; a report alone does not."""
+    nodes = asked.pipeline.nodes if run in asked.runs else []
+    used = {name for node in nodes if node.namespace == run for name in node.inputs}
+    return any(name == "runs" or name.startswith(f"{task}.") for name in used)
+
+
+def _source_data(
+    run: str, source: SourceOptions, current: DataIdentity, train: TrainOptions, asked: Asked, store: RunStore
+) -> DataIdentity:
+    """The data of what a source names, after a line that says what that is."""
+    found = store.describe(source, trajectories=run.startswith("update_"))
+    if not _uses_run(run, source):
+        log.info("%s works on %s; it has no data of its own, so the settings decide: %s", run, found.words, current.id)
+        return current
+    task = current.task
+    note = store.data_note(source)
+    if note is None or note["task"] != task:
+        why = "notes no data; an earlier version made it" if note is None else f"was made with data of {note['task']}"
+        raise SourceError(
+            f"{run}: the run {source.run}/{source.run_id} {why}. Train it again, or give the folder of its policy in "
+            f"{run}.source.checkpoint: the data of the settings ({current.id}) are then used."
+        )
+    stored = DataIdentity(task, note["id"], note["settings"], note["run"]["params"][task])
+    if stored.id != current.id and task in asked.given:
+        raise ParameterError(
+            f"{run}: {source.run}/{source.run_id} was made with the data {stored.id}, but --params {task}.… describes "
+            f"{current.id}. Leave {task}.… out to work on the data of the run. To try its policy on other data, give "
+            f"{run}.source.checkpoint={found.folder}."
+        )
+    log.info("%s works on %s, data %s", run, found.words, stored.id)
+    if others := other_settings(run, RunFolders.of(store.root, source.run, source.run_id).models, train):
+        log.warning(
+            "%s has other settings than %s/%s was trained with, so its numbers are not that run's:\n  %s\n"
+            "Give the run's settings as train_%s.… to compare them.",
+            run,
+            source.run,
+            source.run_id,
+            "\n  ".join(others),
+            task,
+        )
+    return stored
+
+
+def _uses_run(run: str, source: SourceOptions) -> bool:
+    """Whether a pipeline reads the run that its source names, and not a policy from elsewhere."""
+    return run.startswith("update_") or RunStore.is_own(source)
+
+
+def use_data(planned: Mapping[str, CommandData], catalog: DataCatalog, pipeline: Pipeline) -> None:
+    """Point the catalog's entries to the planned data, and add `<task>.identity` where a node asks for it."""
+    from kedro.io import MemoryDataset
+
+    names = set(pipeline.datasets())
+    for task, data in planned.items():
+        entry = f"{task}.{IDENTITY}"
+        if entry in names:
+            catalog[entry] = MemoryDataset(
+                {"id": data.identity.id, "settings": data.identity.settings}, copy_mode="assign"
+            )
+        if data.identity.id == data.current.id:
+            continue
+        for name in sorted(names):
+            if name.startswith(f"{task}.") and name != entry:
+                dataset: Any = catalog.get(name)
+                if hasattr(dataset, "use_data"):
+                    dataset.use_data(data.identity.id)
+        if f"params:{task}" in names:
+            # Data nodes of this command make the data of the run again, and controls compare with them.
+            parameters = catalog.get(f"params:{task}")
+            assert parameters is not None
+            parameters.save(data.identity.options)
+
+
+def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, asked: Asked, root: Path) -> None:
+    """See that tables which the command reads and does not make are there.
+
+    Raises:
+        ParameterError: one is missing; the message has the command that makes it.
+    """
+    for task, data in planned.items():
+        read = sorted(name for name in asked.pipeline.inputs() if name.startswith(f"{task}.") and IDENTITY not in name)
+        missing = [name for name in read if not catalog.exists(name)]
+        if missing:
+            env = f"--env={asked.env} " if asked.env else ""
+            note = _recipe(root, task, data.identity.id)
+            how = f"--pipelines=data_{task}"
+            if data.identity.id != data.current.id:
+                write_json(note, _note(data.identity))
+                how = f"--config={note}"
+            raise ParameterError(
+                f"{', '.join(missing)}: there are no such tables of the data {data.identity.id}. Make them with "
+                f"`kedro run {env}{how}`."
+            )
+
+
+def note_data(planned: Mapping[str, CommandData], folders: Mapping[str, RunFolders]) -> None:
+    """Note the data of each run in its folder."""
+    for data in planned.values():
+        for run in data.runs:
+            _write_if_new(folders[run].models / DATA_NOTE, _note(data.identity))
+
+
+def begin_tables(planned: Mapping[str, CommandData], asked: Asked, root: Path) -> None:
+    """Say beside tables that are about to be made what they follow from."""
+    for task in _made(planned, asked.pipeline.nodes):
+        _write_if_new(_recipe(root, task, planned[task].identity.id), _note(planned[task].identity))
+
+
+def point_to_newest(planned: Mapping[str, CommandData], dataset_name: str, root: Path) -> None:
+    """Note which tables of a task were made last, once the last of them is stored."""
+    task, _, table = dataset_name.partition(".")
+    if table == _LAST_TABLE and task in planned:
+        identity = planned[task].identity
+        entry = {"id": identity.id, "folder": identity.id, "settings": identity.settings}
+        _write_if_new(root / "05_model_input" / task / "newest.json", entry)
+
+
+def _made(planned: Iterable[str], nodes: Iterable[Any]) -> list[str]:
+    return sorted(set(planned) & {node.namespace for node in nodes})
+
+
+def _recipe(root: Path, task: str, data_id: str) -> Path:
+    return root / "05_model_input" / task / data_id / DATA_NOTE
+
+
+def _note(identity: DataIdentity) -> dict[str, Any]:
+    """What a data.json holds; `kedro run --config=<it>` makes the tables again."""
+    return {
+        "id": identity.id,
+        "task": identity.task,
+        "settings": identity.settings,
+        "run": {"pipelines": f"data_{identity.task}", "params": {identity.task: identity.options}},
+    }
+
+
+def _write_if_new(path: Path, value: Mapping[str, Any]) -> None:
+    if not path.is_file() or read_json(path) != value:
+        write_json(path, value)
+
+
+# Parameters are checked as soon as Kedro has read them: a run with a wrong name or value does no work at all.
+
 
 COMMAND_ONLY = ("run_id", "fresh")
 
@@ -113,3 +348,51 @@ def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
     parameters = validate_parameters(context.config_loader["parameters"], ProjectParameters)
     root = Path(str(context.config_loader["globals"]["data_root"])).expanduser()
     return parameters, (Path(context.project_path) / root).resolve()
+
+
+# The command as a dataset: a pipeline that starts commands of its own reads from it where and how it runs itself.
+
+
+COMMAND = "command"
+
+
+class CommandHooks:
+    """Puts the entry `command` into the catalog of a pipeline that asks for it."""
+
+    def __init__(self) -> None:
+        self._command: Command | None = None
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember project, configuration, environment and data root."""
+        _, data_root = settings_of(context)
+        source = str(context.config_loader.conf_source)
+        project = Path(context.project_path)
+
+        def find_root(root: Path) -> Path | None:
+            return _find_root(context.config_loader, project, root)
+
+        self._command = Command(project, source, context.env, data_root, find_root)
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: DataCatalog) -> None:
+        """Add the entry where it is an input."""
+        if COMMAND in pipeline.inputs():
+            from kedro.io import MemoryDataset
+
+            catalog[COMMAND] = MemoryDataset(self._command, copy_mode="assign")
+
+
+def _find_root(loader: AbstractConfigLoader, project: Path, root: Path) -> Path | None:
+    """Data root of a command with the same configuration and `root` in the environment; None: there is none."""
+    before = os.environ.get(DATA_ROOT)
+    os.environ[DATA_ROOT] = str(root)
+    try:
+        # Kedro reads the files again, and resolves no --params in them.
+        found = loader["globals"].get("data_root")
+    finally:
+        if before is None:
+            del os.environ[DATA_ROOT]
+        else:
+            os.environ[DATA_ROOT] = before
+    return None if found is None else (project / Path(str(found)).expanduser()).resolve()

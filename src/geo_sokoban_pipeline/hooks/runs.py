@@ -7,18 +7,20 @@ tables lie under the id of their settings and are written once, by any number of
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
+from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.launcher_env import check_submit
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.fingerprint import FingerprintError
-from geo_sokoban_pipeline.hooks.data import (
+from geo_sokoban_pipeline.hooks.parameters import (
     Asked,
     CommandData,
     begin_tables,
@@ -26,27 +28,25 @@ from geo_sokoban_pipeline.hooks.data import (
     note_data,
     plan_data,
     point_to_newest,
+    settings_of,
     use_data,
 )
-from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
-from geo_sokoban_pipeline.launch import check_submit
-from geo_sokoban_pipeline.options.base import ParameterError
-from geo_sokoban_pipeline.own_code import forget_edited
-from geo_sokoban_pipeline.preflight.fingerprints import TRAINING, check_stored_run
-from geo_sokoban_pipeline.preflight.plugins import check_plugins
-from geo_sokoban_pipeline.preflight.policies import check_starting_policy
-from geo_sokoban_pipeline.preflight.stored_files import find_damaged_rows
-from geo_sokoban_pipeline.run_lock import LOCK_FILE, RunLock, RunLockedError
-from geo_sokoban_pipeline.run_store import RunFolders
-from geo_sokoban_pipeline.storage import CorruptFolderError
+from geo_sokoban_pipeline.preflight.model import check_starting_policy
+from geo_sokoban_pipeline.preflight.own_code import check_plugins
+from geo_sokoban_pipeline.preflight.stored import TRAINING, check_stored_run, find_damaged_rows
+from geo_sokoban_pipeline.runs.fingerprint import FingerprintError, forget_edited
+from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.runs.provenance import CommandRecord, describe_maker, typed_command
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro.io import DataCatalog
     from kedro.pipeline import Pipeline
 
-    from geo_sokoban_pipeline.options.project import ProjectParameters
+    from geo_sokoban_pipeline.config.project import ProjectParameters
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class RunHooks:
     @hook_impl
     def after_dataset_saved(self, dataset_name: str) -> None:
         """Point to the newest data of a task once its last table is stored."""
-        from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+        from geo_sokoban_pipeline.runs.storage import explain_storage_errors
 
         with explain_storage_errors(self._data_root):
             point_to_newest(self._data, dataset_name, self._data_root)
@@ -158,7 +158,7 @@ class RunHooks:
         self._release()
 
     def _note_data(self, asked: Asked) -> None:
-        from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+        from geo_sokoban_pipeline.runs.storage import explain_storage_errors
 
         with explain_storage_errors(self._data_root):
             begin_tables(self._data, asked, self._data_root)
@@ -170,7 +170,7 @@ class RunHooks:
 
 
 def _lock(folder: Path) -> RunLock:
-    from geo_sokoban_pipeline.datasets.storage_errors import explain_storage_errors
+    from geo_sokoban_pipeline.runs.storage import explain_storage_errors
 
     with explain_storage_errors(folder / LOCK_FILE):
         return RunLock(folder)
@@ -178,7 +178,7 @@ def _lock(folder: Path) -> RunLock:
 
 def _look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None:
     # Imported with a run only: numbers and pictures take part in it, which no other command needs.
-    from geo_sokoban_pipeline.preflight.first_checks import look_first
+    from geo_sokoban_pipeline.preflight.flight import look_first
 
     look_first(run, parameters, data_root)
 
@@ -196,3 +196,73 @@ def _check_selection(run_params: dict[str, Any]) -> None:
             raise ParameterError(
                 f"fresh=true: clears the run, but {option} continues from what is stored there. Leave out one of them."
             )
+
+
+# History: every run knows which commands have worked on it, when, on which machine and for how long.
+
+
+_UNTIMED = ("check_", "compare")  # a pre-flight makes no result, a comparison none of its own
+
+
+class HistoryHooks:
+    """Keeps `commands.json` of each run that the command works on."""
+
+    def __init__(self) -> None:
+        self._run_id = ""
+        self._data_root = Path()
+        self._env: str | None = None
+        self._records: list[CommandRecord] = []
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Remember run id, data root and environment."""
+        parameters, self._data_root = settings_of(context)
+        self._run_id, self._env = parameters.run_id, context.env
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        """Begin the command's entry in each run. `RunHooks` comes before: a command that is refused leaves none."""
+        self._records = []
+        runs = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTIMED)]
+        if not runs:
+            return
+        maker = describe_maker(Path(run_params["project_path"]))
+        entry = {"command": typed_command(), "env": self._env or "local", **maker}
+
+        def begin(run: str) -> None:
+            outputs = RunFolders.of(self._data_root, run, self._run_id).outputs
+            self._records.append(CommandRecord(outputs, entry))
+
+        for run in runs:
+            self._attempt(begin, run)
+        # Ctrl-C and SIGTERM end the process without a hook of Kedro.
+        atexit.register(self._close, "interrupted")
+
+    @hook_impl
+    def after_dataset_saved(self) -> None:
+        """Note the seconds so far."""
+        for record in self._records:
+            self._attempt(record.renew)
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        """Note the end."""
+        self._close("finished")
+
+    @hook_impl
+    def on_pipeline_error(self) -> None:
+        """Note that the command has failed."""
+        self._close("failed")
+
+    def _close(self, outcome: str) -> None:
+        atexit.unregister(self._close)
+        for record in self._records:
+            self._attempt(record.close, outcome)
+        self._records = []
+
+    @staticmethod
+    def _attempt(action: Callable[..., None], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except OSError as error:
+            log.warning("the run's time is not noted: %s", error)

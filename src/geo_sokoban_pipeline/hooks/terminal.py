@@ -13,15 +13,15 @@ from kedro.framework.project import pipelines
 
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
-from geo_sokoban_pipeline.run_store import RunFolders
-from geo_sokoban_pipeline.storage import MANIFEST, CorruptFolderError, read_json
+from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro.pipeline import Pipeline
 
-    from geo_sokoban_pipeline.options.project import ProjectParameters
-    from geo_sokoban_pipeline.options.training import TrainOptions
+    from geo_sokoban_pipeline.config.grpo import TrainOptions
+    from geo_sokoban_pipeline.config.project import ProjectParameters
 
 log = logging.getLogger(__name__)
 _TRAIN = "train_"

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from geo_sokoban_pipeline.envs.png import encode_png
+from geo_sokoban_pipeline.envs.images import encode_png
 
 # About 1,190 pictures of 96 × 96 pixels; an iteration of the default run shows 130 to each of its processes.
 DEFAULT_CACHE_BYTES = 32 << 20

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.folders import TRAINER_FILES, find_policy_folder, link_or_copy
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hub import fetch_policy
-from geo_sokoban_pipeline.options.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.storage import MANIFEST
+from geo_sokoban_pipeline.runs.policy_folder import TRAINER_FILES, find_policy_folder, link_or_copy
+from geo_sokoban_pipeline.runs.storage import MANIFEST
 
 Writer = Callable[[Path], dict[str, Any]]
 

@@ -6,11 +6,17 @@ others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from geo_sokoban_pipeline.own_code import where
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.config.study import CheckPipelineOptions
+from geo_sokoban_pipeline.runs.fingerprint import where
+from geo_sokoban_pipeline.runs.storage import MANIFEST
 
 State = Literal["ok", "warning", "failure", "skipped"]
 
@@ -51,3 +57,147 @@ def failure_of(group: str, name: str, error: Exception) -> Check:
     text = (" ".join(str(error).split()) or "no message") + where(error)
     own = type(error).__module__.startswith("geo_sokoban_pipeline") or isinstance(error, FileNotFoundError | ValueError)
     return Check(group, name, "failure", text if own else f"{type(error).__name__}: {text}")
+
+
+# The run that is looked at: its parameters and its folders, without touching either.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a pre-flight looks at.
+
+    Attributes:
+        task: such as `sokoban`; the run is `train_<task>`.
+        parameters: all parameters of the command.
+        data_root: folder that holds `06_models` and the other layers.
+    """
+
+    task: str
+    parameters: ProjectParameters
+    data_root: Path
+
+    @property
+    def run(self) -> str:
+        """Namespace of the run."""
+        return f"train_{self.task}"
+
+    @property
+    def options(self) -> TrainOptions:
+        """Options of the run."""
+        found: TrainOptions = getattr(self.parameters, self.run)
+        return found
+
+    @property
+    def data(self) -> Any:
+        """Options of the task's data."""
+        return getattr(self.parameters, self.task)
+
+    @property
+    def settings(self) -> CheckPipelineOptions:
+        """Options of the pre-flight itself."""
+        found: CheckPipelineOptions = getattr(self.parameters, f"check_{self.task}")
+        return found
+
+    @property
+    def models(self) -> Path:
+        """Folder of the run's policies, checkpoints and lock."""
+        return self.data_root / "06_models" / self.run / self.parameters.run_id
+
+    @property
+    def base_policy(self) -> Path | None:
+        """The run's own copy of the policy it started from, which it goes on with; None: it has none yet."""
+        return self._stored("base_policy")
+
+    @property
+    def learnt_policy(self) -> Path | None:
+        """The run's policy after the warm start; None: it has none yet."""
+        return self._stored("policy")
+
+    @property
+    def outputs(self) -> Path:
+        """Folder of the run's trajectories and metrics."""
+        return self.data_root / "07_model_output" / self.run / self.parameters.run_id
+
+    @property
+    def reports(self) -> Path:
+        """Folder of the run's summary and report."""
+        return self.data_root / "08_reporting" / self.run / self.parameters.run_id
+
+    def _stored(self, name: str) -> Path | None:
+        folder = self.models / name
+        return folder if not self.parameters.fresh and (folder / MANIFEST).is_file() else None
+
+
+# What a look at a task's data gives: findings, and a few prompts to try things with.
+
+
+@dataclass
+class DataSample:
+    """Findings about the data, and what later checks need of them.
+
+    Attributes:
+        checks: one record per row of the table.
+        rows: training prompts to try things with; none where the source could not give any.
+        counts: prompts of each split that a run will have (None: only the whole source can tell); None where the source
+            could not be read.
+        longest: moves that the shortest solution of the hardest prompts takes; None where the task knows no moves.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    counts: dict[str, int | None] | None = None
+    longest: int | None = None
+
+
+# The table of a pre-flight: what people read, what is stored, and the one line that a failure ends with.
+
+
+class PreflightError(RuntimeError):
+    """Something would fail later; the text is one line that says how much, and what the first of it is."""
+
+
+def as_table(subject: Subject, checks: Sequence[Check]) -> dict[str, Any]:
+    """The findings as JSON values, with the run they are about and the number of each state."""
+    states = Counter(check.state for check in checks)
+    groups = list(dict.fromkeys(check.group for check in checks))
+    checks = sorted(checks, key=lambda check: groups.index(check.group))
+    return {
+        "run": subject.run,
+        "run_id": subject.parameters.run_id,
+        "states": {state: states[state] for state in ("ok", "warning", "failure", "skipped")},
+        "checks": [check.to_json() for check in checks],
+    }
+
+
+def summarise(table: dict[str, Any]) -> str:
+    """One line about the whole table."""
+    states = table["states"]
+    counts = [f"{states[state]} {state}{'' if states[state] == 1 else 's'}" for state in ("failure", "warning")]
+    text = f"{table['run']}/{table['run_id']}: {', '.join(counts)}"
+    failures = [check for check in table["checks"] if check["state"] == "failure"]
+    if not failures:
+        return f"{text}; the run can begin"
+    first = failures[0]
+    way_out = f"; {first['way_out']}" if first["way_out"] else ""
+    return f"{text}; first, {first['group']}, {first['name']}: {first['found']}{way_out}"
+
+
+def judge(table: dict[str, Any]) -> None:
+    """Stop where something would fail later.
+
+    Raises:
+        PreflightError: with the summary.
+    """
+    if table["states"]["failure"]:
+        raise PreflightError(summarise(table))
+
+
+def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Cells to print: group (once per run of rows), name, state, what was found with the way out."""
+    rows: list[tuple[str, ...]] = []
+    group = None
+    for check in table["checks"]:
+        text = f"{check['found']}\n→ {check['way_out']}" if check["way_out"] else check["found"]
+        rows.append(("" if check["group"] == group else check["group"], check["name"], check["state"], text))
+        group = check["group"]
+    return rows

@@ -10,17 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.envs.row_files import split_slice
-from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
-from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
-from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source
-from geo_sokoban_pipeline.envs.sokoban.yields import split_yields
+from geo_sokoban_pipeline.config.sokoban import HubOptions, SokobanDataOptions
+from geo_sokoban_pipeline.envs.rows import split_slice
+from geo_sokoban_pipeline.envs.sokoban.data import prompt_row, raw_level_row
+from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source, split_yields
 from geo_sokoban_pipeline.envs.splits import SPLITS
-from geo_sokoban_pipeline.options.sokoban import HubOptions, SokobanDataOptions
-from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
-from geo_sokoban_pipeline.preflight.sample import DataSample
-from geo_sokoban_pipeline.preflight.stored_prompts import TABLES, compare_stored
-from geo_sokoban_pipeline.preflight.subject import Subject
+from geo_sokoban_pipeline.preflight.checks import Check, DataSample, Subject, failure_of, guard
+from geo_sokoban_pipeline.preflight.stored import TABLES, compare_stored
 
 Row = dict[str, Any]
 _GROUP = "data"

@@ -10,19 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.envs.geo3k.checking import index_rows
-from geo_sokoban_pipeline.envs.geo3k.generated import draw_problems
-from geo_sokoban_pipeline.envs.geo3k.prompts import prompt_row
-from geo_sokoban_pipeline.envs.geo3k.sources import HubReader, open_source
-from geo_sokoban_pipeline.envs.geo3k.splits import settle_splits
-from geo_sokoban_pipeline.envs.row_values import RejectedRow
+from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.data import index_rows, prompt_row, settle_splits
+from geo_sokoban_pipeline.envs.geo3k.sources import HubReader, draw_problems, open_source
+from geo_sokoban_pipeline.envs.rows import RejectedRow
 from geo_sokoban_pipeline.envs.splits import SPLITS
-from geo_sokoban_pipeline.options.geo3k import Geo3kDataOptions
-from geo_sokoban_pipeline.preflight.checks import Check, failure_of, guard
-from geo_sokoban_pipeline.preflight.sample import DataSample
-from geo_sokoban_pipeline.preflight.stored_prompts import compare_stored
-from geo_sokoban_pipeline.preflight.subject import Subject
-from geo_sokoban_pipeline.row_stream import stored_rows
+from geo_sokoban_pipeline.preflight.checks import Check, DataSample, Subject, failure_of, guard
+from geo_sokoban_pipeline.preflight.stored import compare_stored
+from geo_sokoban_pipeline.runs.row_stream import stored_rows
 
 Row = dict[str, Any]
 _GROUP = "data"
@@ -133,7 +128,7 @@ def _first(options: Geo3kDataOptions, rows: int) -> Geo3kDataOptions:
 
 def _differences(path: Path, split: str, options: Geo3kDataOptions, section: str) -> list[str]:
     """What in stored rows cannot be of these options, whose source generates."""
-    from geo_sokoban_pipeline.row_stream import open_parquet
+    from geo_sokoban_pipeline.runs.row_stream import open_parquet
 
     with open_parquet(path) as file:
         stored = file.metadata.num_rows

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions
 from geo_sokoban_pipeline.evaluation.levels import move_limit
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
-from geo_sokoban_pipeline.options.rollout import EnvOptions
-from geo_sokoban_pipeline.options.training import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.preflight.checks import Check, State
 from geo_sokoban_pipeline.tasks import task_of
 

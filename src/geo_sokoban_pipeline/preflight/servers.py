@@ -1,6 +1,6 @@
-"""SGLang servers of a run: their environment, their ports, and settings that the GPUs here cannot compute.
+"""Servers that a run talks to: which there are, whether they answer, and whether they let this user in.
 
-Nothing is launched. What is installed for the servers is asked of their own interpreter, because it is not this one.
+A local run needs none. Each server is one `Server`, so an engine behind a port adds its own to `needed_servers`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,185 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from geo_sokoban_pipeline.options.server import ServerOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.preflight.checks import Check
-from geo_sokoban_pipeline.preflight.network import Server
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.preflight.checks import Check, State
 
-_GROUP = "servers"
+_GROUP = "network"
+_FOUND, _REFUSED, _UNKNOWN = 200, (401, 403), 404
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that a run needs.
+
+    Attributes:
+        name: for the table.
+        uri: `http(s)://host[:port][/path]`.
+        state: of a server that does not answer.
+        way_out: what to do then.
+        login: what to do where it refuses this user.
+        header: that shows who asks, and is shown nowhere; None: MLflow's login, which no other server gets.
+    """
+
+    name: str
+    uri: str
+    state: State
+    way_out: str
+    login: str
+    header: Mapping[str, str] | None = field(default=None, repr=False)
+
+
+def needed_servers(parameters: ProjectParameters) -> list[Server]:
+    """Servers of a run's parameters."""
+    uri = parameters.tracking.uri
+    if not parameters.tracking.enabled or uri is None or not uri.startswith(("http://", "https://")):
+        return []
+    # Tracking only watches: a run goes on without it.
+    way_out = "start the server, or set tracking.uri=null or tracking.enabled=false"
+    login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+    return [Server("MLflow", uri, "warning", way_out, login)]
+
+
+def check_servers(servers: list[Server], timeout: float) -> list[Check]:
+    """Whether each server's port is open and its answer lets this user in.
+
+    Args:
+        timeout: seconds that a server has.
+    """
+    if not servers:
+        return [Check(_GROUP, "ports", "ok", "none needed")]
+    found = []
+    for server in servers:
+        try:
+            found.append(_check_server(server, timeout))
+        except (OSError, HTTPException, ValueError) as error:
+            text = f"{_shown(server.uri)}: {type(error).__name__}: {error}"
+            found.append(Check(_GROUP, server.name, server.state, text, server.way_out))
+    return found
+
+
+def check_keys(parameters: ProjectParameters, run: str, timeout: float, *, has_policy: bool = False) -> list[Check]:
+    """Whether what comes from the hub can be had with the token that is set; tokens are never shown.
+
+    Args:
+        run: namespace of the run.
+        timeout: seconds that the hub has.
+        has_policy: the run has its own copy of the policy that it started from, and asks for none.
+    """
+    options = getattr(parameters, run)
+    data = getattr(parameters, options.task)
+    wanted = []
+    if options.policy.source == "hub" and not has_policy:
+        wanted.append(("policy", "models", options.policy.path))
+    if data.source == "hub" and not os.path.isdir(data.hub.dataset):
+        wanted.append(("data", "datasets", data.hub.dataset))
+    if not wanted:
+        return [Check(_GROUP, "keys", "ok", "none needed: nothing comes from the hub")]
+    return [_check_hub(*entry, timeout) for entry in wanted]
+
+
+def _check_server(server: Server, timeout: float) -> Check:
+    parts = urlsplit(server.uri)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    shown = _shown(server.uri)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout):
+            pass
+    except OSError as error:
+        text = f"{shown}: port {port} of {parts.hostname} does not answer ({error})"
+        return Check(_GROUP, server.name, server.state, text, server.way_out)
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    header = _login_header(parts.username) if server.header is None else server.header
+    code = _status(bare, timeout, header)
+    if code in _REFUSED:
+        return Check(_GROUP, server.name, server.state, f"{shown}: refuses this user ({code})", server.login)
+    return Check(_GROUP, server.name, "ok", f"{shown}: port {port} answers")
+
+
+def _shown(uri: str) -> str:
+    """Scheme, host and port of an address: what else stands in it may be a secret."""
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{rest.partition('/')[0].partition('?')[0].rpartition('@')[2]}"
+
+
+def _check_hub(what: str, kind: str, repository: str, timeout: float) -> Check:
+    from huggingface_hub import constants
+
+    name = f"keys ({what})"
+    token, shown = _hub_token()
+    if constants.HF_HUB_OFFLINE:
+        return Check(_GROUP, name, "skipped", f"{repository}: HF_HUB_OFFLINE is set; {shown}")
+    header = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        code = _status(f"{constants.ENDPOINT}/api/{kind}/{quote(repository)}/auth-check", timeout, header)
+    except (HTTPException, ValueError):
+        code = None
+    if code == _FOUND:
+        return Check(_GROUP, name, "ok", f"{repository}: the hub lets this user in; {shown}")
+    if code in _REFUSED:
+        text = f"{repository}: the hub refuses access ({code}); {shown}"
+        way_out = "accept its terms on the hub and set HF_TOKEN, or give a local folder"
+        return Check(_GROUP, name, "failure", text, way_out)
+    if code == _UNKNOWN:
+        text = f"{repository}: the hub has none of this name, or hides it from this user ({code}); {shown}"
+        return Check(_GROUP, name, "failure", text, "check the name, set HF_TOKEN, or give a local folder")
+    text = f"{repository}: the hub does not answer{'' if code is None else f' the question ({code})'}; {shown}"
+    way_out = "check the network and try again, or give a local folder; what is in the cache is used"
+    return Check(_GROUP, name, "warning", text, way_out)
+
+
+def _hub_token() -> tuple[str | None, str]:
+    """Token of the hub, and where it comes from."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is None:
+        return None, "no token"
+    names = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)]
+    return token, f"{names[0]} is set" if names else "with the token of `hf auth login`"
+
+
+def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
+    """Status code of a GET; None where nobody answers."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(uri, headers=dict(header)), timeout=timeout) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return int(error.code)
+    except OSError:
+        return None
+
+
+def _login_header(user: str | None) -> dict[str, str]:
+    """Login of MLflow from the environment; the user may stand in the address, a password may not."""
+    import base64
+
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME") or unquote(user or "")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if user and password:
+        return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+    return {}
+
+
+# SGLang servers of a run: their environment, their ports, and settings that the GPUs here cannot compute.
+
+
+_SAMPLING = "servers"
 _TESTED = "0.5.21"
 _PACKAGES = ("sglang", "sglang-router", "torch", "nvidia-cudnn-cu12")
 _ASK = (
@@ -67,7 +236,7 @@ def check_sampling_servers(
     versions = read_versions(server)
     if versions is None:
         text = f"{name}.python={server.python}: no interpreter that runs"
-        return [*found, Check(_GROUP, "environment", "failure", text, "make sglang-env")]
+        return [*found, Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
     found += check_versions(name, server, versions)
     found += _check_ports(name, server)
     if server.device == "cuda":
@@ -90,7 +259,7 @@ def check_launch(run: str, options: TrainOptions) -> list[Check]:
         return []
     if shutil.which(str(Path(server.python).expanduser())) is None:
         text = f"{name}.python={server.python}: no interpreter that runs"
-        return [Check(_GROUP, "environment", "failure", text, "make sglang-env")]
+        return [Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
     return list(_check_ports(name, server))
 
 
@@ -112,20 +281,20 @@ def check_versions(name: str, server: ServerOptions, versions: Mapping[str, str 
     sglang, torch, cudnn = versions.get("sglang"), versions.get("torch"), versions.get("nvidia-cudnn-cu12")
     if sglang is None or torch is None:
         text = f"{name}.python={server.python}: no sglang there" if sglang is None else "no torch beside sglang"
-        return [Check(_GROUP, "environment", "failure", text, "make sglang-env")]
+        return [Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
     if server.router != "none" and versions.get("sglang-router") is None:
         text = f"{name}.router={server.router}: no sglang-router in that environment"
-        return [Check(_GROUP, "router", "failure", text, "make sglang-env, or router=none")]
+        return [Check(_SAMPLING, "router", "failure", text, "make sglang-env, or router=none")]
     found = []
     if sglang != _TESTED:
         text = f"sglang {sglang}; this project is tested with {_TESTED}"
-        found.append(Check(_GROUP, "environment", "warning", text, "make sglang-env"))
+        found.append(Check(_SAMPLING, "environment", "warning", text, "make sglang-env"))
     old = _numbers(torch) < _SLOW_CONVOLUTION_BELOW and (cudnn is None or _numbers(cudnn) < _FAST_CUDNN)
     if server.device == "cuda" and old:
         text = f"torch {torch} with cuDNN {cudnn or 'unknown'}: the vision tower's convolution is very slow"
         way_out = "install nvidia-cudnn-cu12==9.16.0.29 there, or torch 2.10 or later"
-        found.append(Check(_GROUP, "cuDNN", "failure", text, way_out))
-    return found or [Check(_GROUP, "environment", "ok", f"sglang {sglang}, torch {torch}")]
+        found.append(Check(_SAMPLING, "cuDNN", "failure", text, way_out))
+    return found or [Check(_SAMPLING, "environment", "ok", f"sglang {sglang}, torch {torch}")]
 
 
 def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> list[Check]:
@@ -133,24 +302,24 @@ def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> lis
     wanted = server.count * server.tensor_parallel
     if len(capabilities) < wanted:
         text = f"{name}.count={server.count} servers of {server.tensor_parallel} GPUs; {len(capabilities)} are visible"
-        return [Check(_GROUP, "GPUs", "failure", text, "lower count or tensor_parallel, or device=cpu")]
+        return [Check(_SAMPLING, "GPUs", "failure", text, "lower count or tensor_parallel, or device=cpu")]
     found = []
-    for field in ("attention_backend", "mm_attention_backend"):
-        chosen = getattr(server, field)
+    for option in ("attention_backend", "mm_attention_backend"):
+        chosen = getattr(server, option)
         if chosen == "fa3" and max(capabilities, default=0) >= _BLACKWELL:
-            text = f"{name}.{field}=fa3: this GPU has no flash attention 3"
-            other = "sdpa" if field.startswith("mm") else "triton"
-            found.append(Check(_GROUP, "attention", "failure", text, f"set {field}={other}"))
-    return found or [Check(_GROUP, "GPUs", "ok", f"{wanted} of {len(capabilities)}")]
+            text = f"{name}.{option}=fa3: this GPU has no flash attention 3"
+            other = "sdpa" if option.startswith("mm") else "triton"
+            found.append(Check(_SAMPLING, "attention", "failure", text, f"set {field}={other}"))
+    return found or [Check(_SAMPLING, "GPUs", "ok", f"{wanted} of {len(capabilities)}")]
 
 
 def _check_ports(name: str, server: ServerOptions) -> Iterator[Check]:
-    from geo_sokoban_pipeline.rollout.engines.sglang.ports import is_free
+    from geo_sokoban_pipeline.rollout.engines.sglang.launcher import is_free
 
     taken = [port for port in server.ports or () if not is_free(server.host, port)]
     if taken:
         text = f"{name}.ports: {', '.join(map(str, taken))} of {server.host} are taken"
-        yield Check(_GROUP, "ports", "failure", text, "give others, or null for free ones")
+        yield Check(_SAMPLING, "ports", "failure", text, "give others, or null for free ones")
 
 
 def _check_cache(name: str, options: TrainOptions, longest: int | None) -> Iterator[Check]:
@@ -161,10 +330,10 @@ def _check_cache(name: str, options: TrainOptions, longest: int | None) -> Itera
     together = options.grpo.groups * options.grpo.group_size * longest
     text = f"{name}.max_total_tokens={pool}: "
     if longest > pool:
-        yield Check(_GROUP, "cache", "failure", f"{text}an episode has up to {longest}", "raise it")
+        yield Check(_SAMPLING, "cache", "failure", f"{text}an episode has up to {longest}", "raise it")
     elif together > pool * servers:
         yield Check(
-            _GROUP,
+            _SAMPLING,
             "cache",
             "warning",
             f"{text}an iteration's episodes have up to {together}, so that turns are read again",
@@ -174,7 +343,7 @@ def _check_cache(name: str, options: TrainOptions, longest: int | None) -> Itera
 
 def _note_pictures(name: str) -> Check:
     text = f"{name}.urls: given servers do not say whether they cache picture features, which outlive vision weights"
-    return Check(_GROUP, "picture cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")
+    return Check(_SAMPLING, "picture cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")
 
 
 def _capabilities() -> list[int]:

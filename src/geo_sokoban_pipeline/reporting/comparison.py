@@ -16,20 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from geo_sokoban_pipeline.provenance import RunTime
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
-from geo_sokoban_pipeline.reporting.evaluation_tables import EvaluationRow, evaluation_rows
-from geo_sokoban_pipeline.reporting.formats import DASH, count, duration, joined, p_value, plural, points
+from geo_sokoban_pipeline.reporting.formats import (
+    DASH,
+    count,
+    duration,
+    find_row,
+    joined,
+    p_value,
+    plural,
+    points,
+    write_rate,
+)
 from geo_sokoban_pipeline.reporting.report import compare_policies, make_environment, read_asset
 from geo_sokoban_pipeline.reporting.run_worlds import run_world
-from geo_sokoban_pipeline.reporting.summaries import find_row, write_rate
+from geo_sokoban_pipeline.reporting.tables import EvaluationRow, evaluation_rows
+from geo_sokoban_pipeline.runs.provenance import RunTime
 from geo_sokoban_pipeline.tasks import Words
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from geo_sokoban_pipeline.evaluation.paired import PairedTest
+    from geo_sokoban_pipeline.evaluation.metrics import PairedTest
 
 COLOURS = ("final", "warm", "greedy", "legal", "solver", "random")
 # Metric, title, note, whether its values are shares. Validations have lines of their own.

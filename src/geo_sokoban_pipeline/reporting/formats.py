@@ -6,7 +6,10 @@ What is missing or not finite is a dash, never 0 and never `nan`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+from geo_sokoban_pipeline.tasks import World
 
 DASH = "–"
 _NARROW_SPACE = "\u202f"  # does not break, so that a number keeps its unit
@@ -87,3 +90,87 @@ def points(difference: float, low: float, high: float) -> str:
 def p_value(value: float) -> str:
     """`p = 0.032`, or `p < 0.001`."""
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+# Names and colours of policies and players, the same on every chart and in every table.
+
+
+START = "start"  # the first policy of a run without a warm start
+_LABELS = {
+    START: "before GRPO",
+    "warm_start": "warm start",
+    "final": "after GRPO",
+    "control_teacher": "control: more of the warm start",
+    "control_optimal": "control: imitation of optimal play",
+    "teacher": "teacher",
+    "teacher_patient": "teacher, never gives up",
+    "random": "random moves",
+    "random_legal": "random legal moves",
+    "solver": "solver (optimal)",
+    "most_frequent": "most frequent answer",
+    "label": "the label itself",
+}
+# What is called otherwise where answers are given instead of moves.
+_ANSWERS = {"control_optimal": "control: imitation of the labels"}
+_COLOURS = {
+    START: "warm",
+    "warm_start": "warm",
+    "final": "final",
+    "random": "random",
+    "random_legal": "legal",
+    "solver": "solver",
+    "most_frequent": "random",
+    "label": "solver",
+}
+_DISGUISES = {"_blank": "blank pictures", "_shuffled": "shuffled pictures"}
+
+
+def policy_label(name: str, world: World = "sokoban") -> str:
+    """Name of a policy or player for readers; unknown ones keep theirs."""
+    for suffix, words in _DISGUISES.items():
+        if name.endswith(suffix):
+            return f"{policy_label(name.removesuffix(suffix), world)}, {words}"
+    own = _ANSWERS if world == "geometry" else {}
+    return own.get(name) or _LABELS.get(name, name)
+
+
+def row_label(policy: str, mode: str, world: World = "sokoban") -> str:
+    """Name of a row of the evaluation: the policy, and how it chose its replies where there is a choice."""
+    label = policy_label(policy, world)
+    return label if mode == "-" else f"{label}, {mode}"
+
+
+def policy_colour(name: str) -> str:
+    """CSS class of a policy's colour; policies without one of their own share the main colour."""
+    if name.endswith(tuple(_DISGUISES)):
+        return "random"
+    return _COLOURS.get(name, "legal" if name.startswith("teacher") else "final")
+
+
+# Rows of an evaluation summary, looked up by who played; what was not evaluated is None.
+
+
+Row = dict[str, Any]
+
+
+def find_row(summary: Mapping[str, Any], policy: str, mode: str) -> Row | None:
+    """Row of a policy in a mode, if it was evaluated and played any episode."""
+    for row in summary.get("rows") or []:
+        if row.get("policy") == policy and row.get("mode") == mode and row.get("solve_rate") is not None:
+            found: Row = row
+            return found
+    return None
+
+
+def find_player(summary: Mapping[str, Any], name: str) -> Row | None:
+    """Row of a player without a policy; the teacher's name goes on with what kind of teacher it is."""
+    exact = find_row(summary, name, "-")
+    if exact is not None or name != "teacher":
+        return exact
+    names = [str(row.get("policy")) for row in summary.get("rows") or []]
+    return next((find_row(summary, one, "-") for one in names if one.startswith("teacher")), None)
+
+
+def write_rate(row: Mapping[str, Any]) -> str:
+    """`66.3 % [62.5–69.8 %]`."""
+    return f"{percent(row['solve_rate'])} [{percent_range(row.get('low'), row.get('high'))}]"

@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from geo_sokoban_pipeline.envs.data_uris import png_data_uri
+from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.reporting import curves
-from geo_sokoban_pipeline.reporting.animations import episode_gif
 from geo_sokoban_pipeline.reporting.charts import Chart
-from geo_sokoban_pipeline.reporting.episodes import Frame, describe_end, episode_frames
-from geo_sokoban_pipeline.reporting.evaluation_tables import evaluation_columns, evaluation_rows, length_chart
+from geo_sokoban_pipeline.reporting.episodes import (
+    Frame,
+    TokenTexts,
+    describe_end,
+    episode_frames,
+    episode_gif,
+    token_turns,
+)
 from geo_sokoban_pipeline.reporting.formats import signed
 from geo_sokoban_pipeline.reporting.report import make_environment, read_asset
 from geo_sokoban_pipeline.reporting.run_worlds import run_world
-from geo_sokoban_pipeline.reporting.tokens import TokenTexts, token_turns
-from geo_sokoban_pipeline.trajectories import Trajectory, table_to_trajectories
+from geo_sokoban_pipeline.reporting.tables import evaluation_columns, evaluation_rows, length_chart
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 if TYPE_CHECKING:
     import pyarrow as pa

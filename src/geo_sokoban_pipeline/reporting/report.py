@@ -1,7 +1,7 @@
-"""The report of a run: one HTML page that needs nothing but itself.
+"""The headline: what was trained and how well it does, in sentences that a reader can check against the table.
 
-The page fetches nothing and runs no script but its own, which its content security policy enforces by hash; every text
-that a model or a file supplied is escaped. What a run did not record is shown as a dash or left out.
+Whether a gain is real is said by a paired test over the same prompts, or, where their episodes are not at hand, by the
+Wilson intervals; never by the difference of two rates alone.
 """
 
 from __future__ import annotations
@@ -19,33 +19,155 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from geo_sokoban_pipeline.evaluation.paired import PairedTest, paired_test
-from geo_sokoban_pipeline.provenance import RunTime, summarise_commands
-from geo_sokoban_pipeline.reporting import curves, evaluation_tables, formats, tables
-from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved, turn_reward
-from geo_sokoban_pipeline.reporting.formats import duration, plural
-from geo_sokoban_pipeline.reporting.headline import write_headline
-from geo_sokoban_pipeline.reporting.labels import START, policy_label
-from geo_sokoban_pipeline.reporting.players import PlayerData, shorten
+from geo_sokoban_pipeline.evaluation.metrics import PairedTest, paired_test
+from geo_sokoban_pipeline.reporting import curves, formats, tables
+from geo_sokoban_pipeline.reporting.episodes import (
+    PlayerData,
+    TokenTexts,
+    describe_end,
+    is_solved,
+    shorten,
+    token_turns,
+    turn_reward,
+)
+from geo_sokoban_pipeline.reporting.formats import (
+    START,
+    Row,
+    count,
+    duration,
+    find_player,
+    find_row,
+    p_value,
+    percent,
+    percent_range,
+    plural,
+    points,
+    policy_colour,
+    policy_label,
+    write_rate,
+)
 from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, notes_of, run_world
-from geo_sokoban_pipeline.reporting.selection import (
+from geo_sokoban_pipeline.reporting.training_episodes import (
     Extremes,
     LevelPair,
     Parts,
+    TrainingEpisodes,
     choose_extremes,
     choose_gallery,
+    follow_prompts,
     read_outcomes,
+    summarise_training,
 )
-from geo_sokoban_pipeline.reporting.tokens import TokenTexts, token_turns
-from geo_sokoban_pipeline.reporting.training_episodes import TrainingEpisodes, summarise_training
-from geo_sokoban_pipeline.reporting.validations import follow_prompts
+from geo_sokoban_pipeline.runs.provenance import RunTime, summarise_commands
 from geo_sokoban_pipeline.tasks import TASKS
 from geo_sokoban_pipeline.training.scoring import replies, turn_credit
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from jinja2 import Environment
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One big number: its name, the number, what stands below it, the class of its colour."""
+
+    name: str
+    value: str
+    detail: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Main sentence, further sentences, tiles."""
+
+    main: str
+    further: list[str]
+    tiles: list[Tile]
+
+
+def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None) -> Headline:
+    """Headline of an evaluation summary, which may lack policies, baselines, or everything.
+
+    Args:
+        change: the first policy against the last one, on the same prompts; None: only their intervals are known.
+    """
+    world = run_world(summary.get("task"))
+    names = [str(name) for name in summary.get("policies") or []]
+    last = find_row(summary, names[-1], "sampled") if names else None
+    if last is None:
+        return Headline("No evaluation is stored for this run.", [], [])
+    first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
+    main = _say_what_happened(world, names, first, last, world.where(summary), change)
+    further = [*_compare(first, last, change, world), *_greedy(summary, names), *world.compare(summary, names)]
+    if summary.get("better"):
+        further.append(str(summary["better"]))
+    others = [find_player(summary, name) for name in world.tiles]
+    return Headline(main, further, [_tile(row, world) for row in (first, last, *others) if row])
+
+
+def _say_what_happened(
+    world: RunWorld, names: list[str], first: Row | None, last: Row, where: str, change: PairedTest | None
+) -> str:
+    if first is None:
+        verb = "solves" if world.world == "sokoban" else "has"
+        return f"On {where} {policy_label(names[-1], world.world)} {verb} {write_rate(last)}."
+    rate, start = world.words.rate, "before GRPO" if names[0] == START else "after the warm start"
+    if not _has_changed(first, last, change):
+        rates = f"{write_rate(first)} {start}, {write_rate(last)} after GRPO"
+        return f"On {where} GRPO made no significant change to the {rate}: {rates}."
+    verb = "raised" if last["solve_rate"] > first["solve_rate"] else "lowered"
+    return f"On {where} GRPO {verb} the {rate} from {write_rate(first)} {start} to {write_rate(last)}."
+
+
+def _has_changed(first: Row, last: Row, change: PairedTest | None) -> bool:
+    return change.is_change if change is not None else _are_apart(first, last)
+
+
+def _are_apart(first: Row, last: Row) -> bool:
+    low, high = last.get("low"), last.get("high")
+    apart: bool = (low is not None and low > first.get("high", 1.0)) or (
+        high is not None and high < first.get("low", 0.0)
+    )
+    return apart
+
+
+def _compare(first: Row | None, last: Row, change: PairedTest | None, world: RunWorld) -> list[str]:
+    if first is None:
+        return []
+    if change is not None:
+        played = plural(change.prompts, world.words.unit, world.words.units)
+        test = f"Over the same {played} the difference is {points(change.difference, change.low, change.high)}"
+        if change.p_value is None:
+            return [f"{test} (95 %, paired bootstrap)."]
+        counts = f"{count(change.gained)} gained, {count(change.lost)} lost"
+        return [f"{test}: {counts} (McNemar's test, {p_value(change.p_value)})."]
+    if first.get("high") is None or last.get("low") is None:
+        return []
+    if _are_apart(first, last):
+        return ["The two intervals (95 %, Wilson) do not overlap, so chance in these episodes is no explanation."]
+    return ["The two intervals (95 %, Wilson) overlap, so this evaluation does not prove a change."]
+
+
+def _greedy(summary: Mapping[str, Any], names: list[str]) -> list[str]:
+    rows = [find_row(summary, name, "greedy") for name in dict.fromkeys((names[0], names[-1]))]
+    rates = [percent(row["solve_rate"]) for row in rows if row]
+    if not rates:
+        return []
+    before = f" (was {rates[0]})" if len(rates) > 1 else ""
+    return [f"Greedy decoding: {rates[-1]}{before}."]
+
+
+def _tile(row: Row, world: RunWorld) -> Tile:
+    name = policy_label(row["policy"], world.world) + (", sampled" if row.get("mode") == "sampled" else "")
+    detail = (
+        f"{percent_range(row.get('low'), row.get('high'))} · {count(row.get('solved'))} of {count(row.get('episodes'))}"
+    )
+    return Tile(name, percent(row["solve_rate"]), detail, policy_colour(row["policy"]))
+
+
+# The report of a run: one HTML page that needs nothing but itself.
 
 
 @dataclass(frozen=True)
@@ -55,7 +177,7 @@ class ReportInputs:
     Attributes:
         task: task name. run: namespace, such as `train_sokoban`. run_id: folder of the run.
         metrics: one row per iteration.
-        commands: entries of the commands that have made it, see `provenance.py`.
+        commands: entries of the commands that have made it, see `runs/provenance.py`.
         validations: episodes of the validations, partition `iter=<policy version>/part-…`.
         summary: evaluation summary; `policies` names them in the order of the parts of `played`.
         warm_start: rows `step`, `loss`, `validation_loss` (nats per reply token), `seconds`.
@@ -113,11 +235,11 @@ def build_report(inputs: ReportInputs) -> str:
         "words": world.words,
         "charts": _charts(inputs, summary, episodes, world),
         "health": curves.health_charts(_join(inputs.metrics, episodes.rows)),
-        "evaluation": evaluation_tables.evaluation_rows(summary),
-        "columns": evaluation_tables.evaluation_columns(summary),
+        "evaluation": tables.evaluation_rows(summary),
+        "columns": tables.evaluation_columns(summary),
         "notes": notes_of(summary),
-        "replies": evaluation_tables.reply_table(summary),
-        "kinds": evaluation_tables.kind_tables(summary),
+        "replies": tables.reply_table(summary),
+        "kinds": tables.kind_tables(summary),
         "facts": curves.run_facts(inputs.metrics, inputs.warm_start, time.seconds if time else None),
         "validations": follow_prompts(inputs.validations),
         "gallery": gallery,
@@ -265,7 +387,7 @@ def _charts(
         "kinds": curves.kind_chart(episodes.kinds, world.words, by),
         "parts": curves.parts_chart(episodes.rows, [name for name in episodes.parts if name != unused]),
         "responses": curves.length_chart(inputs.metrics),
-        "lengths": evaluation_tables.length_chart(summary),
+        "lengths": tables.length_chart(summary),
         "warm_start": curves.warm_start_chart(inputs.warm_start),
     }
 
@@ -278,7 +400,7 @@ def _card(pair: LevelPair, names: list[str], players: PlayerData, world: RunWorl
     if isinstance(kind, int):
         title = f"Optimal: {plural(kind, 'move')}"
     else:
-        title = number[:1].upper() + number[1:] if kind is None else evaluation_tables.write_kind(kind)
+        title = number[:1].upper() + number[1:] if kind is None else tables.write_kind(kind)
     return {
         "title": title,
         "subtitle": "" if kind is None else number,

@@ -6,9 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, plural
-from geo_sokoban_pipeline.reporting.labels import START
-from geo_sokoban_pipeline.reporting.summaries import Row, find_player, find_row, write_rate
+from geo_sokoban_pipeline.reporting.formats import (
+    DASH,
+    START,
+    Row,
+    find_player,
+    find_row,
+    number,
+    percent,
+    plural,
+    write_rate,
+)
 from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN, TASKS, Words, World
 
 Summary = Mapping[str, Any]

@@ -11,10 +11,10 @@ from textwrap import wrap
 
 from markupsafe import Markup
 
-from geo_sokoban_pipeline.envs.data_uris import png_data_uri
+from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.reporting.episodes import Frame, episode_frames
-from geo_sokoban_pipeline.reporting.selection import LevelPair
-from geo_sokoban_pipeline.trajectories import Trajectory
+from geo_sokoban_pipeline.reporting.training_episodes import LevelPair
+from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 # Pixels, but for the letters of a line and the lines of a reply with its answer.
 _CARD, _GAP, _PICTURE, _LINE, _LETTERS, _REPLY = 176, 10, 132, 17, 21, 3

@@ -1,16 +1,315 @@
-"""The docs of a study: results, figure and tables, written from one JSON value; prose around the markers stays."""
+"""Markers: the parts of a document that are written by the program, between two comments; all else is left as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.markers import read_section, replace_section
-from geo_sokoban_pipeline.reporting.study_figure import draw_study
-from geo_sokoban_pipeline.reporting.study_readme import render_readme, render_readme_line
-from geo_sokoban_pipeline.reporting.study_tables import render_study
-from geo_sokoban_pipeline.storage import write_atomic, write_json
+from markupsafe import Markup
+
+from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart
+from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, policy_label, signed
+from geo_sokoban_pipeline.reporting.study_rates import Rate, find_growth, find_rate, mean_share
+from geo_sokoban_pipeline.reporting.study_tables import (
+    MODES,
+    Results,
+    describe_choice,
+    markdown_table,
+    name_seeds,
+    render_study,
+)
+from geo_sokoban_pipeline.reporting.study_worlds import Seeds, world_of
+from geo_sokoban_pipeline.runs.storage import write_atomic, write_json
+
+
+class MarkerError(ValueError):
+    """A document has not exactly one pair of the markers; the message names them and what to write."""
+
+
+def replace_section(text: str, name: str, content: str, place: Path) -> str:
+    """The document with new content between `<!-- name:begin -->` and `<!-- name:end -->`.
+
+    Args:
+        place: the document's path, for the message.
+
+    Raises:
+        MarkerError: a marker is missing, repeated, or the end comes first.
+    """
+    before, _, after = _split(text, name, place)
+    return f"{before}{content.strip()}{after}"
+
+
+def read_section(text: str, name: str, place: Path) -> str:
+    """What stands between the markers, without surrounding blank lines.
+
+    Raises:
+        MarkerError: as in `replace_section`.
+    """
+    return _split(text, name, place)[1].strip()
+
+
+def _split(text: str, name: str, place: Path) -> tuple[str, str, str]:
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    start, stop = text.find(begin) + len(begin), text.find(end)
+    if text.count(begin) != 1 or text.count(end) != 1 or stop < start:
+        raise MarkerError(
+            f"{place}: there must be one line `{begin}` and, below it, one line `{end}`; what stands between them is "
+            "written by the program. Add them where it is to appear."
+        )
+    return text[:start] + "\n\n", text[start:stop], "\n\n" + text[stop:]
+
+
+# The figure of a study: the rate on validation prompts over CPU-seconds, as an SVG file that stands alone.
+
+
+Points = list[tuple[float, float]]
+_WIDTH, _CHART_HEIGHT, _HEAD, _LEGEND_LINE = 760, 360, 62, 18
+CHART_SIZE = (_WIDTH - 20, _CHART_HEIGHT)
+_GRID = 24  # points of a mean curve
+# Stage and class of its colour.
+_STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teacher", "greedy"), ("grpo", "final"))
+_STYLE = """
+.paper{fill:#fff;stroke:#dfe3e8}text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#5b6472}
+.title{font-size:15px;font-weight:600;fill:#1c2330}.tick.end{text-anchor:end}.tick.mid{text-anchor:middle}
+.grid{stroke:#dfe3e8}.axis{stroke:#5b6472}polyline{fill:none;stroke:var(--c);stroke-width:2.4;stroke-linejoin:round}
+.faint{stroke-width:1.1;opacity:.45}.dot{fill:var(--c)}.key{stroke:var(--c);stroke-width:3}
+.s-final{--c:#1f66d1}.s-warm{--c:#c2620b}.s-greedy{--c:#0e8a7d}.s-solver{--c:#3d7a2e}.s-legal{--c:#8a5fbf}
+.s-training{--c:#7d8793}.s-legal,.s-training{stroke-dasharray:6 4;stroke-width:1.4}
+@media (prefers-color-scheme:dark){.paper{fill:#14171c;stroke:#2e343d}text{fill:#9aa4b2}.title{fill:#e6e9ee}
+.grid{stroke:#2e343d}.axis{stroke:#9aa4b2}.s-final{--c:#6ea8fe}.s-warm{--c:#f0a04b}.s-greedy{--c:#4cc9ba}
+.s-solver{--c:#7fc069}.s-legal{--c:#b794e6}.s-training{--c:#8d97a5}}
+"""
+
+
+def draw_study(results: Mapping[str, Any]) -> str:
+    """SVG of a study's curves; lines are means over the seeds, faint lines the seeds themselves.
+
+    Dashed lines are players on the evaluation prompts.
+    """
+    seeds, world = results["seeds"], world_of(results)
+    series, legend = [], []
+    for stage, colour in _STAGES:
+        name = "GRPO" if stage == "grpo" else policy_label(stage, world.world)
+        curves = [curve for seed in seeds if len(curve := stage_curve(seed, stage)) > 1]
+        if curves:
+            series += [Series(name, colour, curve, style="faint") for curve in curves if len(curves) > 1]
+            mean = mean_curve(curves)
+            series += [Series(name, colour, mean)] if mean else []
+            legend.append((name, colour))
+    end = max((x for line in series for x, _ in line.points), default=1.0)
+    for player, colour in world.dashed:
+        share = mean_share([find_rate(seed["rows"], player, "-") for seed in seeds])
+        if share is not None:
+            name = policy_label(player, world.world)
+            series.insert(0, Series(name, colour, [(0.0, share), (end, share)]))
+            legend.append((name, colour))
+    top = max((y for line in series for _, y in line.points), default=1.0)
+    shape = Shape("CPU-seconds of training", *CHART_SIZE, (0.0, min(1.0, top + 0.08)), shares=True, left=46)
+    words = world.words
+    chart = draw_chart(f"{words.rate.capitalize()} on validation {words.units}, sampled", series, shape)
+    played = f"{results['levels']['validation_count']} validation {words.units}"
+    title = f"{results['title']}: {words.rate} on {played}, sampled"
+    return frame_chart(title, Markup("") if chart is None else chart.svg, legend)
+
+
+def stage_curve(seed: Mapping[str, Any], stage: str) -> Points:
+    """(CPU-seconds since the start of the warm start, sampled solve rate) of one stage of a seed.
+
+    Loop and controls begin where the warm start ends, in time and in rate.
+    """
+    warm: Points = [(row[0], row[1]) for row in seed["curves"].get("warm_start", [])]
+    if stage == "warm_start":
+        return warm
+    offset = seed["cpu_seconds"]["warm_start"]
+    curve: Points = [(offset + row[0], row[1]) for row in seed["curves"].get(stage, [])]
+    begins_with_warm_start = bool(curve) and curve[0][0] <= offset
+    return curve if begins_with_warm_start or not curve else [*warm[-1:], *curve]
+
+
+def mean_curve(curves: Sequence[Points]) -> Points:
+    """Mean of curves at equal x, over the span that all of them cover; `[]` where there is none."""
+    if len(curves) == 1:
+        return list(curves[0])
+    begin, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if begin >= end:
+        return []
+    spots = [begin + (end - begin) * step / _GRID for step in range(_GRID + 1)]
+    return [(x, fmean(_at(curve, x) for curve in curves)) for x in spots]
+
+
+def _at(curve: Points, x: float) -> float:
+    """Height of a curve at an x within its span, by straight lines between its points."""
+    for (left, low), (right, high) in zip(curve, curve[1:], strict=False):
+        if x <= right:
+            return low + (x - left) / (right - left) * (high - low) if right > left else high
+    return curve[-1][1]
+
+
+def frame_chart(title: str, chart: Markup, legend: Sequence[tuple[str, str]]) -> str:
+    """SVG file of a chart with background, title and legend.
+
+    Args:
+        chart: an `<svg>` 740 by 360 pixels in size.
+        legend: (name, class of the colour) of each line.
+    """
+    keys, x, line = [], 14.0, 0
+    for name, colour in legend:
+        width = 40 + 6.6 * len(name)
+        if x + width > _WIDTH - 10:
+            x, line = 14.0, line + 1
+        y = 46 + _LEGEND_LINE * line
+        keys.append(
+            Markup('<line class="key s-{}" x1="{}" x2="{}" y1="{}" y2="{}"/><text x="{}" y="{}">{}</text>').format(
+                colour, round(x), round(x) + 18, y - 4, y - 4, round(x) + 24, y, name
+            )
+        )
+        x += width
+    head = _HEAD + _LEGEND_LINE * line
+    height = head + _CHART_HEIGHT + 4
+    return str(
+        Markup(
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}">\n'
+            '<style>{style}</style>\n<rect class="paper" x="0.5" y="0.5" width="{rw}" height="{rh}" rx="8"/>\n'
+            '<text class="title" x="14" y="25">{title}</text>\n{keys}\n'
+            '<svg x="8" y="{head}" width="{cw}" height="{ch}">{chart}</svg>\n</svg>\n'
+        ).format(
+            w=_WIDTH,
+            h=height,
+            style=Markup(_STYLE),
+            rw=_WIDTH - 1,
+            rh=height - 1,
+            title=title,
+            keys=Markup("\n").join(keys),
+            head=head,
+            cw=_WIDTH - 20,
+            ch=_CHART_HEIGHT,
+            chart=chart,
+        )
+    )
+
+
+# What the README says of a study: one short table for the default run, one line for each other study.
+
+
+# Rows of the table; everything else that was measured is in docs/learning.md.
+_ROWS = {
+    "final": "**after GRPO**",
+    "warm_start": "warm start: SFT on a weak expert",
+    "control_teacher": "more of this SFT, for the CPU time of GRPO",
+    "control_optimal": "SFT on optimal play, for the CPU time of GRPO",
+    "final_blank": "after GRPO, with blank images",
+    "random_legal": "random legal moves",
+}
+# What a line compares with, by world.
+_COMPARED = {
+    "sokoban": {"warm_start": "warm start", "random_legal": "random legal moves"},
+    "geometry": {"warm_start": "warm start", "control_optimal": "SFT on the labels for the CPU time of GRPO"},
+}
+
+
+def render_readme_line(results: Results) -> str:
+    """One entry of a list: what the study's policies reach and on what, beside its warm start and one more comparison.
+
+    Results that are less flattering stand in the same line: first attempts before a tool has answered, further levels.
+    """
+    seeds, world = results["seeds"], world_of(results)
+    sampled, greedy = (_rate(seeds, "final", mode) for mode in MODES)
+    rates = {name: _rate(seeds, player, MODES[0]) for player, name in _COMPARED[world.world].items()}
+    compared = [f"{name} {rate}" for name, rate in rates.items() if rate != DASH]
+    anchor = results["title"].lower().replace(" ", "-")
+    sentences = [
+        f"**{sampled}** sampled and {greedy} greedy after GRPO on {world.brief(results['levels'])}; "
+        f"{', '.join(compared)}.",
+        _describe_first_attempts(results),
+        *_describe_sets(results),
+        _describe_minutes(results),
+        _describe_memory(results),
+    ]
+    link = f"[{results['title']}](docs/learning.md#{anchor})"
+    head = f"- {link}, `study.name={results['study']}`, {_describe_seeds(results)}:"
+    return " ".join(filter(None, [head, *sentences]))
+
+
+def render_readme(results: Results) -> str:
+    """The short table of the README: means of the seeds, with the lowest and the highest."""
+    seeds, world = results["seeds"], world_of(results)
+    lines = []
+    for player, name in _ROWS.items():
+        sampled, greedy = (_rate(seeds, player, mode) for mode in MODES)
+        if sampled != DASH:
+            lines.append([name, sampled, "" if player in world.baselines else greedy])
+    many = f"{_describe_seeds(results)}{' (lowest–highest in brackets)' if len(seeds) > 1 else ''}"
+    played = f"{world.words.rate.capitalize()}, {many}: {world.describe(results['levels'])}."
+    where = f"{played} {_describe_minutes(results)}".strip()
+    return "\n\n".join([where, markdown_table(["policy", "sampled", "greedy"], lines)])
+
+
+def _describe_seeds(results: Results) -> str:
+    """`mean of seeds 3 to 5, none of which took part in choosing the recipe`."""
+    seeds = [seed["seed"] for seed in results["seeds"]]
+    parts = [f"{'mean of ' if len(seeds) > 1 else ''}{name_seeds(seeds)}", describe_choice(results)]
+    return ", ".join(filter(None, parts))
+
+
+def _describe_first_attempts(results: Results) -> str:
+    """Rates before the scoring tool has answered, beside those of the control that was shown the labels."""
+    if results["levels"].get("turn_limit", 1) == 1:
+        return ""
+    parts = []
+    for player, name in (("final", "after GRPO"), ("control_optimal", "after SFT on the labels")):
+        sampled, greedy = (_rate(results["seeds"], player, mode, "first_attempt") for mode in MODES)
+        if sampled != DASH:
+            parts.append(f"{sampled} sampled and {greedy} greedy {name}")
+    return f"First attempts alone: {'; '.join(parts)}." if parts else ""
+
+
+def _describe_sets(results: Results) -> list[str]:
+    """Rates on each further set, on which no policy was trained, beside those of the expert of the warm start."""
+    sentences = []
+    for played in results["sets"]:
+        sampled, expert = (_rate(played["seeds"], *row) for row in (("final", MODES[0]), ("teacher", "-")))
+        compared = f", the expert of the warm start {expert}" if expert != DASH else ""
+        sentences.append(f"On {played['title']}: {sampled} sampled{compared}.")
+    return sentences
+
+
+def _rate(seeds: Seeds, player: str, mode: str, measure: str = "solved") -> str:
+    return _spread([find_rate(seed["rows"], player, mode, measure) for seed in seeds])
+
+
+def _describe_minutes(results: Results) -> str:
+    """How long whole runs took, where each of them had the machine for itself; else nothing."""
+    minutes = [seed["minutes"] for seed in results["seeds"]]
+    if results["machine"]["workers"] > 1 or None in minutes:
+        return ""
+    cores = " and ".join(map(str, results["machine"]["cores"]))
+    low, high = number(min(minutes), 1), number(max(minutes), 1)
+    return f"A whole run takes {low if low == high else f'{low} to {high}'} minutes on {cores} cores."
+
+
+def _describe_memory(results: Results) -> str:
+    """By how much memory grew in runs that are long enough to tell; else nothing."""
+    growths = [find_growth(seed.get("memory_gb", [])) for seed in results["seeds"]]
+    known = sorted(growth for growth in growths if growth is not None)
+    if not known:
+        return ""
+    span = " to ".join(dict.fromkeys(signed(growth, 1) for growth in (known[0], known[-1])))
+    return f"Memory after 200 iterations, against that after 20: {span} %."
+
+
+def _spread(rates: Sequence[Rate | None]) -> str:
+    shares = [rate.share for rate in rates if rate]
+    if not shares or len(shares) < len(rates):
+        return DASH
+    if len(shares) == 1:
+        return rates[0].write() if rates[0] else DASH
+    return f"{percent(mean_share(rates))} ({100 * min(shares):.1f}–{100 * max(shares):.1f})"
+
+
+# The docs of a study: results, figure and tables, written from one JSON value; prose around the markers stays.
+
 
 # Studies of which the README says something, with the name of the markers there: a table, or one line.
 _TABLES = {"default": "readme:results"}

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from geo_sokoban_pipeline.evaluation.intervals import wilson_interval
-from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, signed
-from geo_sokoban_pipeline.reporting.labels import row_label
+from geo_sokoban_pipeline.evaluation.metrics import wilson_interval
+from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, row_label, signed
 from geo_sokoban_pipeline.tasks import World
 
 Row = Mapping[str, Any]

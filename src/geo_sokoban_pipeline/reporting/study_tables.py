@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.formats import DASH, count, number, percent
-from geo_sokoban_pipeline.reporting.labels import policy_label, row_label
+from geo_sokoban_pipeline.reporting.formats import DASH, count, number, percent, policy_label, row_label
 from geo_sokoban_pipeline.reporting.study_rates import (
     Rate,
     Verdict,

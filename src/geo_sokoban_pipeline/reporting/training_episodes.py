@@ -5,14 +5,22 @@ The numbers are of all played episodes, dropped ones included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from geo_sokoban_pipeline.contract.columns import Named, one_array
+from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
+from geo_sokoban_pipeline.reporting.formats import is_number
+from geo_sokoban_pipeline.reporting.run_worlds import run_world
+from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
+from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from geo_sokoban_pipeline.trajectories.validation import Named, one_array
 
 Parts = Mapping[str, Callable[..., pa.Table]]
 _COLUMNS = ["iteration", "group_index", "reward", "success", "difficulty", "n_turns", "metrics", "reward_parts"]
@@ -106,3 +114,268 @@ def _by_difficulty(table: pa.Table) -> dict[str, float]:
 def _mean(values: np.ndarray | None) -> float | None:
     known = np.empty(0) if values is None else values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
+
+
+# The same validation prompts over the course of training: what the policy did with each at every validation.
+
+
+PROMPTS, VALIDATIONS = 6, 6
+_LETTERS = 40  # of an answer in the table
+_ARROWS = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one policy version did with a prompt: in short, whether it succeeded, and in full for a pointer."""
+
+    text: str
+    solved: bool
+    full: str
+
+
+@dataclass(frozen=True)
+class PromptHistory:
+    """One validation prompt: its image as a data URI (None where it has none), a name, an answer per version."""
+
+    image: str | None
+    name: str
+    answers: list[Answer | None]
+
+
+@dataclass(frozen=True)
+class Validations:
+    """Policy versions, how they decoded, and the prompts."""
+
+    versions: list[int]
+    mode: str
+    prompts: list[PromptHistory]
+
+
+def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = VALIDATIONS) -> Validations | None:
+    """The first validation prompt of each difficulty, from easy to hard, at every validation; None where none is
+    stored.
+
+    Greedy episodes, which differ by the policy alone, else sampled ones. Of many validations the first, the last and
+    some between are shown, of many difficulties likewise.
+    """
+    names: dict[int, list[str]] = {}
+    for name in validations:
+        names.setdefault(int(name.split("/")[0].removeprefix("iter=")), []).append(name)
+    chosen = _thin(sorted(names), versions)
+    found = {version: _read(validations, names[version]) for version in chosen}
+    found = {version: episodes for version, episodes in found.items() if episodes}
+    if not found:
+        return None
+    greedy = all(any(is_greedy for is_greedy, _ in episodes) for episodes in found.values())
+    by_version: dict[int, dict[str, Trajectory]] = {version: {} for version in found}
+    for version, episodes in found.items():
+        for is_greedy, episode in episodes:
+            if is_greedy == greedy:
+                by_version[version].setdefault(episode.task_id, episode)
+    played = list(by_version[chosen[0]].values()) if chosen[0] in by_version else []
+    first: dict[str | None, Trajectory] = {}
+    for episode in played:
+        first.setdefault(episode.difficulty, episode)
+    kinds = sorted(first, key=lambda kind: (kind is None, kind_order(kind or "")))
+    # A task without difficulties shows its first prompts.
+    shown = [first[kind] for kind in _thin(kinds, prompts)] if len(kinds) > 1 else played[:prompts]
+    histories = [_follow(one, [by_version[version].get(one.task_id) for version in found]) for one in shown]
+    return Validations(list(found), "greedy" if greedy else "sampled", histories) if histories else None
+
+
+def _read(validations: Parts, names: Sequence[str]) -> list[tuple[bool, Trajectory]]:
+    episodes = [episode for name in names for episode in table_to_trajectories(validations[name]())]
+    return [(bool(json.loads(episode.sampling or "{}").get("greedy")), episode) for episode in episodes]
+
+
+def _thin(items: Sequence[Any], most: int) -> list[Any]:
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
+def _follow(prompt: Trajectory, episodes: Sequence[Trajectory | None]) -> PromptHistory:
+    image = png_data_uri(prompt.images[0]) if prompt.images else None
+    kind = (prompt.difficulty or "").replace("_", " ")
+    name = f"optimal: {kind}" if kind.isdigit() else kind
+    return PromptHistory(image, name, [None if episode is None else _answer(episode) for episode in episodes])
+
+
+def _answer(episode: Trajectory) -> Answer:
+    turns = [turn for turn in episode.turns if turn.role == "assistant"]
+    if run_world(episode.task).world == "sokoban":
+        text = "".join(_ARROWS.get(action, action) for turn in turns for action in (turn.action or "·").split(","))
+    else:
+        text = " → ".join(turn.action or extract_answer(turn.text) or "–" for turn in turns)
+    short = text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+    full = " ".join([describe_end(episode), *(turn.text for turn in turns)])
+    return Answer(short or "–", is_solved(episode), full[:600])
+
+
+# Which stored episodes a report shows. The choice is a rule that the page states, the same for the same files.
+
+
+GALLERY = 12
+EXTREMES = 3
+_FAMILY = "family_"  # prefix of the metric that names a problem's family
+
+
+@dataclass(frozen=True)
+class LevelPair:
+    """One held-out prompt: its kind, and how the last and the first policy played it.
+
+    Attributes:
+        length: fewest moves of a level, or the family of a problem; None: unknown.
+    """
+
+    length: int | str | None
+    after: Trajectory
+    before: Trajectory | None
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Training episodes of one iteration that did best and worst beside the others of their group.
+
+    Attributes:
+        means: mean reward of the group of each, by trajectory id.
+    """
+
+    iteration: int
+    best: list[Trajectory]
+    worst: list[Trajectory]
+    image_pad_id: int | None
+    means: dict[str, float]
+
+
+def choose_gallery(played: Parts, policies: int, limit: int = GALLERY) -> list[LevelPair]:
+    """Held-out prompts to show, by kind: levels by optimal length, problems by family.
+
+    For every kind the first solved episode, then, from the last kind to the first, the first unsolved one, until there
+    are `limit`; the kinds are thinned out evenly where there are more of them than that.
+
+    Args:
+        played: parts `iter=<number of the policy>/…`.
+        policies: how many policies were evaluated; the last one is shown, the first one beside it.
+    """
+    after = _sampled_rows(played, policies - 1)
+    before = {row.level: row for row in reversed(_sampled_rows(played, 0))} if policies > 1 else {}
+    pairs = [(row, before.get(row.level)) for row in _spread(after, limit)]
+    return [LevelPair(row.length, row.load(), other.load() if other else None) for row, other in pairs]
+
+
+def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
+    """Best and worst episodes of the newest iteration that has graded ones; trained ones where there are any.
+
+    An episode is as good as its reward is above its group's mean, which is what GRPO compares: by the reward alone
+    the best ones would be those of easy prompts. At most two parts are read. Episodes of one group are shown once, so
+    that the examples differ.
+    """
+    for name in list(trained)[-1:-3:-1]:
+        table = trained[name]()
+        rows = table.select(["iteration", "group_index", "reward", "trained"]).to_pylist()
+        graded = [(at, row) for at, row in enumerate(rows) if is_number(row["reward"])]
+        graded = [item for item in graded if item[1]["trained"]] or graded
+        if graded:
+            means = _group_means([row for _, row in graded])
+            ranked = sorted(graded, key=lambda item: (means[item[1]["group_index"]] - item[1]["reward"], item[0]))
+            best = _one_per_group(ranked, amount)
+            worst = [at for at in _one_per_group(list(reversed(ranked)), amount) if at not in best]
+            pad = (table.schema.metadata or {}).get(b"image_pad_id")
+            chosen = _load(table, best), _load(table, worst)
+            shown = {one.trajectory_id: means[one.group_index] for one in (*chosen[0], *chosen[1])}
+            return Extremes(int(rows[0]["iteration"]), *chosen, int(pad) if pad else None, shown)
+    return None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A stored episode before it is loaded."""
+
+    table: pa.Table
+    at: int
+    level: tuple[int, int]
+    length: int | str | None
+    solved: bool
+
+    def load(self) -> Trajectory:
+        return _load(self.table, [self.at])[0]
+
+
+def _sampled_rows(played: Parts, policy: int) -> list[_Row]:
+    """First sampled episode of each level of a policy; greedy ones where nothing was sampled."""
+    rows: list[tuple[bool, _Row]] = []
+    for name, read in played.items():
+        if int(name.split("/")[0].removeprefix("iter=")) != policy:
+            continue
+        table = read()
+        columns = table.select(["group_index", "sample_index", "sampling", "metrics"]).to_pylist()
+        for at, column in enumerate(columns):
+            metrics = {item["name"]: item["value"] for item in column["metrics"]}
+            level = (column["group_index"], column["sample_index"])
+            solved = metrics.get("success", 0.0) >= 0.5
+            row = _Row(table, at, level, _kind(metrics), solved)
+            rows.append((_is_greedy(column["sampling"]), row))
+    greedy_only = all(greedy for greedy, _ in rows)
+    return [row for greedy, row in rows if (greedy_only or not greedy) and row.level[1] == 0]
+
+
+def _kind(metrics: Mapping[str, float]) -> int | str | None:
+    length = metrics.get("optimal_steps")
+    if length is not None:
+        return int(length)
+    return next((name.removeprefix(_FAMILY) for name in sorted(metrics) if name.startswith(_FAMILY)), None)
+
+
+def _is_greedy(sampling: str) -> bool:
+    values: dict[str, Any] = json.loads(sampling or "{}")
+    return bool(values.get("greedy"))
+
+
+def _spread(rows: Sequence[_Row], limit: int) -> list[_Row]:
+    lengths = sorted({row.length for row in rows}, key=lambda length: (length is None, length or 0))
+    if len(lengths) > limit:
+        lengths = [lengths[at * len(lengths) // limit] for at in range(limit)]
+    first: dict[tuple[int | str | None, bool], _Row] = {}
+    for row in rows:
+        first.setdefault((row.length, row.solved), row)
+    wanted = [(length, True) for length in lengths] + [(length, False) for length in reversed(lengths)]
+    chosen = [first[key] for key in wanted if key in first][:limit]
+    # Tasks without lengths offer two rows by this rule; the next ones in order fill up.
+    if len(lengths) == 1:
+        chosen += [row for row in rows if row not in chosen][: limit - len(chosen)]
+    return sorted(chosen, key=lambda row: (row.length is None, row.length or 0, not row.solved, row.level))
+
+
+def _group_means(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    rewards: dict[int, list[float]] = {}
+    for row in rows:
+        rewards.setdefault(row["group_index"], []).append(row["reward"])
+    return {group: fmean(values) for group, values in rewards.items()}
+
+
+def _one_per_group(ranked: Sequence[tuple[int, Mapping[str, Any]]], amount: int) -> list[int]:
+    chosen: dict[int, int] = {}
+    for at, row in ranked:
+        chosen.setdefault(row["group_index"], at)
+    return list(chosen.values())[:amount]
+
+
+def _load(table: pa.Table, places: Sequence[int]) -> list[Trajectory]:
+    return [table_to_trajectories(table.slice(at, 1))[0] for at in places]
+
+
+def read_outcomes(played: Parts, policy: int) -> dict[str, list[bool]]:
+    """Success of each sampled episode of a policy, by the content hash of its prompt.
+
+    Args:
+        played: parts `iter=<number of the policy>/…`; each is called with `columns`.
+    """
+    outcomes: dict[str, list[bool]] = {}
+    for name, read in played.items():
+        if int(name.split("/")[0].removeprefix("iter=")) == policy:
+            for row in read(columns=["task_id", "sampling", "success"]).to_pylist():
+                if not _is_greedy(row["sampling"]):
+                    # As in the summary, an episode that failed counts as not solved.
+                    outcomes.setdefault(row["task_id"], []).append(bool(row["success"]))
+    return outcomes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from geo_sokoban_pipeline.options.base import REWARD_BOUNDS, Bounds, check_number, checked_arguments
+from geo_sokoban_pipeline.config.base import REWARD_BOUNDS, Bounds, check_number, checked_arguments
 
 BOUNDS: Mapping[str, Bounds] = {"distance_weight": REWARD_BOUNDS}
 

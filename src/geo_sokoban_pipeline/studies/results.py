@@ -10,14 +10,14 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
+from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.evaluation.baselines import PATIENT
-from geo_sokoban_pipeline.evaluation.validation import START
-from geo_sokoban_pipeline.options.study import StudyDefinition
-from geo_sokoban_pipeline.options.training import SourceOptions
-from geo_sokoban_pipeline.run_store import RunStore
-from geo_sokoban_pipeline.storage import read_json
-from geo_sokoban_pipeline.studies.planning import Member
-from geo_sokoban_pipeline.studies.records import StudyFolder
+from geo_sokoban_pipeline.evaluation.rollouts import START
+from geo_sokoban_pipeline.runs.folders import RunStore
+from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.studies.plan import Member
+from geo_sokoban_pipeline.studies.run import StudyFolder
 from geo_sokoban_pipeline.tasks import World, task_of
 
 _MODES = ("sampled", "greedy")
@@ -90,7 +90,7 @@ def _check_prompts(members: Sequence[Member]) -> None:
 
 
 def _describe_seed(member: Member, controls: Sequence[Member], record: Mapping[str, Any]) -> dict[str, Any]:
-    from geo_sokoban_pipeline.training.control import grpo_cpu_seconds
+    from geo_sokoban_pipeline.training.sft_control import grpo_cpu_seconds
 
     source = SourceOptions(run=f"train_{member.task}", run_id=member.run_id)
     metrics = RunStore(member.root).metrics(source)
@@ -180,7 +180,7 @@ def _imitation_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]
 
 def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """The same for the loop, counted from its start; an iteration's validation plays what the iteration has left."""
-    from geo_sokoban_pipeline.training.control import grpo_cpu_seconds
+    from geo_sokoban_pipeline.training.sft_control import grpo_cpu_seconds
 
     spent = accumulate(grpo_cpu_seconds([dict(row)]) for row in metrics)
     points = []

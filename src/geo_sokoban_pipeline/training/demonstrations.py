@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.envs.teachers import make_teacher
-from geo_sokoban_pipeline.options.policy import TeacherOptions
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
-from geo_sokoban_pipeline.options.training import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.conversation import Conversation, EpisodeTask
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import PlaySettings
+from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, PlaySettings
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
-from geo_sokoban_pipeline.training.samples import TrainSample, build_sample
+from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 
 logger = logging.getLogger(__name__)
 

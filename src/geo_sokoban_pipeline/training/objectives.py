@@ -12,10 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geo_sokoban_pipeline.grpo.log_probs import off_policy_metrics, truncated_importance_weights
-from geo_sokoban_pipeline.grpo.loss import kl_estimate, policy_loss, reduce_tokens
-from geo_sokoban_pipeline.options.training import GrpoOptions
-from geo_sokoban_pipeline.training.samples import TrainSample
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.grpo.loss import (
+    kl_estimate,
+    off_policy_metrics,
+    policy_loss,
+    reduce_tokens,
+    truncated_importance_weights,
+)
+from geo_sokoban_pipeline.training.batch import TrainSample
 
 
 class Objective(Protocol):

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.grpo.advantages import group_advantages
-from geo_sokoban_pipeline.grpo.credit import scale_by_rms, turn_advantages, turn_values
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.grpo.advantages import group_advantages, scale_by_rms, turn_advantages, turn_values
 from geo_sokoban_pipeline.grpo.filters import GroupSignal, drop_counts, keep_groups, zero_std_counts
-from geo_sokoban_pipeline.options.training import GrpoOptions
-from geo_sokoban_pipeline.trajectories import Trajectory, Turn
+from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 _TOLERANCE = 1e-6
 

@@ -7,14 +7,19 @@ import re
 
 import pytest
 
-from geo_sokoban_pipeline.envs.geo3k.checking import check_problem, index_rows
-from geo_sokoban_pipeline.envs.geo3k.prompts import prompt_row
-from geo_sokoban_pipeline.envs.geo3k.raw_rows import RowIds, raw_rows
-from geo_sokoban_pipeline.envs.geo3k.tables import PROBLEM_INDEX, PROMPTS, RAW_PROBLEMS
-from geo_sokoban_pipeline.envs.geo3k.texts import TEMPLATES
-from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows
-from geo_sokoban_pipeline.envs.row_values import RejectedRow
-from geo_sokoban_pipeline.row_stream import RowStream, stored_rows, write_rows
+from geo_sokoban_pipeline.envs.geo3k.data import (
+    PROBLEM_INDEX,
+    PROMPTS,
+    RAW_PROBLEMS,
+    TEMPLATES,
+    RowIds,
+    check_problem,
+    index_rows,
+    prompt_row,
+    raw_rows,
+)
+from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, read_rows
+from geo_sokoban_pipeline.runs.row_stream import RowStream, stored_rows, write_rows
 from problem_rows import drawing, image_file, options, raw_of, source_row, uri, write_bytes, write_uris
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.data_uris import data_uri_bytes, png_data_uri, read_data_uri
-from geo_sokoban_pipeline.envs.geo3k.pictures import picture_hash, picture_uri, read_pictures
+from geo_sokoban_pipeline.envs.geo3k.data import picture_hash, picture_uri, read_pictures
+from geo_sokoban_pipeline.envs.images import data_uri_bytes, png_data_uri, read_data_uri
 from problem_rows import drawing, image_file, options, raw_of, uri
 
 PNG = image_file(drawing())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.envs.geo3k.texts import (
+from geo_sokoban_pipeline.envs.geo3k.data import (
     TEMPLATES,
     check_placeholders,
     check_text,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.envs.sokoban import Board, MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.distance import assignment_distance, greedy_distance
+from geo_sokoban_pipeline.envs.sokoban.board import assignment_distance, greedy_distance
 
 LEVEL = "######\n#@   #\n# $ .#\n#    #\n#    #\n######"
 PUSHES = ("up", "down", "left", "right")

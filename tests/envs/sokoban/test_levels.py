@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.envs.sokoban import (
     levels_of_layout,
     solve,
 )
-from geo_sokoban_pipeline.envs.sokoban.backward import bordered_layout, default_inner_walls
+from geo_sokoban_pipeline.envs.sokoban.levels import bordered_layout, default_inner_walls
 from geo_sokoban_pipeline.seeding import derive_seed
 
 SOURCE = Path(__file__).parents[3] / "src"

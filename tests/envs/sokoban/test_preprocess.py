@@ -8,21 +8,21 @@ import io
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.data_uris import png_data_uri
-from geo_sokoban_pipeline.envs.row_files import read_rows
+from geo_sokoban_pipeline.config.sokoban import ImageLimits, SokobanDataOptions
+from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
-from geo_sokoban_pipeline.envs.sokoban.preprocess import (
+from geo_sokoban_pipeline.envs.sokoban.data import (
     LEGEND,
     level_from_processed,
     level_from_raw,
     level_from_text,
     picture_text,
+    prompt_row,
+    raw_level_row,
     strip_chat_marks,
     with_solution_length,
 )
-from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
-from geo_sokoban_pipeline.options.sokoban import ImageLimits, SokobanDataOptions
 
 GRID = " # \t # \t # \t # \t # \n # \t P \t X \t O \t # \n # \t _ \t _ \t _ \t # \n # \t # \t # \t # \t # "
 RAW = (

@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.data import ImageLimits
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.data import (
+    BRIEF,
+    FULL,
+    PROMPTS,
+    RAW_LEVELS,
+    level_from_processed,
+    level_from_text,
+    prompt_row,
+    raw_level_row,
+)
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
-from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS, RAW_LEVELS
-from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
-from geo_sokoban_pipeline.envs.sokoban.preprocess import level_from_processed, level_from_text
-from geo_sokoban_pipeline.envs.sokoban.prompts import BRIEF, FULL, prompt_row
 from geo_sokoban_pipeline.envs.sokoban.render import render
-from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.options.data import ImageLimits
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 
 LEVEL = "######\n#@   #\n# $ .#\n######"
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.sokoban import DIRECTIONS, Board, solve
-from geo_sokoban_pipeline.envs.sokoban.symmetry import SYMMETRIES, transform_direction
+from geo_sokoban_pipeline.envs.sokoban.board import SYMMETRIES, transform_direction
 
 
 @st.composite

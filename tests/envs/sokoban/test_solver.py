@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.envs.sokoban import (
     generate_levels,
     solve,
 )
-from geo_sokoban_pipeline.envs.sokoban.layout import bits
+from geo_sokoban_pipeline.envs.sokoban.board import bits
 from geo_sokoban_pipeline.envs.sokoban.solver import shortest_walk
 
 MOVES = {"U": "up", "D": "down", "L": "left", "R": "right"}

@@ -14,17 +14,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.envs.row_files import BadRow, read_rows, split_slice
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.envs.rows import BadRow, read_rows, split_slice
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.generation import known_layouts, spread_draw
-from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
+from geo_sokoban_pipeline.envs.sokoban.data import prompt_row, raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.levels import LevelsExhaustedError
-from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
 from geo_sokoban_pipeline.envs.sokoban.solver import solve
-from geo_sokoban_pipeline.envs.sokoban.sources import read_source
-from geo_sokoban_pipeline.envs.sokoban.yields import setting_yield, split_yields
+from geo_sokoban_pipeline.envs.sokoban.sources import (
+    known_layouts,
+    read_source,
+    setting_yield,
+    split_yields,
+    spread_draw,
+)
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
 
 ROOT = Path(__file__).parents[3]
 ALL = {"train": None, "validation": None, "eval": None}
@@ -173,9 +176,9 @@ def test_lengths_that_run_out_are_made_up_for():
 def test_the_same_in_every_process():
     script = (
         "from geo_sokoban_pipeline.envs.sokoban.sources import read_source\n"
-        "from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row\n"
-        "from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row\n"
-        "from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions\n"
+        "from geo_sokoban_pipeline.envs.sokoban.data import raw_level_row\n"
+        "from geo_sokoban_pipeline.envs.sokoban.data import prompt_row\n"
+        "from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions\n"
         "from geo_sokoban_pipeline.seeding import content_hash\n"
         "options = SokobanDataOptions(counts={'train': 60, 'validation': 9, 'eval': 20}, seed=4)\n"
         "reading = read_source(options)\n"

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geo_sokoban_pipeline.config.sokoban import SplitCounts, SplitShares
 from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
-from geo_sokoban_pipeline.envs.sokoban.levels import generate_levels
-from geo_sokoban_pipeline.envs.sokoban.preprocess import level_from_text
-from geo_sokoban_pipeline.envs.sokoban.splits import (
+from geo_sokoban_pipeline.envs.sokoban.data import (
+    LevelRow,
     collapse_rows,
     labelled_action,
+    level_from_text,
     split_levels,
     spread_by_length,
 )
+from geo_sokoban_pipeline.envs.sokoban.levels import generate_levels
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps
-from geo_sokoban_pipeline.options.sokoban import SplitCounts, SplitShares
 
 ALL = SplitCounts(train=None, validation=None, eval=None)
 PATH = ["#@$ .#", "# @$.#"]

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline.rewards.math_answer.default import examine_default
-from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
+from geo_sokoban_pipeline.rewards.math_answer.default import examine_default, extract_answer
 
 RIGHT = [
     ("15", "15", "string"),

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from geo_sokoban_pipeline.reporting.markers import read_section
+from geo_sokoban_pipeline.reporting.study_docs import read_section
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "graders.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.rewards.math_answer.extraction import extract_answer
+from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, GradingPool
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default
-from geo_sokoban_pipeline.rewards.math_answer.slime import examine_slime
+from geo_sokoban_pipeline.rewards.math_answer.slime_exact import examine_slime
 
 PIECES = (
     *("\\boxed{", "}", "{", "\\frac", "\\frac{1}{2}", "\\sqrt", "\\sqrt{2}", "\\pi", "^", "^{2}", "_", "**", "!", "("),

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rewards.math_answer.normalisation import MalformedError, normalise, text_key
-from geo_sokoban_pipeline.rewards.math_answer.units import strip_unit
+from geo_sokoban_pipeline.rewards.math_answer.default import MalformedError, normalise, strip_unit, text_key
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rewards.math_answer.numeric_rule import NoValueError, UnreadableError, read_number, within
+from geo_sokoban_pipeline.rewards.math_answer.default import NoValueError, UnreadableError, read_number, within
 from geo_sokoban_pipeline.rewards.math_answer.surds import OutsideError, Surd
 
 

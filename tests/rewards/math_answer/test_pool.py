@@ -18,9 +18,8 @@ import pytest
 
 from geo_sokoban_pipeline.rewards import grade_answer
 from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, GradingPool, WorkerError, prepare_grade
-from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT
+from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, WorkerProcess
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equivalence
-from geo_sokoban_pipeline.rewards.math_answer.worker_process import WorkerProcess
 
 SOURCE = Path(__file__).parents[3] / "src"
 ALGEBRA = ("\\boxed{2y + y^2}", "y(y+2)")  # graded by algebra

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.rewards.math_answer import Grader
-from geo_sokoban_pipeline.rewards.math_answer.slime import boxed_answer
-from geo_sokoban_pipeline.rewards.math_answer.slime_algebra import RefusedError, difference_vanishes, parse
-from geo_sokoban_pipeline.rewards.math_answer.slime_latex import latex_to_text
-from geo_sokoban_pipeline.rewards.math_answer.slime_text import string_form, symbolic_form
+from geo_sokoban_pipeline.rewards.math_answer.slime_exact import (
+    RefusedError,
+    boxed_answer,
+    difference_vanishes,
+    latex_to_text,
+    parse,
+    string_form,
+    symbolic_form,
+)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
+from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
 
 OPEN, CLOSE, END = 1, 2, 3
 UP, DOWN = 10, 11

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.policies.vision import ImageFeatures
-from geo_sokoban_pipeline.rollout.engines.feature_bank import FeatureBank
+from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures
+from geo_sokoban_pipeline.rollout.engines.transformers import FeatureBank
 
 
 def features(names, counts):

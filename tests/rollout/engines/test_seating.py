@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.kv_cache import ConversationCache
-from geo_sokoban_pipeline.rollout.engines.seating import HeldConversation, Seating
+from geo_sokoban_pipeline.rollout.engines.transformers import HeldConversation, Seating
 
 ROWS = 6
 SAMPLING = SamplingOptions()

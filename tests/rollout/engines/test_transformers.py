@@ -7,14 +7,14 @@ import copy
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
-from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
+from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.trajectories import trajectories_to_table
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from policies.library import library_log_probs
 
 # float32 sums in another order; measured differences are below 1e-5.

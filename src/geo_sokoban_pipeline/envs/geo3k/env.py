@@ -1,7 +1,6 @@
-"""Geometry as a conversation with a scoring tool: the policy proposes an answer, and is told whether it is right.
+"""What the scoring tool answers. `full` explains and shows the form, `brief` costs next to no tokens.
 
-The tool call decides what happens next, the box in the policy's text what the episode is worth. The course of an
-episode is a function of the reference and the replies.
+An answer is quoted so that it stays text: it is cut to a length, and nothing in it is read as a mark of the chat.
 """
 
 from __future__ import annotations
@@ -10,14 +9,150 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from geo_sokoban_pipeline.config.geo3k_training import Geo3kEnvOptions, GradingOptions, read_options
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
-from geo_sokoban_pipeline.envs.geo3k import feedback
-from geo_sokoban_pipeline.envs.geo3k.answer_sheet import AnswerSheet
-from geo_sokoban_pipeline.envs.geo3k.rows import read_family, read_ground_truth
+from geo_sokoban_pipeline.envs.geo3k.data import read_family, read_ground_truth
+from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
 from geo_sokoban_pipeline.envs.geo3k.tool_call import CALL_MARK, ToolCall, parse_tool_call
-from geo_sokoban_pipeline.options.geo3k_play import Geo3kEnvOptions, read_options
-from geo_sokoban_pipeline.rewards.answer_text import has_box
-from geo_sokoban_pipeline.rewards.math_answer import Grade
+from geo_sokoban_pipeline.rewards.geo3k import assistant_text, has_box, repetition
+from geo_sokoban_pipeline.rewards.math_answer import Grade, prepare_grade
+
+_CALL = '<tool_call>{"name": "calc_score", "arguments": {"answer": "<digits>"}}</tool_call>'
+_WRONG = (
+    "calc_score result: 0.0. The answer '{quoted}' is wrong. Look for another way to solve the problem, and do not "
+    "repeat this answer."
+)
+_QUOTED_CHARACTERS = 100
+
+NO_CALL = "no call"
+OTHER_NAME = "other name"
+NO_ANSWER = "no answer"
+CORRECT = "correct"
+WRONG = "wrong"
+WRONG_LAST = "wrong, last chance"
+
+_TEXTS = {
+    "full": {
+        NO_CALL: f"No tool call was found, so the conversation ends. A call looks like this: {_CALL}",
+        OTHER_NAME: f'There is no tool "{{quoted}}". Call the scoring tool like this: {_CALL}',
+        NO_ANSWER: f'The call holds no "answer". Put your numeric answer into its arguments: {_CALL}',
+        CORRECT: "calc_score result: 1.0. The answer '{quoted}' matches the reference. You may stop reasoning now and "
+        "give the final solution in \\boxed{}.",
+        WRONG: _WRONG,
+        WRONG_LAST: f"{_WRONG} One chance is left: do not call the tool again, end with Answer: \\boxed{{$Answer}}",
+    },
+    "brief": {
+        NO_CALL: "no tool_call",
+        OTHER_NAME: "no tool, try again",
+        NO_ANSWER: "no answer, try again",
+        CORRECT: "correct",
+        WRONG: "wrong, try again",
+        WRONG_LAST: "wrong, last chance",
+    },
+}
+
+
+def feedback_text(case: str, style: str, quoted: str = "", *, raw: bool = False) -> str:
+    """Text of an observation.
+
+    Args:
+        case: one of the names of this module.
+        style: `full` or `brief`.
+        quoted: answer or name that the text repeats.
+        raw: repeat it as it is. The original's rule: an answer of any length then fills the context, and one that
+            spells a mark of the chat, such as `<|image_pad|>`, breaks the episode.
+    """
+    return _TEXTS[style][case].replace("{quoted}", quoted if raw else _quote(quoted))
+
+
+def warning_turn(max_turns: int) -> int:
+    """Number (from 0) of the turn from which on feedback to wrong answers announces the last chance.
+
+    One turn before the last one, so that a reply can follow it; the only turn where there is no second one.
+    """
+    return max(max_turns - 2, 0)
+
+
+def _quote(text: str) -> str:
+    shown = text if len(text) <= _QUOTED_CHARACTERS else f"{text[:_QUOTED_CHARACTERS]}…"
+    # What is taken out may stand between the two characters of a mark, so marks are looked for behind it.
+    return "".join(character for character in shown if character.isprintable()).replace("<|", "< |")
+
+
+# Answer sheet: the replies of an episode, the reference, and the grader; all verdicts and numbers come from here.
+
+
+class AnswerSheet:
+    """What an episode is graded on.
+
+    Args:
+        ground_truth: the reference, a text or a number; None: there is none.
+        options: grader and tolerance.
+        family: of the problem; None: it is not known.
+
+    Attributes:
+        replies: of the policy, in order.
+        truncated: whether the episode was cut off.
+    """
+
+    def __init__(self, ground_truth: object, options: GradingOptions, family: str | None = None) -> None:
+        self.ground_truth = None if ground_truth is None else str(ground_truth)
+        self._family = family
+        self._options = options
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the episode."""
+        self._grades: dict[str, Future[Grade]] = {}
+        self.replies: list[str] = []
+        self.truncated = False
+
+    def prepare(self, response: str) -> Future[Grade]:
+        """Begin to grade a text in the background; every text is asked for once, whatever becomes of it."""
+        if response not in self._grades:
+            options = self._options
+            self._grades[response] = prepare_grade(
+                response, self.ground_truth, grader=options.grader, tolerance=options.tolerance
+            )
+        return self._grades[response]
+
+    def grade(self, response: str) -> Grade:
+        """Verdict on the last box of a text; waits for it."""
+        return self.prepare(response).result()
+
+    def text(self, replies: Sequence[str] | None = None) -> str:
+        """What is graded of replies; None: of those so far."""
+        return assistant_text(self.replies if replies is None else replies, thoughts=self._options.keeps_thoughts)
+
+    def conclude(self, replies: Sequence[str], status: str) -> None:
+        """Take all replies of a finished episode, those that ended it included."""
+        self.replies = list(replies)
+        self.truncated = status == "truncated"
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers that both tasks have.
+
+        Keys: success (0 or 1, the last box of all replies), has_answer (whether there is a box), grading_timeout
+        (whether the verdict is that of the time limit), truncated, repetition, `form_<class>` = 1 for the class of the
+        reference (integer, decimal, surd, fraction, pi or other), and `family_<name>` = 1.
+        """
+        text = self.text()
+        verdict = self.grade(text)
+        numbers = {
+            "success": float(verdict.correct),
+            "has_answer": float(has_box(text)),
+            "grading_timeout": float(verdict.rule == "timeout"),
+            "truncated": float(self.truncated),
+            "repetition": float(repetition("\n".join(self.replies))),
+        }
+        if self.ground_truth is not None:
+            numbers[f"form_{answer_form(self.ground_truth)}"] = 1.0
+        if self._family is not None:
+            numbers[f"family_{self._family}"] = 1.0
+        return numbers
+
+
+# Geometry as a conversation with a scoring tool: the policy proposes an answer, and is told whether it is right.
 
 
 class Geo3kEnv:
@@ -41,7 +176,7 @@ class Geo3kEnv:
     def __init__(self, ground_truth: object, max_turns: int, *, family: str | None = None, **arguments: Any) -> None:
         self.options = read_options("env.args", {**arguments, "max_turns": max_turns}, Geo3kEnvOptions)
         self._sheet = AnswerSheet(ground_truth, self.options, family)
-        self._warning_turn = feedback.warning_turn(self.options.max_turns)
+        self._warning_turn = warning_turn(self.options.max_turns)
         self._restart()
 
     def _restart(self) -> None:
@@ -91,13 +226,13 @@ class Geo3kEnv:
         self._scores.append(None)
         final = self.turn >= self.options.max_turns
         if call is None:
-            return self._say(feedback.NO_CALL), True, {"tool_executed": False}
+            return self._say(NO_CALL), True, {"tool_executed": False}
         if not call.is_known:
-            return self._say(feedback.OTHER_NAME, call.name), final, {"tool_executed": False}
+            return self._say(OTHER_NAME, call.name), final, {"tool_executed": False}
         if call.malformed_arguments and not self.options.tolerate_list_arguments:
             raise TypeError("the arguments of the tool call are no JSON object; tolerate_list_arguments=true allows it")
         if call.answer is None:
-            return self._say(feedback.NO_ANSWER), final, {"tool_executed": False, "answer_missing": True}
+            return self._say(NO_ANSWER), final, {"tool_executed": False, "answer_missing": True}
         return self._score(call.name, call.answer, final)
 
     def _score(self, name: str, answer: str, final: bool) -> tuple[Observation, bool, Info]:
@@ -105,8 +240,8 @@ class Geo3kEnv:
         score = float(verdict.correct)
         self.tool_calls += 1
         self.last_tool_score = self._scores[-1] = score
-        case = feedback.WRONG_LAST if self.turn - 1 >= self._warning_turn else feedback.WRONG
-        observation = self._say(feedback.CORRECT if verdict.correct else case, answer)
+        case = WRONG_LAST if self.turn - 1 >= self._warning_turn else WRONG
+        observation = self._say(CORRECT if verdict.correct else case, answer)
         info: Info = {
             "name": name,
             "answer": answer,
@@ -124,7 +259,7 @@ class Geo3kEnv:
 
     def _say(self, case: str, quoted: str = "") -> dict[str, Any]:
         options = self.options
-        return {"obs_str": feedback.feedback_text(case, options.feedback, quoted, raw=options.quote == "raw")}
+        return {"obs_str": feedback_text(case, options.feedback, quoted, raw=options.quote == "raw")}
 
     def format_observation(self, observation: Observation | None) -> dict[str, Any]:
         """See `base.user_message`."""

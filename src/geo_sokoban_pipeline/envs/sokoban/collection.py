@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from geo_sokoban_pipeline.envs.row_values import unique_ids
+from geo_sokoban_pipeline.envs.rows import unique_ids
 
 SUFFIXES = (".sok", ".txt", ".xsb")
 

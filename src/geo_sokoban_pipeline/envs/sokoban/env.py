@@ -1,23 +1,125 @@
-"""Sokoban as a conversation: the policy sees a picture, replies with moves, sees the picture after them.
-
-An environment holds one level and the course of one episode. It is a pure function of the level and the replies: no
-clock, no randomness. Random levels come from `generate_levels`, which replaces the seed system's `rng_seed`.
-"""
+"""Action grammar: which moves a reply asks for. The first answer block decides; words outside it move nobody."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any, Literal
 
+from geo_sokoban_pipeline.config.base import MOST, REWARD_BOUNDS, Bounds, check_number, checked_arguments
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
-from geo_sokoban_pipeline.envs.sokoban.actions import parse_actions
-from geo_sokoban_pipeline.envs.sokoban.arguments import BOUNDS, check_choice, read_arguments
-from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, Board, MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.observation import STYLES, observation_text
-from geo_sokoban_pipeline.envs.sokoban.render import render_observation
-from geo_sokoban_pipeline.options.base import check_number
+from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, DIRECTIONS, Board, MoveRewards
+from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render_observation
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_SEPARATORS = re.compile(r"[,;\s]+")
+_THINK_END = "</think>"
+
+
+def parse_actions(text: str, max_actions: int | None = None, *, after_think: bool = True) -> list[str]:
+    """Moves that a reply asks for, in order.
+
+    Commas, semicolons and white space separate tokens; a token counts if it equals up, down, left or right in any
+    case, so attached punctuation disqualifies it. Other tokens are skipped.
+
+    Args:
+        text: the whole reply.
+        max_actions: moves after which reading stops; None: no limit.
+        after_think: read only what follows the last `</think>`, if there is one. Off is the original's rule.
+    """
+    if after_think:
+        text = text.rpartition(_THINK_END)[2]
+    block = _ANSWER.search(text)
+    tokens = _SEPARATORS.split((block.group(1) if block else text).lower())
+    return [token for token in tokens if token in DIRECTIONS][:max_actions]
+
+
+# Arguments of the environment: what is refused, and how it is named.
+
+
+# Of every number among the arguments, the same as of the data's options where these have it too.
+BOUNDS: Mapping[str, Bounds] = {
+    "max_actions_per_turn": Bounds(1, MOST),
+    "max_steps": Bounds(1, MOST),
+    "cell_px": Bounds(MIN_CELL_PX, 512),
+    "optimal_steps": Bounds(0, MOST),
+    **{f"rewards.{field.name}": REWARD_BOUNDS for field in fields(MoveRewards)},
+}
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """See that a word is one of those that are known.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(choices)}")
+
+
+def read_arguments(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """`env.args` as keyword arguments, the mapping `rewards` as `MoveRewards`.
+
+    Raises:
+        ValueError: a name is unknown, and the message names the nearest known one; or a number is out of its bounds.
+    """
+    options = checked_arguments("env.args", given, known)
+    for name, value in options.items():
+        # The optimum of a level may be unknown.
+        if name in BOUNDS and not (name == "optimal_steps" and value is None):
+            check_number(f"env.args.{name}", value, BOUNDS[name])
+    if "rewards" in options:
+        options["rewards"] = _read_rewards(options["rewards"])
+    return options
+
+
+def _read_rewards(given: Any) -> MoveRewards:
+    names = [field.name for field in fields(MoveRewards)]
+    if not isinstance(given, Mapping):
+        raise ValueError(f"env.args.rewards={given!r}: must be a mapping of {', '.join(names)}")
+    rewards = checked_arguments("env.args.rewards", given, names)
+    for name, value in rewards.items():
+        check_number(f"env.args.rewards.{name}", value, BOUNDS[f"rewards.{name}"])
+    return MoveRewards(**rewards)
+
+
+# Observation texts: what stands beside the picture. `full` explains and asks, `brief` costs next to no tokens.
+
+
+STYLES = ("full", "brief")
+
+
+def observation_text(board: Board, executed: Sequence[str] | None, style: str, grid: bool, picture: bool) -> str:
+    """Text of one observation.
+
+    Args:
+        board: the position to be described.
+        executed: moves of the last turn, those that were blocked included; None at reset.
+        style: `full` or `brief`.
+        grid: whether the position is written out in the data set's symbols; without a picture `brief` puts nothing
+            between the cells.
+        picture: whether a picture of it comes with the text.
+    """
+    compact = style == "brief" and not picture
+    rows = (board.to_grid() if compact else board.to_symbols()) if grid else None
+    if style == "brief":
+        return f"{rows}\nNext?" if rows else "Next?"
+    shown = [text for text in ("See the image." if picture else None, rows) if text]
+    done = ", ".join(action.capitalize() for action in executed or ()) or "None"
+    return "\n".join(
+        [
+            "Current board:",
+            *shown,
+            f"Moves just made: {done}",
+            "Which moves come next? Answer with Up, Down, Left or Right.",
+        ]
+    )
+
+
+# Sokoban as a conversation: the policy sees a picture, replies with moves, sees the picture after them.
 
 
 class SokobanEnv:

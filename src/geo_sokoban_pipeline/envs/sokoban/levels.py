@@ -1,23 +1,344 @@
-"""Level generator: solvable by construction, verified fewest moves, no level twice, the same in every process.
+"""What kind of levels is wanted, checked before the first draw, and the walls that such levels stand on.
 
-Level `i` is drawn from `derive_seed(seed, "sokoban", "levels", i)` alone; only the rule that no level comes twice
-looks at the ones before it. A setting that holds fewer levels than wanted says so, with what it found and the way
-out.
+Every layout a setting yields has a floor in one piece; random ones have a closed border too.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations, islice
 from math import comb
 
-from geo_sokoban_pipeline.envs.sokoban.backward import distance_layers, levels_of_layout
-from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.layout import Layout, bits
-from geo_sokoban_pipeline.envs.sokoban.level_setting import LevelSetting
-from geo_sokoban_pipeline.envs.sokoban.reverse_play import pulled_level
+from geo_sokoban_pipeline.envs.sokoban.board import SYMMETRIES, Board, Layout, bits, canonical_bytes, transformed_size
+from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
+
+_MAX_LAYOUT_DRAWS = 10_000
+
+
+@dataclass(frozen=True)
+class LevelSetting:
+    """What `generate_levels` was asked for, under its names; low and high are its bounds on the solution."""
+
+    height: int
+    width: int
+    boxes: int
+    low: int
+    high: int | None
+    inner_walls: tuple[int, int]
+    layouts: tuple[Layout, ...] | None
+
+    @classmethod
+    def of(
+        cls,
+        height: int,
+        width: int,
+        boxes: int,
+        low: int,
+        high: int | None,
+        inner_walls: tuple[int, int] | None,
+        layouts: Iterable[Layout | Board] | None,
+        lengths: Sequence[int] | None,
+    ) -> LevelSetting:
+        """A checked setting; errors name the argument of `generate_levels`, its value and the way out."""
+        for name, value, least in (
+            ("height", height, 3),
+            ("width", width, 3),
+            ("boxes", boxes, 1),
+            ("min_solution", low, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name}={value}: must be at least {least}")
+        walls = default_inner_walls(height, width) if inner_walls is None else (inner_walls[0], inner_walls[1])
+        setting = cls(height, width, boxes, low, high, walls, _as_layouts(layouts, height, width))
+        setting._check_lengths(lengths)
+        setting._check_room()
+        return setting
+
+    def _check_lengths(self, lengths: Sequence[int] | None) -> None:
+        if self.high is not None and self.high < self.low:
+            raise ValueError(
+                f"max_solution={self.high} is below min_solution={self.low}; raise max_solution or lower min_solution"
+            )
+        if lengths is None:
+            return
+        if not lengths:
+            raise ValueError("lengths=[]: give at least one solution length, or None for any")
+        for length in lengths:
+            if length < self.low or (self.high is not None and length > self.high):
+                raise ValueError(
+                    f"lengths: {length} lies outside min_solution={self.low} … max_solution={self.high}; "
+                    "widen the bounds"
+                )
+
+    def _check_room(self) -> None:
+        inner = (self.height - 2) * (self.width - 2)
+        low, high = self.inner_walls
+        if not 0 <= low <= high <= inner:
+            raise ValueError(f"inner_walls=({low}, {high}): must rise from 0 to at most the {inner} inner cells")
+        if self.boxes + 1 > inner - low:
+            raise ValueError(
+                f"boxes={self.boxes}: {self.height}×{self.width} with {low} inner walls has {inner - low} floor cells, "
+                "and boxes and player need one each; lower boxes, or raise height or width"
+            )
+
+    def draw_layout(self, generator: random.Random) -> Layout:
+        """Connected walls: one of the given layouts in a random orientation, or random inner walls."""
+        if self.layouts is not None:
+            layout = generator.choice(self.layouts)
+            size = (layout.height, layout.width)
+            return layout.transform(
+                generator.choice([k for k in SYMMETRIES if transformed_size(*size, k) == (self.height, self.width)])
+            )
+        low, high = self.inner_walls
+        inner = (self.height - 2) * (self.width - 2)
+        for _ in range(_MAX_LAYOUT_DRAWS):
+            walls = generator.sample(range(inner), generator.randint(low, min(high, inner - self.boxes - 1)))
+            layout = bordered_layout(self.height, self.width, walls)
+            if layout.is_connected:
+                return layout
+        raise ValueError(
+            f"inner_walls=({low}, {high}): no connected floor among {_MAX_LAYOUT_DRAWS:,} random "
+            f"{self.height}×{self.width} grids; lower inner_walls"
+        )
+
+    def all_layouts(self) -> list[Layout] | None:
+        """Every layout of the setting, None where they are too many to list."""
+        if self.layouts is not None:
+            return list(self.layouts)
+        choices = count_wall_choices(self.height, self.width, self.inner_walls)
+        return enumerate_layouts(self.height, self.width, self.inner_walls) if choices <= MAX_ENUMERATED_WALLS else None
+
+
+def _as_layouts(layouts: Iterable[Layout | Board] | None, height: int, width: int) -> tuple[Layout, ...] | None:
+    if layouts is None:
+        return None
+    chosen = tuple(item.layout if isinstance(item, Board) else item for item in layouts)
+    if not chosen:
+        raise ValueError("layouts=[]: no walls to draw levels on; give at least one layout, or None for random walls")
+    for layout in chosen:
+        if sorted((layout.height, layout.width)) != sorted((height, width)):
+            raise ValueError(
+                f"layouts: one is {layout.height}×{layout.width}, the levels are {height}×{width}; make the sizes equal"
+            )
+    return chosen
+
+
+# Every solvable position of a layout with its fewest moves, by playing backwards from the solved positions.
+
+
+MAX_ENUMERATED_WALLS = 100_000
+
+State = tuple[int, int]  # mask of boxes, index of the player
+
+
+def distance_layers(layout: Layout, target_mask: int, max_moves: int | None = None) -> Iterator[list[State]]:
+    """Positions with as many boxes as targets: layer d holds exactly those that need d moves, layer 0 the solved.
+
+    Args:
+        layout: the walls.
+        target_mask: mask of the targets, all on floor.
+        max_moves: last layer; None goes on until no new position is found.
+
+    Yields:
+        Lists of (mask of boxes, index of the player), in the same order in every process.
+    """
+    floor = layout.floor
+    deltas = tuple(layout.deltas.values())
+    layer = [(target_mask, player) for player in bits(floor & ~target_mask)]
+    seen = set(layer)
+    depth = 0
+    while layer:
+        yield layer
+        if depth == max_moves:
+            return
+        depth += 1
+        following: list[State] = []
+        for state in layer:
+            boxes, player = state
+            free = floor & ~boxes
+            for delta in deltas:
+                back = player - delta
+                if not free >> back & 1:
+                    continue
+                walked = (boxes, back)
+                if walked not in seen:
+                    seen.add(walked)
+                    following.append(walked)
+                if boxes >> (player + delta) & 1:
+                    pulled = (boxes ^ 1 << player + delta ^ 1 << player, back)
+                    if pulled not in seen:
+                        seen.add(pulled)
+                        following.append(pulled)
+        layer = following
+
+
+def levels_of_layout(
+    layout: Layout | Board, boxes: int = 1, min_solution: int = 1, max_solution: int | None = None
+) -> Iterator[tuple[Board, int]]:
+    """Every level on these walls with `boxes` boxes and targets, each with its fewest moves.
+
+    Levels come by target positions, then by length. Mirror images of one level occur where the walls are symmetric.
+    The number grows as floor cells to the power of 2 · boxes + 1: meant for one box, or two on small grids.
+
+    Args:
+        layout: walls; of a board only the walls are used.
+        boxes: number of boxes, which is also the number of targets.
+        min_solution: fewest moves wanted at least.
+        max_solution: fewest moves wanted at most; None: no limit.
+    """
+    walls = layout.layout if isinstance(layout, Board) else layout
+    for cells in combinations(bits(walls.floor), boxes):
+        targets = sum(1 << cell for cell in cells)
+        layers = distance_layers(walls, targets, max_solution)
+        for length, layer in islice(enumerate(layers), min_solution, None):
+            for box_mask, player in layer:
+                yield Board(walls, targets, box_mask, player), length
+
+
+def default_inner_walls(height: int, width: int) -> tuple[int, int]:
+    """Fewest and most walls inside the border by default: 1 to a quarter of the inner cells, 1 to 4 for 6×6."""
+    quarter = (height - 2) * (width - 2) // 4
+    return min(1, quarter), quarter
+
+
+def count_wall_choices(height: int, width: int, inner_walls: tuple[int, int]) -> int:
+    """In how many ways that many walls can be placed inside the border, symmetric ones counted apart."""
+    inner = (height - 2) * (width - 2)
+    return sum(comb(inner, walls) for walls in range(inner_walls[0], inner_walls[1] + 1))
+
+
+def bordered_layout(height: int, width: int, inner: Iterable[int]) -> Layout:
+    """Layout with a closed border and the given inner cells (row-major numbers within the border) as walls."""
+    border, inner_bits = _border_and_inner_bits(height, width)
+    return Layout.of(height, width, border | sum(inner_bits[at] for at in inner))
+
+
+@lru_cache(maxsize=256)
+def _border_and_inner_bits(height: int, width: int) -> tuple[int, tuple[int, ...]]:
+    inner = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
+    border = {(row, column) for row in range(height) for column in range(width)} - set(inner)
+    frame = Layout.from_walls(height, width, border)
+    return frame.walls, tuple(1 << frame.index(cell) for cell in inner)
+
+
+def enumerate_layouts(height: int, width: int, inner_walls: tuple[int, int] | None = None) -> list[Layout]:
+    """Distinct wall layouts with a closed border and connected floor, one per class of the eight symmetries.
+
+    Args:
+        height: rows, border included.
+        width: columns, border included.
+        inner_walls: fewest and most walls inside the border; None: `default_inner_walls`.
+
+    Returns:
+        Layouts by number of inner walls, in the same order in every process; 258 for 6×6 with 1 to 4.
+
+    Raises:
+        ValueError: more than `MAX_ENUMERATED_WALLS` placements would have to be looked at.
+    """
+    low, high = inner_walls or default_inner_walls(height, width)
+    choices = count_wall_choices(height, width, (low, high))
+    if choices > MAX_ENUMERATED_WALLS:
+        raise ValueError(
+            f"inner_walls=({low}, {high}): a {height}×{width} grid has {choices:,} such placements, more than "
+            f"{MAX_ENUMERATED_WALLS:,}; lower the walls or the size, or draw layouts at random with generate_levels"
+        )
+    seen: set[tuple[bytes, bytes]] = set()
+    layouts = []
+    for walls in range(low, high + 1):
+        for inner in combinations(range((height - 2) * (width - 2)), walls):
+            layout = bordered_layout(height, width, inner)
+            key = canonical_bytes(layout.codes, height, width)
+            if key not in seen:
+                seen.add(key)
+                if layout.is_connected:
+                    layouts.append(layout)
+    return layouts
+
+
+# Levels too large to enumerate: pull boxes away from their targets at random, then let the solver count the moves.
+
+
+# Longer drags of one box make longer solutions than boxes that jitter in turn.
+_SAME_BOX_SHARE = 0.6
+
+
+def pulled_board(layout: Layout, boxes: int, generator: random.Random) -> Board | None:
+    """A board reached from a solved one by 3 to 12 random pulls per box; None where no box can be pulled.
+
+    Args:
+        layout: walls with connected floor of more than `boxes` cells.
+        boxes: number of boxes and targets.
+        generator: source of every random choice.
+    """
+    *targets, player = generator.sample(list(bits(layout.floor)), boxes + 1)
+    target_mask = sum(1 << target for target in targets)
+    state: State = (target_mask, player)
+    seen, last = {target_mask}, -1
+    for _ in range(generator.randint(3 * boxes, 12 * boxes)):
+        choices = [pull for pull in pulls(layout, state) if pull[0][0] not in seen]
+        if not choices:
+            break
+        same = [pull for pull in choices if pull[1] == last]
+        state, _, last = generator.choice(same if same and generator.random() < _SAME_BOX_SHARE else choices)
+        seen.add(state[0])
+    if state[0] == target_mask:
+        return None
+    reach = layout.reach(1 << state[1], layout.floor & ~state[0])
+    return Board(layout, target_mask, state[0], generator.choice(list(bits(reach))))
+
+
+def pulls(layout: Layout, state: State) -> list[tuple[State, int, int]]:
+    """Every pull the player can walk to, as (state after it, index of the box before it, index after it)."""
+    boxes, player = state
+    free = layout.floor & ~boxes
+    reach = layout.reach(1 << player, free)
+    found = []
+    for delta in layout.deltas.values():
+        for stand in bits(reach):
+            box, back = stand + delta, stand - delta
+            if boxes >> box & 1 and free >> back & 1:
+                found.append(((boxes ^ 1 << box ^ 1 << stand, back), box, stand))
+    return found
+
+
+def pulled_level(
+    layout: Layout, boxes: int, bounds: tuple[int, int | None], max_states: int, generator: random.Random
+) -> tuple[Board | None, int]:
+    """A verified level whose fewest moves lie within bounds, drawn uniformly from what its longest form allows.
+
+    Args:
+        layout: walls with connected floor of more than `boxes` cells.
+        boxes: number of boxes and targets.
+        bounds: fewest moves, lowest and highest; highest None: the longest form itself.
+        max_states: limit of the verifying search.
+        generator: source of every random choice.
+
+    Returns:
+        (level, its fewest moves), or (None, fewest moves of what was found) where that is too short, 0 beyond the
+        search limit.
+    """
+    board = pulled_board(layout, boxes, generator)
+    if board is None:
+        return None, 0
+    try:
+        solution = solve(board, max_states)
+    except SearchLimitError:
+        return None, 0
+    low, high = bounds
+    if solution is None or len(solution) < low:
+        return None, len(solution or [])
+    length = len(solution) if high is None else generator.randint(low, min(high, len(solution)))
+    for action in solution[: len(solution) - length]:
+        board = board.move(action).board
+    return board, length
+
+
+# Level generator: solvable by construction, verified fewest moves, no level twice, the same in every process.
+
 
 # Positions per choice of targets up to which a draw searches them all; beyond, reverse play and the solver are faster.
 _MAX_DRAW_STATES = 4_000

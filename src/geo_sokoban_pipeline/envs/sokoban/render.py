@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from geo_sokoban_pipeline.envs.png import encode_png
-from geo_sokoban_pipeline.envs.sokoban import text
+from geo_sokoban_pipeline.envs.images import encode_png
+from geo_sokoban_pipeline.envs.sokoban import board
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 
 MIN_CELL_PX = 8
@@ -106,19 +106,19 @@ def _tiles(cell_px: int) -> np.ndarray:
 
 
 def _draw_tile(code: int, side: int) -> Image.Image:
-    tile = Image.new("RGB", (side, side), _WALL if code == text.WALL else _FLOOR)
-    if code == text.WALL:
+    tile = Image.new("RGB", (side, side), _WALL if code == board.WALL else _FLOOR)
+    if code == board.WALL:
         return tile
     draw = ImageDraw.Draw(tile)
     # The far edges lie in the neighbours, which draw over them: what stays of the four lines is the near two.
     draw.line([(0, 0), (side - 1, 0)], fill=_GRID)
     draw.line([(0, 0), (0, side - 1)], fill=_GRID)
-    if code in (text.TARGET, text.BOX_ON_TARGET, text.PLAYER_ON_TARGET):
+    if code in (board.TARGET, board.BOX_ON_TARGET, board.PLAYER_ON_TARGET):
         _draw_target(draw, side)
-    if code in (text.BOX, text.BOX_ON_TARGET):
+    if code in (board.BOX, board.BOX_ON_TARGET):
         # The box hides the target; without a mark, two boxes would make the picture ambiguous.
-        _draw_box(draw, side, _TARGET_LINE if code == text.BOX_ON_TARGET else _BOX_LINE)
-    if code in (text.PLAYER, text.PLAYER_ON_TARGET):
+        _draw_box(draw, side, _TARGET_LINE if code == board.BOX_ON_TARGET else _BOX_LINE)
+    if code in (board.PLAYER, board.PLAYER_ON_TARGET):
         _draw_player(draw, side)
     return tile
 

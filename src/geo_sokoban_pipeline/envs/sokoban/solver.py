@@ -10,10 +10,16 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
-from geo_sokoban_pipeline.envs.sokoban.board import Board
-from geo_sokoban_pipeline.envs.sokoban.distance import INFINITE, smallest_matching
-from geo_sokoban_pipeline.envs.sokoban.layout import DIRECTIONS, Layout, bits
-from geo_sokoban_pipeline.envs.sokoban.push_table import frozen_boxes, push_table
+from geo_sokoban_pipeline.envs.sokoban.board import (
+    DIRECTIONS,
+    INFINITE,
+    Board,
+    Layout,
+    bits,
+    frozen_boxes,
+    push_table,
+    smallest_matching,
+)
 
 State = tuple[int, int]  # mask of boxes, index of the player
 Push = tuple[int, str, State]  # moves, direction of the push, state after it

@@ -6,26 +6,19 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.console import print_table, refuse
-from geo_sokoban_pipeline.options.base import validate_parameters
-from geo_sokoban_pipeline.options.project import ProjectParameters
-from geo_sokoban_pipeline.pipelines.hub_rows import (
-    HubSource,
-    HubSplit,
-    SourceUnavailableError,
-    hub_rows,
-    hub_splits,
-)
+from geo_sokoban_pipeline.pipelines.tables import HubSource, HubSplit, SourceUnavailableError, hub_rows, hub_splits
 from geo_sokoban_pipeline.tasks import World, task_of
 
 if TYPE_CHECKING:
+    from geo_sokoban_pipeline.config.geo3k import GeometryHubOptions
+    from geo_sokoban_pipeline.config.sokoban import HubOptions
     from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
-    from geo_sokoban_pipeline.options.geo3k import GeometryHubOptions
-    from geo_sokoban_pipeline.options.sokoban import HubOptions
-    from geo_sokoban_pipeline.preflight.checks import Check
+    from geo_sokoban_pipeline.preflight.checks import Check, Subject
     from geo_sokoban_pipeline.preflight.flight import Findings
-    from geo_sokoban_pipeline.preflight.subject import Subject
-    from geo_sokoban_pipeline.run_store import RunStore
+    from geo_sokoban_pipeline.runs.folders import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +27,9 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped"
 
 def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str, Any]:
     """The table of findings about the run that `train_<task>` would be."""
-    from geo_sokoban_pipeline.preflight.checks import Check, guard
+    from geo_sokoban_pipeline.preflight.checks import Check, Subject, as_table, guard, rows_of
     from geo_sokoban_pipeline.preflight.flight import inspect_run
-    from geo_sokoban_pipeline.preflight.subject import Subject
-    from geo_sokoban_pipeline.preflight.table import as_table, rows_of
-    from geo_sokoban_pipeline.preflight.timing import has_weights
+    from geo_sokoban_pipeline.preflight.resources import has_weights
 
     subject = Subject(task, validate_parameters(parameters, ProjectParameters), runs.root)
     findings = inspect_run(subject, _READERS[task_of(task).world](task))
@@ -60,7 +51,7 @@ def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str
 
 def judge_table(table: dict[str, Any]) -> None:
     """Say how it went; a failure ends the command with exit code 1."""
-    from geo_sokoban_pipeline.preflight.table import PreflightError, judge, summarise
+    from geo_sokoban_pipeline.preflight.checks import PreflightError, judge, summarise
 
     try:
         judge(table)
@@ -70,9 +61,8 @@ def judge_table(table: dict[str, Any]) -> None:
 
 
 def _time(subject: Subject, findings: Findings) -> list[Check]:
-    from geo_sokoban_pipeline.preflight.estimate import describe_timing
-    from geo_sokoban_pipeline.preflight.stored_run import read_stored
-    from geo_sokoban_pipeline.preflight.timing import time_iteration
+    from geo_sokoban_pipeline.preflight.resources import describe_timing, time_iteration
+    from geo_sokoban_pipeline.preflight.stored import read_stored
 
     return describe_timing(
         time_iteration(subject, findings.rows, findings.model),

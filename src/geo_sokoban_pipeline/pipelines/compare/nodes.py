@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.options.project import split_runs
+from geo_sokoban_pipeline.config.project import split_runs
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.reporting.comparison import ComparedRun
-    from geo_sokoban_pipeline.run_store import RunStore
+    from geo_sokoban_pipeline.runs.folders import RunStore
 
 
 def compare_runs(runs: RunStore, names: Any) -> str:
@@ -27,10 +27,10 @@ def compare_runs(runs: RunStore, names: Any) -> str:
 
 
 def _read(runs: RunStore, run: str, run_id: str) -> ComparedRun:
-    from geo_sokoban_pipeline.options.training import SourceOptions
-    from geo_sokoban_pipeline.provenance import summarise_commands
+    from geo_sokoban_pipeline.config.grpo import SourceOptions
     from geo_sokoban_pipeline.reporting.comparison import ComparedRun
-    from geo_sokoban_pipeline.trajectory_files import read_trajectories
+    from geo_sokoban_pipeline.runs.provenance import summarise_commands
+    from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
     source = SourceOptions(run=run, run_id=run_id)
     files = runs.held_out_files(source)

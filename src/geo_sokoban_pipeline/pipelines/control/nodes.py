@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.fingerprint import check_fingerprint, hash_files, hash_rows, warm_start_parameters
-from geo_sokoban_pipeline.folders import FolderWriter, PolicyFolder, PolicyState
-from geo_sokoban_pipeline.options.base import validate_parameters
-from geo_sokoban_pipeline.options.study import ControlOptions
+from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.pipelines.train.nodes import data_parameters, read_options, read_rows
+from geo_sokoban_pipeline.runs.fingerprint import check_fingerprint, hash_files, hash_rows, warm_start_parameters
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState
 from geo_sokoban_pipeline.tasks import Task, task_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from geo_sokoban_pipeline.run_store import RunStore
+    from geo_sokoban_pipeline.runs.folders import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ def plan_control(
     seed: int,
 ) -> dict[str, Any]:
     """What the control may spend, and what that follows from: the stored one where nothing has changed."""
-    from geo_sokoban_pipeline.training.control import (
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.sft_control import (
         check_source,
         control_options,
         grpo_cpu_seconds,
         plan_budget,
         time_steps,
     )
-    from geo_sokoban_pipeline.training.process import prepare_process
 
     options = read_options(train)
     control = read_control(options.task, parameters)
@@ -80,9 +80,9 @@ def continue_imitation(
 ) -> PolicyFolder | FolderWriter:
     """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed."""
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
-    from geo_sokoban_pipeline.training.control import Budget, continue_warm_start, control_options
-    from geo_sokoban_pipeline.training.process import prepare_process
+    from geo_sokoban_pipeline.training.checkpoint import policy_and_trainer_writer
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
     if state.manifest is not None:
@@ -118,7 +118,7 @@ def evaluate_control(
 ) -> dict[str, Any]:
     """The control on the evaluation prompts, played as the run's own policies are."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.process import prepare_process
+    from geo_sokoban_pipeline.training.runtime import prepare_process
 
     options = read_options(train)
     control = read_control(options.task, parameters)
@@ -145,7 +145,7 @@ def _start(runs: RunStore, control: ControlOptions) -> PolicyFolder:
 
 
 def _prompts(runs: RunStore, control: ControlOptions, rows: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
-    from geo_sokoban_pipeline.training.control import drawn_prompts, repeat_prompts
+    from geo_sokoban_pipeline.training.sft_control import drawn_prompts, repeat_prompts
 
     if control.imitate == "teacher":
         return rows

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.options.base import validate_parameters
-from geo_sokoban_pipeline.options.geo3k import DATA_OPTIONS, Geo3kDataOptions, GeometryHubOptions
-from geo_sokoban_pipeline.pipelines.frames import as_frame
-from geo_sokoban_pipeline.pipelines.hub_rows import HubSplit, hub_rows, hub_splits
-from geo_sokoban_pipeline.row_stream import BATCH_ROWS, RowStream
+from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS, Geo3kDataOptions, GeometryHubOptions
+from geo_sokoban_pipeline.pipelines.tables import HubSplit, as_frame, hub_rows, hub_splits
+from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, RowStream
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,11 +42,8 @@ def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> 
     Raises:
         ValueError: there is not one problem.
     """
-    from geo_sokoban_pipeline.envs.geo3k.checking import index_rows
-    from geo_sokoban_pipeline.envs.geo3k.splits import settle_splits
-    from geo_sokoban_pipeline.envs.geo3k.tables import PROBLEM_INDEX, REJECTED
-    from geo_sokoban_pipeline.envs.row_files import DataError
-    from geo_sokoban_pipeline.envs.row_values import RejectedRow
+    from geo_sokoban_pipeline.envs.geo3k.data import PROBLEM_INDEX, REJECTED, index_rows, settle_splits
+    from geo_sokoban_pipeline.envs.rows import DataError, RejectedRow
     from geo_sokoban_pipeline.envs.splits import SPLITS
 
     options = as_options(parameters, section)
@@ -66,7 +62,7 @@ def make_prompts(
     raw: RowStream, index: pd.DataFrame, parameters: dict[str, Any], section: str
 ) -> tuple[RowStream, RowStream, RowStream]:
     """Processed rows for training, validation and evaluation, in the order of the raw rows."""
-    from geo_sokoban_pipeline.envs.geo3k.prompts import prompt_rows
+    from geo_sokoban_pipeline.envs.geo3k.data import prompt_rows
     from geo_sokoban_pipeline.envs.splits import SPLITS
 
     options = as_options(parameters, section)
@@ -79,7 +75,7 @@ def report_data(
     index: pd.DataFrame, rejected: pd.DataFrame, parameters: dict[str, Any], section: str
 ) -> dict[str, Any]:
     """What the data hold: rows read, rejected, repaired and excluded, problems by split, what splits share."""
-    from geo_sokoban_pipeline.envs.geo3k.summary import summarise_data
+    from geo_sokoban_pipeline.envs.geo3k.data import summarise_data
 
     report = summarise_data(index.to_dict("records"), list(rejected["reason"]), as_options(parameters, section))
     for pair, found in report["published_overlaps"]["images"].items():

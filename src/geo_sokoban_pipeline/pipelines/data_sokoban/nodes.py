@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.envs.row_values import unique_ids
-from geo_sokoban_pipeline.options.base import validate_parameters
-from geo_sokoban_pipeline.options.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.pipelines.frames import as_frame
-from geo_sokoban_pipeline.pipelines.hub_rows import hub_rows
-from geo_sokoban_pipeline.progress import track
+from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.console import track
+from geo_sokoban_pipeline.envs.rows import unique_ids
+from geo_sokoban_pipeline.pipelines.tables import as_frame, hub_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from geo_sokoban_pipeline.envs.sokoban.level_rows import LevelRow
+    from geo_sokoban_pipeline.envs.sokoban.data import LevelRow
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,7 @@ def read_levels(parameters: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame,
     Args:
         parameters: `params:sokoban`, see `SokobanDataOptions`.
     """
-    from geo_sokoban_pipeline.envs.sokoban.frames_schema import RAW_LEVELS, REJECTED
-    from geo_sokoban_pipeline.envs.sokoban.level_rows import raw_level_row
+    from geo_sokoban_pipeline.envs.sokoban.data import RAW_LEVELS, REJECTED, raw_level_row
     from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 
     options = as_options(parameters)
@@ -59,8 +57,7 @@ def make_prompts(
     raw_levels: pd.DataFrame, parameters: dict[str, Any]
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Processed rows for training, validation and evaluation, in the order of the raw levels."""
-    from geo_sokoban_pipeline.envs.sokoban.frames_schema import PROMPTS
-    from geo_sokoban_pipeline.envs.sokoban.prompts import prompt_row
+    from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS, prompt_row
     from geo_sokoban_pipeline.envs.splits import SPLITS
 
     options = as_options(parameters)
@@ -81,7 +78,7 @@ def report_data(
     parameters: dict[str, Any],
 ) -> dict[str, Any]:
     """What the data holds: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
-    from geo_sokoban_pipeline.envs.sokoban.yields import setting_yield
+    from geo_sokoban_pipeline.envs.sokoban.sources import setting_yield
     from geo_sokoban_pipeline.envs.splits import overlaps
 
     options = as_options(parameters)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.fingerprint import hash_files, hash_rows
-from geo_sokoban_pipeline.options.base import validate_parameters
-from geo_sokoban_pipeline.options.training import (
+from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.grpo import (
     EvaluatePipelineOptions,
     RolloutPipelineOptions,
     SourceOptions,
@@ -17,13 +16,14 @@ from geo_sokoban_pipeline.options.training import (
 )
 from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
 from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions
-from geo_sokoban_pipeline.run_store import SourceError
+from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
+from geo_sokoban_pipeline.runs.folders import SourceError
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from geo_sokoban_pipeline.run_store import RunStore
+    from geo_sokoban_pipeline.runs.folders import RunStore
 
 
 @frees_saved
@@ -38,12 +38,11 @@ def collect_trajectories(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-    from geo_sokoban_pipeline.schemas import PRUNE
-    from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.crew import open_crew
-    from geo_sokoban_pipeline.training.loop import partition
-    from geo_sokoban_pipeline.training.process import prepare_process
-    from geo_sokoban_pipeline.trajectory_files import name_parts
+    from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, partition
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.worker_group import open_crew
+    from geo_sokoban_pipeline.trajectories.parquet import name_parts
+    from geo_sokoban_pipeline.trajectories.schema import PRUNE
 
     settings = read_options(train)
     options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
@@ -80,15 +79,14 @@ def update_on_stored(
     The result is checkpoint k of that run, bit for bit, where its settings are the same.
     """
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.schemas import PRUNE
-    from geo_sokoban_pipeline.training.backends.fsdp import FsdpBackend, build_scorer
-    from geo_sokoban_pipeline.training.checkpointing import CheckpointWriter
-    from geo_sokoban_pipeline.training.crew import open_crew
-    from geo_sokoban_pipeline.training.loop import partition
-    from geo_sokoban_pipeline.training.process import prepare_process
-    from geo_sokoban_pipeline.training.updating import update_policy
-    from geo_sokoban_pipeline.trajectories import table_to_trajectories
-    from geo_sokoban_pipeline.trajectory_files import read_trajectories
+    from geo_sokoban_pipeline.training.backends.torch import FsdpBackend, build_scorer
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
+    from geo_sokoban_pipeline.training.grpo_loop import partition, update_policy
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.worker_group import open_crew
+    from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+    from geo_sokoban_pipeline.trajectories.schema import PRUNE
+    from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
     settings = read_options(train)
     options = validate_parameters(parameters, UpdatePipelineOptions, prefix=f"update_{settings.task}")
@@ -137,7 +135,7 @@ def evaluate_stored(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
-    from geo_sokoban_pipeline.training.process import prepare_process
+    from geo_sokoban_pipeline.training.runtime import prepare_process
 
     settings = read_options(train)
     options = validate_parameters(parameters, EvaluatePipelineOptions, prefix=f"evaluate_{settings.task}")

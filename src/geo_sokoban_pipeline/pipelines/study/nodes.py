@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.options.study import StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.studies.command import Command
-    from geo_sokoban_pipeline.studies.planning import Member
-    from geo_sokoban_pipeline.studies.records import StudyFolder
+    from geo_sokoban_pipeline.studies.plan import Command, Member
+    from geo_sokoban_pipeline.studies.run import StudyFolder
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +40,9 @@ def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[s
         parameters: all of them.
         studies: names of those that this pipeline has; `default` means the first one.
     """
-    from geo_sokoban_pipeline.reporting.markers import MarkerError
-    from geo_sokoban_pipeline.reporting.study_docs import check_docs
-    from geo_sokoban_pipeline.studies.planning import plan_members
-    from geo_sokoban_pipeline.studies.processes import count_cores
-    from geo_sokoban_pipeline.studies.records import StudyFolder
+    from geo_sokoban_pipeline.reporting.study_docs import MarkerError, check_docs
+    from geo_sokoban_pipeline.studies.plan import plan_members
+    from geo_sokoban_pipeline.studies.run import StudyFolder, count_cores
 
     options = validate_parameters(parameters.get("study", {}), StudyOptions, prefix="study")
     name = _choose(options, studies)
@@ -89,9 +86,9 @@ def _check_project(project: Path) -> None:
 
 def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     """The plan, once all its members are finished."""
-    from geo_sokoban_pipeline.run_lock import RunLock, RunLockedError
-    from geo_sokoban_pipeline.storage import CorruptFolderError
-    from geo_sokoban_pipeline.studies.processes import MemberError, run_members
+    from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
+    from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+    from geo_sokoban_pipeline.studies.run import MemberError, run_members
 
     try:
         # Records and logs go by the study's name: the same study under another run id would share them.

@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.fingerprint import (
+from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
+from geo_sokoban_pipeline.runs.fingerprint import (
     check_fingerprint,
     hash_files,
     hash_rows,
     policy_parameters,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.folders import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
-from geo_sokoban_pipeline.options.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.options.training import TrainOptions
-from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
+from geo_sokoban_pipeline.runs.policy_folder import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
 from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.tasks import task_of
 
@@ -69,12 +69,12 @@ def warm_start(
     _look_at_prompts(rows, options, seed)
     if options.warm_start.steps == 0:
         return _link_policy(base, {"fingerprint": wanted, "history": []})
-    from geo_sokoban_pipeline.envs.teachers import describe_expert
+    from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.training.backends.fsdp import DivergedError
-    from geo_sokoban_pipeline.training.checkpointing import policy_and_trainer_writer
-    from geo_sokoban_pipeline.training.process import prepare_process
-    from geo_sokoban_pipeline.training.warm_start import build_imitator, imitate_teacher
+    from geo_sokoban_pipeline.training.backends.torch import DivergedError
+    from geo_sokoban_pipeline.training.checkpoint import policy_and_trainer_writer
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
 
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
@@ -100,7 +100,7 @@ def train_grpo(
     seed: int,
 ) -> Chunks[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]]:
     """The GRPO loop; one yield per iteration, saved by Kedro before the next one starts."""
-    from geo_sokoban_pipeline.training.loop import RunInputs, run_grpo
+    from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 
     options = read_options(parameters)
     inputs = RunInputs(
@@ -126,8 +126,8 @@ def select_policy(
     Raises:
         ParameterError: the best checkpoint is not stored.
     """
-    from geo_sokoban_pipeline.run_store import START, best_iteration
-    from geo_sokoban_pipeline.training.final_choice import better_choice
+    from geo_sokoban_pipeline.runs.folders import START, best_iteration
+    from geo_sokoban_pipeline.training.grpo_loop import better_choice
 
     options = read_options(parameters)
     newest = checkpoints[max(checkpoints)]
@@ -175,7 +175,7 @@ def evaluate_policies(
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Warm-start policy, final policy and baselines on the evaluation prompts."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
-    from geo_sokoban_pipeline.training.process import prepare_process
+    from geo_sokoban_pipeline.training.runtime import prepare_process
 
     reached("final evaluation")
     options = read_options(parameters)
@@ -204,8 +204,8 @@ def write_report(
     seed: int,
 ) -> str:
     """The HTML page of a run."""
+    from geo_sokoban_pipeline.reporting.episodes import read_token_texts
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
-    from geo_sokoban_pipeline.reporting.tokens import read_token_texts
 
     options = read_options(parameters)
     run = f"train_{options.task}"
@@ -254,7 +254,7 @@ def read_versions() -> dict[str, str]:
 
 
 def _look_at_prompts(rows: list[dict[str, Any]], options: TrainOptions, seed: int) -> None:
-    from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
+    from geo_sokoban_pipeline.preflight.flight import look_at_prompts
 
     try:
         look_at_prompts(rows, options, seed)

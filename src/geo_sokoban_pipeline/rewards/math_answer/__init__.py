@@ -1,9 +1,7 @@
 """Grading of mathematical answers: is what stands in the last box of a response the label?"""
 
-from geo_sokoban_pipeline.rewards.math_answer.grader import Grader
-from geo_sokoban_pipeline.rewards.math_answer.pool import GradingPool
-from geo_sokoban_pipeline.rewards.math_answer.shared import grade_answer, prepare_grade
+from geo_sokoban_pipeline.rewards.math_answer.grader import Grader, grade_answer, prepare_grade
+from geo_sokoban_pipeline.rewards.math_answer.pool import GradingPool, WorkerError
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Grade
-from geo_sokoban_pipeline.rewards.math_answer.worker_process import WorkerError
 
 __all__ = ["Grade", "Grader", "GradingPool", "WorkerError", "grade_answer", "prepare_grade"]

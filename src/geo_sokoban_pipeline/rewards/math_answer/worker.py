@@ -61,7 +61,7 @@ def _prepare() -> None:
     """Import what questions need and warm it up, so that no question pays for it."""
     logging.disable(logging.CRITICAL)
     from geo_sokoban_pipeline.rewards.math_answer.equivalence import are_equivalent
-    from geo_sokoban_pipeline.rewards.math_answer.slime_algebra import difference_vanishes
+    from geo_sokoban_pipeline.rewards.math_answer.slime_exact import difference_vanishes
 
     for answer, label in (("x^2 + 1", "1 + x^{2}"), ("x > 1", "1 < x"), ("(1, 2)", "(1, 3)"), ("\\sin(x)", "\\cos{5}")):
         are_equivalent(answer, label)
@@ -82,7 +82,7 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
 
 def _decide(question: dict[str, Any]) -> bool:
     from geo_sokoban_pipeline.rewards.math_answer.equivalence import are_equivalent
-    from geo_sokoban_pipeline.rewards.math_answer.slime_algebra import difference_vanishes
+    from geo_sokoban_pipeline.rewards.math_answer.slime_exact import difference_vanishes
 
     if "texts" in question:
         return all(difference_vanishes(text, question["tolerance"]) for text in question["texts"])

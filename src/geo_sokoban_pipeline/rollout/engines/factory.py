@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from geo_sokoban_pipeline.options.rollout import RolloutOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -1,14 +1,11 @@
-"""Rollout engine in this process: batched sampling with one key-value cache that outlives the turns of a conversation.
-
-What a conversation has paid for once is not paid again: its past stays in the cache and only new tokens are read, each
-distinct picture passes the vision tower once per weight version, and equal prompts of a group are read once. Where
-replies nearly always go on alike, several tokens are sampled from one pass (see `drafts`). Log-probs equal a plain
-forward pass over the whole episode to 1e-4 in float32 (tested).
+"""Vision features of every picture seen under the current weights; a picture is looked up by content, never encoded
+twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,13 +15,360 @@ import transformers
 from torch import Tensor
 
 from geo_sokoban_pipeline.policies.experts import turn_experts
+from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.qwen3_vl import (
+    ImageFeatures,
+    encode_images,
+    extend_positions,
+    place_images,
+    run_text,
+)
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result
-from geo_sokoban_pipeline.rollout.engines.drafts import DraftTree
 from geo_sokoban_pipeline.rollout.engines.kv_cache import ConversationCache
-from geo_sokoban_pipeline.rollout.engines.reading import Drafts, Reader, cut_passes
-from geo_sokoban_pipeline.rollout.engines.replying import Score, extend_replies
-from geo_sokoban_pipeline.rollout.engines.seating import HeldConversation, Seating
+from geo_sokoban_pipeline.rollout.engines.sampling import sample_tokens, uniform_draws
+from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
+
+
+class FeatureBank:
+    """Growing tables of feature rows."""
+
+    def __init__(self) -> None:
+        self._tables: list[Tensor] = []
+        self._rows: dict[str, np.ndarray] = {}
+        self._used = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def embeddings(self) -> Tensor:
+        """(rows, hidden) features that replace image-pad embeddings."""
+        return self._tables[0]
+
+    @property
+    def deepstack(self) -> list[Tensor]:
+        """(rows, hidden) features of each early language layer."""
+        return self._tables[1:]
+
+    def add(self, features: ImageFeatures) -> None:
+        """Append the features of new pictures."""
+        new = [features.embeddings, *features.deepstack]
+        count = len(features.embeddings)
+        if not self._tables:
+            self._tables = [torch.empty((0, table.shape[1]), dtype=table.dtype, device=table.device) for table in new]
+        self._reserve(self._used + count)
+        for table, rows in zip(self._tables, new, strict=True):
+            table[self._used : self._used + count] = rows
+        for key, offset in features.offsets.items():
+            self._rows[key] = np.arange(offset, offset + features.counts[key]) + self._used
+        self._used += count
+
+    def rows(self, keys: Sequence[str]) -> np.ndarray:
+        """(M,) int64 rows of pictures, one after the other."""
+        return np.concatenate([self._rows[key] for key in keys]) if len(keys) else np.empty(0, np.int64)
+
+    def _reserve(self, rows: int) -> None:
+        held = len(self._tables[0])
+        if rows <= held:
+            return
+        size = max(rows, 2 * held)
+        for index, table in enumerate(self._tables):
+            grown = table.new_empty((size, table.shape[1]))
+            grown[: self._used] = table[: self._used]
+            self._tables[index] = grown
+
+
+# Seating: which conversation holds which row of the cache. A turn's batch always sits in the first rows.
+
+
+@dataclass
+class HeldConversation:
+    """A request in work and what the cache holds of its conversation.
+
+    Attributes:
+        row: of the cache; −1 before it has one.
+        cached: tokens in the cache, the first ones of the conversation.
+        pictures: pictures among them.
+        position: M-RoPE position of the token after them.
+        limit: tokens of the reply at most, 1 or more.
+        reply, log_probs, finish: what has been sampled for the request.
+    """
+
+    request: Request
+    limit: int = 1
+    row: int = -1
+    cached: int = 0
+    pictures: int = 0
+    position: int = 0
+    reply: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    def ask(self, request: Request, limit: int) -> None:
+        """Begin the next reply, of so many tokens at most."""
+        self.request, self.limit, self.reply, self.log_probs, self.finish = request, limit, [], [], None
+
+    def take(self, token: int, log_prob: float, end_ids: Collection[int]) -> None:
+        """Add a sampled token to the reply, and note whether it ends it."""
+        self.reply.append(token)
+        self.log_probs.append(log_prob)
+        if token in end_ids:
+            self.finish = "stop"
+        elif len(self.reply) >= self.limit:
+            self.finish = "length"
+
+    def agrees(self, draft: Sequence[int], step: int) -> bool:
+        """Whether the token sampled last is number `step` of the draft, which has been read: it is cached then."""
+        if self.finish is not None or self.reply[-1:] != list(draft[step : step + 1]):
+            return False
+        self.cached += 1
+        self.position += 1
+        return True
+
+    def unread(self) -> np.ndarray:
+        """(L,) int64 tokens that are not in the cache yet; nothing is sampled before a request is read to its end."""
+        known, asked = self.cached, self.request.token_ids
+        if known < len(asked):
+            return asked[known:].astype(np.int64)
+        return np.array(self.reply[known - len(asked) :], np.int64)
+
+    def continues(self, request: Request) -> bool:
+        """Whether a request goes on from what is cached: another one under a known id starts anew.
+
+        Tokens and pictures must be those that were read and sampled, and something must be new. A reply that was never
+        finished, because a pass failed, leaves nothing to go on from.
+        """
+        held, length = self.request.token_ids, len(self.request.token_ids)
+        replied = request.token_ids[length : length + len(self.reply)].tolist()
+        seen = [image.key for image in self.request.images]
+        return (
+            self.finish is not None
+            and len(request.token_ids) > self.cached
+            and replied == self.reply
+            and np.array_equal(request.token_ids[:length], held)
+            and [image.key for image in request.images[: len(seen)]] == seen
+        )
+
+
+class Seating:
+    """Held conversations and their rows.
+
+    Args:
+        cache: whose rows are given out.
+    """
+
+    def __init__(self, cache: ConversationCache) -> None:
+        self.cache = cache
+        self.held: dict[int, HeldConversation] = {}
+        self._owners: list[int | None] = [None] * cache.rows
+
+    @property
+    def free(self) -> int:
+        """Rows that nobody holds."""
+        return self.cache.rows - len(self.held)
+
+    def hold(self, request: Request) -> HeldConversation:
+        """Take up a new conversation; it has a row after `place`."""
+        talk = self.held[request.id] = HeldConversation(request)
+        return talk
+
+    def release(self, ids: Iterable[int]) -> None:
+        """Free the rows of conversations."""
+        for identity in ids:
+            talk = self.held.pop(identity, None)
+            if talk is not None and talk.row >= 0:
+                self._owners[talk.row] = None
+                self.cache.lengths[talk.row] = 0
+
+    def place(self, batch: list[HeldConversation]) -> None:
+        """Give the batch the first rows, those with a past before the new ones, and sort it by row."""
+        batch.sort(key=lambda talk: talk.cached == 0)
+        taken = sum(talk.cached > 0 for talk in batch)
+        self.gather(batch[:taken])
+        new = batch[taken:]
+        blockers = [r for r in range(taken, taken + len(new)) if self._owners[r] is not None]
+        spare = [r for r in range(taken + len(new), self.cache.rows) if self._owners[r] is None]
+        self._swap(blockers, spare[: len(blockers)])
+        for row, talk in enumerate(new, start=taken):
+            talk.row = row
+            self._owners[row] = talk.request.id
+            self.cache.lengths[row] = 0
+        batch.sort(key=lambda talk: talk.row)
+
+    def gather(self, talks: list[HeldConversation]) -> None:
+        """Bring conversations that hold rows to the first rows; those already there keep their place."""
+        count = len(talks)
+        outside = [talk.row for talk in talks if talk.row >= count]
+        inside = {talk.row for talk in talks}
+        self._swap([row for row in range(count) if row not in inside], outside)
+
+    def _swap(self, first: list[int], second: list[int]) -> None:
+        self.cache.swap(first, second)
+        for a, b in zip(first, second, strict=True):
+            self._owners[a], self._owners[b] = self._owners[b], self._owners[a]
+            for row in (a, b):
+                owner = self._owners[row]
+                if owner is not None:
+                    self.held[owner].row = row
+
+
+# Reading: new tokens and pictures of conversations pass the model once, and leave keys, values and features behind.
+
+
+Drafts = list[list[int]]
+
+
+class Reader:
+    """The policy's forward pass over conversations, under one version of its weights.
+
+    Args:
+        cache: where keys and values go.
+    """
+
+    def __init__(self, policy: Policy, cache: ConversationCache) -> None:
+        self.policy = policy
+        self._cache = cache
+        self._bank = FeatureBank()
+        self._core = policy.model.model
+        self._head = policy.model.lm_head
+        self._device = policy.model.device
+
+    def look(self, talks: Sequence[HeldConversation]) -> None:
+        """Encode the pictures of requests that were not seen before."""
+        missing: dict[str, EncodedImage] = {}
+        for talk in talks:
+            for image in talk.request.images[talk.pictures :]:
+                if image.key not in self._bank:
+                    missing[image.key] = image
+        if missing:
+            processor = self.policy.image_processor
+            self._bank.add(encode_images(self._core.visual, list(missing.values()), processor))
+
+    def read(
+        self, talks: Sequence[HeldConversation], feeds: Sequence[np.ndarray], drafts: Drafts, mask: Tensor | None
+    ) -> Tensor:
+        """Run the feeds of conversations, unread tokens with drafts behind them, and note the former as cached.
+
+        Args:
+            talks: their pictures have been looked at.
+            feeds: (L,) int64 tokens of each.
+            drafts: the last tokens of each feed that are guesses.
+            mask: see `ConversationCache.begin`; None: causal over the feed.
+
+        Returns:
+            (N, 1 + longest draft, hidden) states after the last unread token and after each token of the draft.
+        """
+        ids = np.zeros((len(talks), max(map(len, feeds))), np.int64)
+        positions = np.zeros((3, *ids.shape), np.int64)
+        wanted = np.empty((len(talks), 1 + max(map(len, drafts))), np.int64)
+        ahead = np.arange(wanted.shape[1])
+        rows: list[np.ndarray] = []
+        codec = self.policy.codec
+        # Most feeds of a turn are equal; their positions differ by where they start.
+        known: dict[tuple[bytes, tuple[tuple[int, int, int], ...]], tuple[np.ndarray, int]] = {}
+        for index, (talk, feed, draft) in enumerate(zip(talks, feeds, drafts, strict=True)):
+            new, size = talk.request.images[talk.pictures :], len(feed)
+            key = (feed.tobytes(), tuple(image.grid for image in new))
+            if key not in known:
+                known[key] = extend_positions(feed, key[1], codec.image_pad_id, codec.merge_size)
+            placed, length = known[key]
+            ids[index, :size] = feed
+            positions[:, index, :size] = placed + talk.position
+            wanted[index] = np.minimum(ahead + size - len(draft), size) - 1
+            if new:
+                rows.append(self._bank.rows([image.key for image in new]))
+            talk.position += length - len(draft)
+            talk.cached += size - len(draft)
+            talk.pictures = len(talk.request.images)
+        pictures = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        return self._run(ids, positions, pictures, mask, wanted)
+
+    def score_step(self, states: Tensor, step: int, active: list[int]) -> Tensor:
+        """(len(active), V) logits of some conversations after `step` tokens of their drafts."""
+        scores: Tensor = self._head(states[active, step])
+        return scores
+
+    def _run(
+        self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, mask: Tensor | None, wanted: np.ndarray
+    ) -> Tensor:
+        language = self._core.language_model
+        tokens = torch.from_numpy(ids).to(self._device)
+        embeddings = language.embed_tokens(tokens)
+        image_mask, deepstack = None, []
+        if len(rows):
+            image_mask = tokens == self.policy.codec.image_pad_id
+            picked = torch.from_numpy(rows).to(self._device)
+            embeddings = place_images(embeddings, image_mask, self._bank.embeddings.index_select(0, picked))
+            deepstack = [layer.index_select(0, picked) for layer in self._bank.deepstack]
+        return run_text(
+            language,
+            embeddings,
+            torch.from_numpy(positions).to(self._device),
+            attention_mask=None if mask is None else mask.to(self._device),
+            cache=self._cache,
+            image_mask=image_mask,
+            deepstack=deepstack,
+            wanted=torch.from_numpy(wanted).to(self._device),
+        )
+
+
+def cut_passes(items: list[Any], lengths: Sequence[int], budget: int) -> list[list[Any]]:
+    """Cut a list, in order, so that (longest × count) of each piece stays within a budget, one item at least."""
+    chunks: list[list[Any]] = []
+    longest = 0
+    for item, length in zip(items, lengths, strict=True):
+        longest = max(longest, length)
+        if chunks and longest * (len(chunks[-1]) + 1) <= budget:
+            chunks[-1].append(item)
+        else:
+            chunks.append([item])
+            longest = length
+    return chunks
+
+
+# Replying: the next tokens of replies, sampled one after another for as long as their drafts say what is sampled.
+
+
+Score = Callable[[int, list[int]], Tensor]
+
+
+def extend_replies(
+    talks: Sequence[HeldConversation],
+    score: Score,
+    drafts: Sequence[Sequence[int]],
+    banned_ids: Tensor,
+    end_ids: Collection[int],
+) -> None:
+    """Sample the next token of each reply, and on where that is the token its draft has read ahead.
+
+    Args:
+        score: `score(step, active)`: (len(active), V) logits after `step` tokens of the drafts, of the talks with these
+            numbers.
+        drafts: the tokens that were read ahead for each.
+        banned_ids: (K,) int64 ids that are never chosen.
+        end_ids: tokens that end a reply.
+    """
+    active, step = list(range(len(talks))), 0
+    while active:
+        _extend([talks[number] for number in active], score(step, active), banned_ids, end_ids)
+        active = [number for number in active if talks[number].agrees(drafts[number], step)]
+        step += 1
+
+
+def _extend(talks: Sequence[HeldConversation], scores: Tensor, banned_ids: Tensor, end_ids: Collection[int]) -> None:
+    seeds = np.array([talk.request.seed for talk in talks], np.int64)
+    numbers = np.array([talk.request.sampled + len(talk.reply) for talk in talks], np.int64)
+    sampling = [talk.request.sampling for talk in talks]
+    chosen, log_probs = sample_tokens(scores, sampling, uniform_draws(seeds, numbers), banned_ids)
+    for talk, token, log_prob in zip(talks, chosen.tolist(), log_probs.tolist(), strict=True):
+        talk.take(token, log_prob, end_ids)
+
+
+# Rollout engine in this process: batched sampling with one key-value cache that outlives the turns of a conversation.
 
 
 class TransformersEngine:

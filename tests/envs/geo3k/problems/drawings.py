@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from geo_sokoban_pipeline.envs.geo3k.problems.figure import Figure, Label, arc_sweep
+from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure, Label, arc_sweep
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)?(?:√(\d+))?")
 _LINEAR = re.compile(r"\(?(\d*)x(?: ([+−]) (\d+))?\)?")

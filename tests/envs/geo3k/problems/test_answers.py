@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from geo_sokoban_pipeline.envs.geo3k.problems.families import FAMILIES
+from geo_sokoban_pipeline.envs.geo3k.figures.families import FAMILIES
 
 CASES = [
     ("linear_pair", "easy", {"a": 64}, "116"),

@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.geo3k.problems.drawings import drawn_answer, measuring, read_label
-from geo_sokoban_pipeline.envs.geo3k.problems.families import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
-from geo_sokoban_pipeline.envs.geo3k.problems.figure import Figure, Label, Stroke
-from geo_sokoban_pipeline.envs.geo3k.problems.layout import Layout
-from geo_sokoban_pipeline.envs.geo3k.problems.obstacles import line_pieces, overlapping, touched
-from geo_sokoban_pipeline.envs.geo3k.problems.problem import Sketch
-from geo_sokoban_pipeline.envs.geo3k.problems.render import render_layout
-from geo_sokoban_pipeline.envs.geo3k.problems.tiny import TINY_FAMILIES, family_angles
-from geo_sokoban_pipeline.options.problems import ProblemOptions
+from geo_sokoban_pipeline.config.geo3k import ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import Layout, line_pieces, overlapping, render_layout, touched
+from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
+from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure, Label, Stroke
+from geo_sokoban_pipeline.envs.geo3k.figures.problem import Sketch
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny import TINY_FAMILIES, family_angles
 
 KINDS = [("tiny", name) for name in TINY_FAMILIES] + [(level, name) for level in DIFFICULTIES for name in FAMILIES]
 kinds = st.sampled_from(KINDS)

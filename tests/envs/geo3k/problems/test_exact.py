@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.envs.geo3k.problems import answer_form, exact
+from geo_sokoban_pipeline.envs.geo3k.figures import answer_form, exact
 
 
 @pytest.mark.parametrize(

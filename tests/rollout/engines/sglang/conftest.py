@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.options.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.conversation import EpisodeTask
-from geo_sokoban_pipeline.rollout.episode import PlaySettings, play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import play_episodes
 from servers import strays
 
 ENV = {"max_actions_per_turn": 1, "cell_px": 16, "observation_style": "brief", "max_steps": 100}
@@ -27,7 +27,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def player(tiny_policy: Policy, sokoban_rows: Any, train_options: Any) -> Policy:
     """The tiny policy after a short warm start: its replies end by themselves, so its episodes have many turns."""
-    from geo_sokoban_pipeline.training.warm_start import imitate_teacher
+    from geo_sokoban_pipeline.training.sft import imitate_teacher
 
     policy = copy.deepcopy(tiny_policy)
     rows = sokoban_rows(16)

@@ -11,14 +11,18 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from geo_sokoban_pipeline.options import ParameterError, validate_parameters
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.server import FaultOptions, ServerOptions
+from geo_sokoban_pipeline.config import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.sglang.command import router_command, server_command, server_environment
-from geo_sokoban_pipeline.rollout.engines.sglang.faults import pause_before
-from geo_sokoban_pipeline.rollout.engines.sglang.launcher import kind_of
+from geo_sokoban_pipeline.rollout.engines.sglang.client import pause_before
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
+    kind_of,
+    router_command,
+    server_command,
+    server_environment,
+)
 
 
 def words(**options):

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
-from geo_sokoban_pipeline.rollout.engines.sglang.command import router_command, server_command, server_environment
+from geo_sokoban_pipeline.rollout.engines.sglang.client import RequestRefused, ServerClient, ServerLost, pause_before
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.faults import RequestRefused, ServerLost, pause_before
-from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedServer
-from geo_sokoban_pipeline.rollout.engines.sglang.member import Member
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
+    LaunchedServer,
+    router_command,
+    server_command,
+    server_environment,
+)
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import Member
 from option_fields import leaves
 
 HERE = Path(__file__).parent

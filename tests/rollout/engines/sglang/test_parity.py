@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.schemas import validate_trajectories
-from geo_sokoban_pipeline.trajectories import trajectories_to_table
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from policies.library import library_log_probs, library_logits
 from rollout.engines.sglang.material import TOLERANCE, ask, expected_log_probs, request_with
 from servers import PYTHON, attached

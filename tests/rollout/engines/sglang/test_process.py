@@ -16,8 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from geo_sokoban_pipeline.rollout.engines.sglang.ports import find_ports, is_free
-from geo_sokoban_pipeline.rollout.engines.sglang.process import ServerProcess
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServerProcess, find_ports, is_free
 from servers import all_gone
 
 # A program with a child in its group, and one that has left it, as daemons do; all three deaf to SIGTERM if asked.
@@ -73,7 +72,7 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background ignores it, and so its children
 sys.path[:0] = sys.argv[3:]
 from test_process_family import FAMILY
-from geo_sokoban_pipeline.rollout.engines.sglang.process import ServerProcess
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import ServerProcess
 process = ServerProcess([sys.executable, "-c", FAMILY, "deaf"], os.environ, Path(sys.argv[1]), 0.5)
 while "pids" not in process.tail():
     time.sleep(0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from servers import attached
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline.options.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.sglang import keeper, launcher
+from geo_sokoban_pipeline.rollout.engines.sglang import launcher, servers
+from geo_sokoban_pipeline.rollout.engines.sglang.client import EngineStopped, ServerLost, WrongServer
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.faults import EngineStopped, ServerLost, WrongServer
 from proxies import changed, proxied
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import attach_options, attached, descendants, launch_options, need_environment
@@ -264,7 +264,7 @@ def test_a_port_that_is_taken_in_the_meantime(tiny_policy, monkeypatch):
         finally:
             kind = engine._fleet._kind
             engine.close()
-            for server in keeper.take_servers(kind, [0]).values():
+            for server in servers.take_servers(kind, [0]).values():
                 server.end()
 
 

@@ -11,9 +11,8 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, read_reply, write_request
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_reply, write_request
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import all_gone, launch_options, stop, tree
 

@@ -10,12 +10,10 @@ import copy
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, read_reply, write_request
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter
-from geo_sokoban_pipeline.rollout.engines.sglang.readiness import wait_until_ready
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_reply, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter, wait_until_ready
 from policies.library import library_log_probs
 from proxies import proxied
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with

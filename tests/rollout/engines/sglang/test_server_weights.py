@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import requests
 
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from rollout.engines.sglang.material import (
     TOLERANCE,

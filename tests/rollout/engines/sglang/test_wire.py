@@ -8,11 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.options.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.rollout.engines.base import Request
-from geo_sokoban_pipeline.rollout.engines.sglang.faults import BadReply, WrongServer
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import Terms, collapse_pads, read_reply, room_of, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.client import (
+    BadReply,
+    Terms,
+    WrongServer,
+    collapse_pads,
+    read_reply,
+    room_of,
+    write_request,
+)
 
 PAD, END = 90, 91
 TERMS = Terms(

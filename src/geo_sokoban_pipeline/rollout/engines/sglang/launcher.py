@@ -1,26 +1,263 @@
-"""Launching one server: its folder, its port, its process.
-
-The folder holds links to the policy's files, so it stays what it was while checkpoints come and go.
-"""
+"""Command lines and environments of servers and of the router: pure functions of the options."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from geo_sokoban_pipeline.options.server import ServerOptions
+from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.policies.preparing import link_policy_files
-from geo_sokoban_pipeline.rollout.engines.sglang.command import router_command, server_command, server_environment
-from geo_sokoban_pipeline.rollout.engines.sglang.faults import ServerLost
-from geo_sokoban_pipeline.rollout.engines.sglang.ports import find_ports, is_free
-from geo_sokoban_pipeline.rollout.engines.sglang.process import ServerProcess
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import ban
+from geo_sokoban_pipeline.rollout.engines.sglang import supervisor
+from geo_sokoban_pipeline.rollout.engines.sglang.client import SPARE_TOKENS, ServerClient, ServerLost, ban
 from geo_sokoban_pipeline.seeding import content_hash
+
+_ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
+# What belongs to this process's own environment of libraries; and a server that may not keep what it has compiled takes
+# three times as long to start.
+_OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
+
+
+def server_command(
+    options: ServerOptions, folder: Path, dtype: str, longest: int, port: int, number: int, bias: Mapping[str, float]
+) -> list[str]:
+    """Words that start server `number`.
+
+    Args:
+        folder: of the policy.
+        dtype: of the policy; used where the options give none.
+        longest: conversation of the policy's model, tokens.
+        bias: of the logits, for requests that name none; the router takes it out of requests.
+    """
+    flags: dict[str, object | None] = {
+        "--model-path": folder,
+        "--host": options.host,
+        "--port": port,
+        "--device": options.device,
+        "--dtype": options.dtype or dtype,
+        "--tp-size": options.tensor_parallel,
+        "--random-seed": options.random_seed + number,
+        "--mem-fraction-static": options.memory_fraction,
+        "--max-total-tokens": options.max_total_tokens,
+        "--context-length": options.context_tokens and min(options.context_tokens + SPARE_TOKENS, longest),
+        "--attention-backend": options.attention_backend,
+        "--mm-attention-backend": options.mm_attention_backend,
+        "--preferred-sampling-params": json.dumps({"logit_bias": dict(bias)}),
+        "--base-gpu-id": number * options.tensor_parallel if options.device == "cuda" else None,
+    }
+    words = [str(_interpreter(options)), "-m", "sglang.launch_server"]
+    words += [str(word) for name, value in flags.items() if value is not None for word in (name, value)]
+    sizes = options.cuda_graph_batch_sizes
+    if sizes:
+        words += ["--cuda-graph-bs-decode", *map(str, sizes)]
+    elif sizes is not None:
+        words.append("--disable-cuda-graph")
+    if options.trust_remote_code:
+        words.append("--trust-remote-code")
+    if options.deterministic:
+        words.append("--enable-deterministic-inference")
+    # An idle scheduler would keep a core busy; a warm-up would sample before the weights are those of the run.
+    return [*words, "--sleep-on-idle", "--skip-server-warmup", *options.extra_arguments]
+
+
+def router_command(options: ServerOptions, workers: Sequence[str], port: int, metrics_port: int) -> list[str]:
+    """Words that start the router in front of servers."""
+    return [
+        *(str(_interpreter(options)), "-m", "sglang_router.launch_router"),
+        *("--worker-urls", *workers),
+        *("--host", options.host, "--port", str(port), "--prometheus-port", str(metrics_port)),
+        *("--policy", _ROUTER_POLICIES[options.router], "--assignment-mode", "min_group"),
+        *("--request-timeout-secs", str(int(options.faults.reply_timeout) + 1)),
+        # Which server lives, and what is tried again, is decided here: a server that was brought back is used at once,
+        # and a busy one that is slow to say that it is healthy stays in use.
+        *("--disable-retries", "--disable-circuit-breaker", "--disable-health-check"),
+        *("--log-level", "warn"),
+    ]
+
+
+def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[str, str]:
+    """Environment of launched programs.
+
+    Args:
+        own: of this process.
+    """
+    kept = {name: value for name, value in own.items() if name not in _OWN}
+    fixed = {
+        "HF_HUB_OFFLINE": "1",  # the policy is a folder
+        # Picture features are cached by picture, not by weights, and outlive an update: with vision weights that train,
+        # a picture seen before would be answered with the features of old weights.
+        "SGLANG_VLM_CACHE_SIZE_MB": "0",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs after temperature, whatever this process's environment says
+        "PYTHONUNBUFFERED": "1",
+    }
+    if options.device == "cpu":
+        fixed |= {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    given = {name: value.get_secret_value() for name, value in options.environment.items()}
+    return {**kept, **fixed, **given}
+
+
+def _interpreter(options: ServerOptions) -> Path:
+    # Not resolved: the link inside a virtual environment is what makes the interpreter belong to it.
+    return Path(options.python).expanduser().absolute()
+
+
+# Ports of launched servers.
+
+
+def find_ports(host: str, count: int) -> list[int]:
+    """So many different ports that nobody listens on at the moment."""
+    held = [socket.socket(_family(host)) for _ in range(count)]
+    try:
+        for one in held:
+            one.bind((host, 0))
+        return [int(one.getsockname()[1]) for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there."""
+    with socket.socket(_family(host)) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a past connection is no obstacle
+        try:
+            one.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+# One launched program (a server or the router): its supervisor, its log, its end.
+
+
+_TAIL_LINES = 15
+_TAIL_BYTES = 16_384
+_MARGIN = 15.0  # seconds beyond the grace that the supervisor itself is given
+
+
+class ServerProcess:
+    """A program under supervision.
+
+    Args:
+        command: words of the program.
+        environment: its whole environment.
+        log: file that its output is appended to.
+        grace: seconds it has to end before it is killed.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, grace: float) -> None:
+        self.command = list(command)
+        self.log = log
+        self.grace = grace
+        self.pid = 0
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._began_at = log.stat().st_size if log.exists() else 0
+        words = [sys.executable, "-S", "-E", supervisor.__file__, str(grace), *self.command]
+        with log.open("ab") as output:
+            self._supervisor = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        assert self._supervisor.stdout is not None
+        first = self._supervisor.stdout.readline().split()
+        self.pid = int(first[1]) if len(first) == 2 else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program runs."""
+        return self._supervisor.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, 128 + n after signal n; None while it runs."""
+        return self._supervisor.poll()
+
+    def said(self, text: str) -> bool:
+        """Whether a text is anywhere in its output, in whatever case."""
+        with self.log.open("rb") as file:
+            file.seek(self._began_at)
+            return any(text.lower() in line.decode("utf-8", "replace").lower() for line in file)
+
+    def tail(self) -> str:
+        """Last lines of its output."""
+        with self.log.open("rb") as file:
+            size = self.log.stat().st_size
+            file.seek(max(self._began_at, size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        return "\n".join(line[:300] for line in lines[-_TAIL_LINES:])
+
+    def end(self) -> None:
+        """End the program with all it has started, and wait until that is so."""
+        if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
+            self._supervisor.stdin.close()
+        try:
+            self._supervisor.wait(self.grace + _MARGIN)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        if self._supervisor.stdout is not None:
+            self._supervisor.stdout.close()
+
+    def _kill(self) -> None:
+        for group in (self.pid, self._supervisor.pid):
+            if group == 0:  # never had one; to the system, 0 is this process's own group
+                continue
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._supervisor.wait()
+
+
+# Waiting for a server: until it takes requests, its process ends, or the time is over.
+
+
+_POLL_SECONDS = 0.5
+
+
+async def wait_until_ready(
+    client: ServerClient, path: str, seconds: float, lost: Callable[[], str | None] | None
+) -> None:
+    """Wait until a server answers at a path with 200.
+
+    Args:
+        lost: says why the server's process is gone, None while it runs; None: it is somebody else's.
+
+    Raises:
+        ServerLost: its process has ended, or the time is over.
+    """
+    began = time.monotonic()
+    while not await client.is_ready(path):
+        reason = None if lost is None else lost()
+        if reason is not None:
+            raise ServerLost(f"{client.url} ended while it started: {reason}")
+        if time.monotonic() - began > seconds:
+            raise ServerLost(
+                f"{client.url} was not ready within rollout.server.faults.start_timeout={seconds:g} s. See its log, "
+                "or give it more time."
+            )
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+# Launching one server: its folder, its port, its process.
+
 
 _PORT_TAKEN = "address already in use"
 

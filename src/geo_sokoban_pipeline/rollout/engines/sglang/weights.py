@@ -14,9 +14,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from geo_sokoban_pipeline.options.server import ServerOptions
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
-from geo_sokoban_pipeline.rollout.engines.sglang.faults import BadReply, RequestRefused, WrongServer
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.rollout.engines.sglang.client import BadReply, RequestRefused, ServerClient, WrongServer
 from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
 
 Named = Iterable[tuple[str, Tensor]]

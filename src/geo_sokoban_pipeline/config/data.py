@@ -1,0 +1,41 @@
+"""What the data of every task has in common: how many rows a split takes, how rows are dealt out, what a picture may
+cost.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
+
+
+class SplitCounts(StrictModel):
+    """Rows of each split: exactly these many where they are generated, at most these many where they are read."""
+
+    train: CountOrZero | None = Field(None, description="Training rows. None: all there are.")
+    validation: CountOrZero | None = Field(None, description="Validation rows. None: all there are.")
+    eval: CountOrZero | None = Field(None, description="Evaluation rows. None: all there are.")
+
+
+class SplitShares(StrictModel):
+    """Parts that go to each split; they add up to 1."""
+
+    train: Share = Field(0.8, description="Part for training.")
+    validation: Share = Field(0.1, description="Part for validation.")
+    eval: Share = Field(0.1, description="Part for evaluation.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        total = self.train + self.validation + self.eval
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"shares add up to {total:g}; train + validation + eval must be 1.")
+        return self
+
+
+class ImageLimits(StrictModel):
+    """What an image inside a row may cost; larger ones are rejected before they are decoded."""
+
+    max_bytes: Count = Field(8 << 20, description="Bytes of one encoded image.")
+    max_pixels: Count = Field(1 << 24, description="Width times height of one image.")

@@ -1,0 +1,316 @@
+"""Options of GRPO, its optimizer, its loop, and of what the pipelines train."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from geo_sokoban_pipeline.config.base import (
+    LAST_ITERATION,
+    Count,
+    CountOrZero,
+    Iterations,
+    RunId,
+    RunName,
+    Share,
+    StrictModel,
+)
+from geo_sokoban_pipeline.config.policy import (
+    Beta,
+    GradientNorm,
+    LearningRate,
+    MatrixRate,
+    PolicyOptions,
+    WarmStartOptions,
+    WeightDecay,
+    check_matrix_rate,
+)
+from geo_sokoban_pipeline.config.rollout import (
+    EnvOptions,
+    RewardOptions,
+    RolloutOptions,
+    SamplingOptions,
+    SamplingOverrides,
+)
+
+
+class GrpoOptions(StrictModel):
+    """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
+
+    groups: Count = Field(32, description="Prompts of an iteration; each is played by one group of episodes.")
+    group_size: Count = Field(8, description="Episodes of each prompt.")
+    credit: Literal["episode", "turn"] = Field("turn", description="One advantage per episode, or one per turn.")
+    gamma: float = Field(0.95, gt=0, le=1, description="Discount per turn, with credit per turn.")
+    normalize: Literal["std", "rms", "none"] = Field(
+        "rms",
+        description="Divide by the group's standard deviation, by the root mean square of all trained turns, or not.",
+    )
+    advantage_clip: float | None = Field(4.0, gt=0, le=1e6, description="Largest absolute advantage. None: unlimited.")
+    baseline: Literal["turn", "board"] = Field(
+        "turn", description="Group's mean at the same turn, or at the same board."
+    )
+    filter: Literal["none", "zero_variance", "mixed_success"] = Field(
+        "mixed_success",
+        description="Which groups are trained: all, those whose advantages vary, those that solve some but not all "
+        "(DAPO's dynamic sampling).",
+    )
+    min_groups: CountOrZero = Field(4, description="With fewer groups left by the filter, all are trained.")
+    max_refill: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Groups fetched at most, in multiples of `groups`, to replace those that the filter dropped.",
+    )
+    groups_per_step: Count | None = Field(
+        5, description="Groups of an optimizer step (a minibatch). None: one step an iteration."
+    )
+    passes: Count = Field(1, description="PPO epochs: times that each trained episode is used in an iteration.")
+    clip_low: float = Field(
+        0.2, ge=0, le=1, description="Ratios of new to old probability below 1 minus this are clipped."
+    )
+    clip_high: float = Field(
+        0.28, ge=0, le=1e6, description="Ratios of new to old probability above 1 plus this are clipped."
+    )
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        le=1e6,
+        description="Largest ratio that counts where the advantage is negative (dual-clip PPO). None: off.",
+    )
+    kl_kind: Literal["k1", "k2", "k3", "low_var_kl"] = Field("low_var_kl", description="Estimator of the KL term.")
+    kl_coefficient: float = Field(
+        0.0, ge=0, le=1000, description="Weight of the KL to the warm-start policy; 0: no reference model."
+    )
+    entropy_coefficient: float = Field(
+        0.005, ge=0, le=1000, description="Weight of the entropy bonus (mean entropy of a token, nats); 0: none."
+    )
+    reduction: Literal["sample_mean", "token_mean", "constant"] = Field(
+        "token_mean",
+        description="How token losses add up: the mean over tokens of each episode, then over episodes; the mean over "
+        "all tokens; or the sum over `constant_denominator`.",
+    )
+    constant_denominator: float | None = Field(
+        None,
+        gt=0,
+        le=1e12,
+        description="Denominator of the reduction `constant`, which needs it. None: for the other reductions.",
+    )
+    old_log_probs: Literal["rollout", "recompute"] = Field(
+        "rollout", description="Whose log-probs the ratio is taken to: the engine's, or a fresh pass of the trainer."
+    )
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="Cap of truncated importance weights (TIS); needs old_log_probs recompute. None: no weights.",
+    )
+    mixed_versions: Literal["drop", "mask", "keep"] = Field(
+        "drop",
+        description="Episodes with tokens of weights older than the newest: not trained, trained without those tokens, "
+        "or trained whole, the ratio taken to the log-probs under which each token was sampled.",
+    )
+    max_log_prob_difference: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="Mean gap of trainer and engine that stops the run; needs recompute. None: only reported.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> GrpoOptions:
+        if self.reduction == "constant" and self.constant_denominator is None:
+            raise ValueError("reduction=constant needs constant_denominator.")
+        if self.importance_cap is not None and self.old_log_probs != "recompute":
+            raise ValueError(
+                "importance_cap needs old_log_probs=recompute: without a fresh pass there is no gap to correct."
+            )
+        if self.max_log_prob_difference is not None and self.old_log_probs != "recompute":
+            raise ValueError(
+                "max_log_prob_difference needs old_log_probs=recompute: without a fresh pass there is no gap."
+            )
+        if self.mixed_versions == "keep" and self.old_log_probs != "rollout":
+            raise ValueError(
+                "mixed_versions=keep needs old_log_probs=rollout: a fresh pass has only the newest weights to compare."
+            )
+        if self.credit == "episode" and self.baseline == "board":
+            raise ValueError("baseline=board needs credit=turn: an episode as a whole has no board.")
+        return self
+
+
+class OptimizerOptions(StrictModel):
+    """AdamW, or AdamW and Muon, and the schedule."""
+
+    learning_rate: LearningRate = Field(1e-3, description="Highest learning rate.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW betas.")
+    eps: float = Field(1e-8, ge=1e-16, le=1, description="AdamW epsilon.")
+    weight_decay: WeightDecay = Field(0.0, description="AdamW weight decay.")
+    matrices: Literal["adamw", "muon"] = Field("adamw", description="What moves the matrices inside the layers.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
+    matrix_rate: MatrixRate = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
+    clip: GradientNorm = Field(0.3, description="Largest gradient norm.")
+    warmup_iterations: CountOrZero = Field(10, description="Iterations of linear warm-up.")
+    schedule_iterations: Count = Field(
+        150,
+        description="Length of the schedule in iterations; apart from loop.iterations, so that a run can be extended.",
+    )
+    decay_fraction: Share = Field(0.5, description="Last share of the schedule over which the rate falls.")
+    decay_to: Share = Field(0.1, description="Share of the highest rate at the end and after it.")
+    max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
+    logit_chunk: Count = Field(16_384, description="Positions whose logits are held at once.")
+    max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerOptions:
+        check_matrix_rate(self.matrices, self.learning_rate, self.matrix_rate)
+        return self
+
+
+class PromptOptions(StrictModel):
+    """Which prompts an iteration draws."""
+
+    order: Literal["shuffle", "solve_rate", "prompt_solve_rate"] = Field(
+        "solve_rate",
+        description="Epochs of a shuffled list; or weighted by p(1 − p) + floor, p the moving solve rate of the "
+        "prompt's difficulty, or of the prompt itself.",
+    )
+    floor: float = Field(
+        0.03, ge=1e-6, le=1, description="Weight that every difficulty (or prompt) keeps, however often it is solved."
+    )
+    smoothing: float = Field(0.1, gt=0, le=1, description="Share of a new observation in the moving solve rate.")
+
+
+class LoopOptions(StrictModel):
+    """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
+
+    iterations: Iterations = Field(150, description="Iterations in total; raising it extends a finished run.")
+    save_interval: Count = Field(1, description="Iterations between checkpoints; the last one is always saved.")
+    eval_interval: CountOrZero = Field(30, description="Iterations between validations; 0: none.")
+    eval_prompts: Count | None = Field(160, description="Validation prompts played. None: all.")
+    keep_last: Count | None = Field(3, description="Newest checkpoints kept. None: all.")
+    keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
+
+
+class EvaluationOptions(StrictModel):
+    """The evaluation at the end of a run, and of the pipelines evaluate_*."""
+
+    prompts: Count | None = Field(None, description="Evaluation prompts played. None: all.")
+    samples: Count = Field(1, description="Sampled episodes of a prompt; pass@k needs several.")
+    sampling: SamplingOverrides = Field(
+        default_factory=SamplingOverrides, description="How sampled episodes are sampled where not as in the rollout."
+    )
+    greedy: bool = Field(True, description="Play every prompt greedily as well.")
+    blank_images: bool = Field(True, description="Play every prompt with blank images as well.")
+    solver_states: Count = Field(
+        200_000, description="States that the solver's row may search per level; beyond them it gives the level up."
+    )
+    checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
+
+    @property
+    def disguises(self) -> int:
+        """Ways in which the final policy plays with pictures that tell nothing."""
+        return int(self.blank_images)
+
+
+class TrainOptions(StrictModel):
+    """Everything that a pipeline train_* takes."""
+
+    task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="Name of the task.")
+    policy: PolicyOptions = Field(default_factory=PolicyOptions)
+    warm_start: WarmStartOptions = Field(default_factory=WarmStartOptions)
+    env: EnvOptions = Field(default_factory=EnvOptions)
+    reward: RewardOptions = Field(default_factory=RewardOptions)
+    rollout: RolloutOptions = Field(default_factory=RolloutOptions)
+    grpo: GrpoOptions = Field(default_factory=GrpoOptions)
+    optimizer: OptimizerOptions = Field(default_factory=OptimizerOptions)
+    prompts: PromptOptions = Field(default_factory=PromptOptions)
+    loop: LoopOptions = Field(default_factory=LoopOptions)
+    evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
+    backend: Literal["fsdp"] = Field("fsdp", description="What trains the weights.")
+    placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
+    threads: int | None = Field(None, ge=1, le=1024, description="Threads of torch. None: all cores.")
+    processes: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Processes that play and train side by side, one model between them. Each uses `threads` threads, "
+        "and about 0.6 GB beside the weights.",
+    )
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _check_backend(cls, value: Any) -> Any:
+        name = value.lower() if isinstance(value, str) else value
+        if name == "megatron":
+            raise ValueError(
+                "there is no Megatron backend yet. Set fsdp, in --env=qwen3vl by SLIME_SCRIPT_TRAIN_BACKEND=fsdp "
+                "or by leaving that variable unset."
+            )
+        return name
+
+    @property
+    def evaluation_sampling(self) -> SamplingOptions:
+        """How sampled evaluation episodes are sampled: as in the rollout, but for what `evaluation.sampling` gives."""
+        return self.rollout.sampling.model_copy(update=self.evaluation.sampling.model_dump(exclude_none=True))
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainOptions:
+        if self.rollout.sampling.greedy:
+            raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
+        if self.rollout.engine == "sglang" and self.processes > 1:
+            raise ValueError(
+                f"processes={self.processes} with rollout.engine=sglang: the servers do the playing, so processes=1; "
+                "rollout.server.count gives more servers."
+            )
+        if self.rollout.over_sampling > 1 and self.processes > 1:
+            raise ValueError(
+                f"rollout.over_sampling={self.rollout.over_sampling} with processes={self.processes}: who has played "
+                "enough is not known in one of several processes; take processes=1."
+            )
+        if self.rollout.partial and self.grpo.mixed_versions == "drop":
+            raise ValueError(
+                "rollout.partial=true with grpo.mixed_versions=drop: what is gone on with would never be trained; "
+                "take mask or keep."
+            )
+        if self.processes > 1 and self.threads is None:
+            raise ValueError(
+                f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them."
+            )
+        if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
+            raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
+        return self
+
+
+class SourceOptions(StrictModel):
+    """Whose stored data a pipeline rollout_*, update_* or evaluate_* works on."""
+
+    run: RunName = Field("train_sokoban", description="Namespace of the run.")
+    run_id: RunId = Field("default", description="Run id of the run. Left out: the run_id of the command.")
+    checkpoint: str | int = Field(
+        "latest",
+        description="`latest`, `best`, `final`, `start` (the warm-start policy), an iteration, a folder, or a hub id; "
+        "for rollout_* also `tiny`, the policy of policy.tiny without any training. "
+        "update_* always starts from the checkpoint before the iteration it trains on.",
+    )
+    iteration: int | None = Field(
+        None, ge=0, le=LAST_ITERATION, description="Iteration whose trajectories are used. None: the newest."
+    )
+
+
+class RolloutPipelineOptions(StrictModel):
+    """What a pipeline rollout_* takes beside the options of train_*."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose policy plays.")
+    iterations: Iterations = Field(1, description="Iterations that are played with the same weights.")
+
+
+class UpdatePipelineOptions(StrictModel):
+    """What a pipeline update_* takes beside the options of train_*."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose trajectories are trained on.")
+
+
+class EvaluatePipelineOptions(StrictModel):
+    """What a pipeline evaluate_* takes beside the options of train_*."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose policy is evaluated.")

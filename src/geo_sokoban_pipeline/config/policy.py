@@ -1,0 +1,174 @@
+"""Options of the policy and of its warm start."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
+
+# A learning rate of 1 moves every weight by 1 a step; a decay of 1 at that rate takes weights to 0, more beyond it.
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+WeightDecay = Annotated[float, Field(ge=0, le=1)]
+MatrixRate = Annotated[float, Field(gt=0, le=1e5)]
+GradientNorm = Annotated[float, Field(gt=0, le=1e6)]
+Beta = Annotated[float, Field(ge=0, lt=1)]  # 1 would never forget the first gradient
+
+
+def check_matrix_rate(matrices: str, learning_rate: float, matrix_rate: float) -> None:
+    """See that Muon's own learning rate is within the bounds of AdamW's.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if matrices == "muon" and learning_rate * matrix_rate > 1:
+        raise ValueError(
+            f"matrix_rate={matrix_rate:g} with learning_rate={learning_rate:g}: Muon's learning rate is their product, "
+            f"{learning_rate * matrix_rate:g}; lower one of them until it is at most 1."
+        )
+
+
+class TinyPolicyOptions(StrictModel):
+    """Sizes of the tiny Qwen3-VL that the project builds itself; the defaults give about 0.45 million weights."""
+
+    vocabulary: int = Field(384, ge=256, le=32_768, description="BPE entries before special tokens; 256 are the bytes.")
+    # Left out where it is the default, so that fingerprints of Sokoban's runs stay what they were.
+    texts: Literal["sokoban", "geo3k"] = Field(
+        "sokoban",
+        exclude_if=lambda texts: texts == "sokoban",
+        description="Texts that the vocabulary is made for, see `policies.tokenizer_texts`.",
+    )
+    hidden: int = Field(64, ge=8, le=8192, description="Width of the language model.")
+    layers: int = Field(2, ge=1, le=128, description="Layers of the language model.")
+    heads: int = Field(4, ge=1, le=128, description="Query heads of the language model.")
+    kv_heads: int = Field(4, ge=1, le=128, description="Key and value heads of the language model.")
+    head_dim: int = Field(16, ge=8, le=256, multiple_of=2, description="Width of one head.")
+    mlp: int = Field(192, ge=1, le=32_768, description="Inner width of the language model's MLP.")
+    vision_hidden: int = Field(64, ge=8, le=8192, description="Width of the vision tower.")
+    vision_layers: int = Field(1, ge=1, le=128, description="Layers of the vision tower.")
+    vision_heads: int = Field(4, ge=1, le=128, description="Heads of the vision tower.")
+    vision_mlp: int = Field(128, ge=1, le=32_768, description="Inner width of the vision tower's MLP.")
+    vision_grid: int = Field(
+        16, ge=1, le=256, description="Side of the learned grid of position embeddings, in patches."
+    )
+    deepstack: tuple[CountOrZero, ...] = Field(
+        (0,), description="Vision layers whose features also enter the language layers."
+    )
+    initializer_range: float = Field(
+        0.1, ge=1e-6, le=1, description="Standard deviation of initial weights; 0.02 never learns."
+    )
+    min_pixels: int = Field(32 * 32, ge=1, le=1 << 20, description="Smaller images are enlarged to this many pixels.")
+    max_pixels: int = Field(
+        1 << 24, ge=32 * 32, le=1 << 26, description="Larger images are reduced to this many pixels."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> TinyPolicyOptions:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"kv_heads={self.kv_heads} must divide heads={self.heads}: each key and value head serves equally many "
+                "query heads."
+            )
+        # The vision tower turns its queries and keys by row and by column, each in pairs of numbers.
+        if self.vision_hidden % (4 * self.vision_heads):
+            raise ValueError(
+                f"vision_hidden={self.vision_hidden} must be a multiple of 4 × vision_heads={4 * self.vision_heads}."
+            )
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels={self.min_pixels} is above max_pixels={self.max_pixels}; lower it.")
+        if len(set(self.deepstack)) < len(self.deepstack):
+            raise ValueError(f"deepstack={self.deepstack} names a layer twice; name each once.")
+        if len(self.deepstack) > self.layers:
+            raise ValueError(f"deepstack={self.deepstack} names more features than layers={self.layers}.")
+        if any(not 0 <= index < self.vision_layers for index in self.deepstack):
+            raise ValueError(f"deepstack={self.deepstack} must lie in 0…{self.vision_layers - 1} (vision_layers).")
+        return self
+
+
+class PolicyOptions(StrictModel):
+    """Where the policy to be trained comes from."""
+
+    source: Literal["tiny", "folder", "hub"] = Field("tiny", description="Built here, a local folder, or a hub id.")
+    path: str | None = Field(None, description="Local folder or hub id; None with source tiny.")
+    revision: str | None = Field(None, description="Revision on the hub; None: its default branch.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights in memory.")
+    # These two are left out where they are the default, so that fingerprints of runs without them stay what they were.
+    compute: Literal["bfloat16"] | None = Field(
+        None,
+        exclude_if=lambda compute: compute is None,
+        description="Type of matrix products over weights that stay in `dtype`: a learning rate of 1e-6 moves no "
+        "weight that is kept in bfloat16. None: that of the weights.",
+    )
+    device: Literal["cpu", "cuda", "auto"] = Field(
+        "cpu",
+        exclude_if=lambda device: device == "cpu",
+        description="Where the model lies. auto: a GPU where torch sees one, else the CPU.",
+    )
+    attention: Literal["sdpa", "eager"] = Field(
+        "sdpa",
+        description="Attention implementation of transformers. Flash attention takes none of the masks that engine and "
+        "trainer need.",
+    )
+    tiny: TinyPolicyOptions = Field(default_factory=TinyPolicyOptions, description="Sizes, with source tiny.")
+
+    @model_validator(mode="after")
+    def _check(self) -> PolicyOptions:
+        if self.source != "tiny" and not self.path:
+            raise ValueError(f"path is empty, but source={self.source} needs a folder or a hub id.")
+        return self
+
+
+class TeacherOptions(StrictModel):
+    """Who is imitated in the warm start."""
+
+    factory: str = Field(
+        "geo_sokoban_pipeline.envs.sokoban.expert.build_teacher",
+        description="`build_teacher(name, patience, noise, **args)`: a dotted path, or `file.py` / `file.py:name`.",
+    )
+    name: Literal["direct", "solver", "random_legal", "random"] = Field("direct", description="Who chooses the moves.")
+    patience: CountOrZero | None = Field(
+        1, description="`direct`: blocked moves before it gives up. None: it never does."
+    )
+    noise: Share = Field(0.0, description="Share of moves replaced by random legal ones.")
+    solved_only: bool = Field(False, description="Imitate solved episodes only.")
+    max_turns: Count | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")
+    # Left out where nothing is given, so that fingerprints of runs without them stay what they were.
+    args: dict[str, Any] = Field(
+        default_factory=dict, exclude_if=lambda given: not given, description="Further arguments of the factory."
+    )
+
+
+class WarmStartOptions(StrictModel):
+    """Supervised imitation before GRPO; `steps: 0` passes the policy through."""
+
+    steps: CountOrZero = Field(900, description="Optimizer steps at most; 0 leaves the policy as it is.")
+    episodes_per_step: Count = Field(24, description="Fresh demonstrations per step.")
+    learning_rate: LearningRate = Field(1.5e-3, description="Highest learning rate.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW betas.")
+    weight_decay: WeightDecay = Field(0.01, description="AdamW weight decay.")
+    matrices: Literal["adamw", "muon"] = Field("muon", description="What moves the matrices inside the layers.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
+    matrix_rate: MatrixRate = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
+    warmup_steps: CountOrZero = Field(50, description="Steps of linear warm-up.")
+    decay_fraction: Share = Field(0.15, description="Last share of the steps over which the rate falls.")
+    decay_to: Share = Field(0.05, description="Share of the highest rate at the end.")
+    clip: GradientNorm = Field(1.0, description="Largest gradient norm.")
+    max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
+    teacher: TeacherOptions = Field(default_factory=TeacherOptions, description="Who is imitated.")
+    validate_every: Count = Field(100, description="Steps between validations on held-out demonstrations.")
+    validation_episodes: Count = Field(64, description="Held-out demonstrations of a validation.")
+    play_every: CountOrZero = Field(
+        250, description="Steps between played validations (loop.eval_prompts prompts), one at the end; 0: none."
+    )
+    stop_below: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="Stop once the validation loss (nats per response token) is at most this. None: all steps.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> WarmStartOptions:
+        check_matrix_rate(self.matrices, self.learning_rate, self.matrix_rate)
+        return self

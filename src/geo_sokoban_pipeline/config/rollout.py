@@ -1,0 +1,145 @@
+"""Options of environments, rewards and rollouts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
+from geo_sokoban_pipeline.config.server import ServerOptions
+
+# Below it, logits divided by the temperature leave what float32 tells apart.
+Temperature = Annotated[float, Field(ge=0.01, le=100)]
+
+
+class EnvOptions(StrictModel):
+    """The environment, named by dotted path or `.py` file."""
+
+    factory: str = Field(
+        "geo_sokoban_pipeline.envs.sokoban.env.build_env",
+        description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`.",
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
+
+
+class RewardOptions(StrictModel):
+    """The reward of a finished episode, named by dotted path or `.py` file."""
+
+    function: str = Field(
+        "geo_sokoban_pipeline.rewards.sokoban.compute_reward",
+        description="`reward(outcome, args) -> dict` with a key `reward`: a dotted path, `file.py` or `file.py:name`.",
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Passed to the function, which checks them.")
+
+
+class SamplingOptions(StrictModel):
+    """How the next token is chosen."""
+
+    temperature: Temperature = Field(1.0, description="Divides the logits; stored log-probs are after it.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Smallest set of tokens with this probability is sampled from.")
+    top_k: CountOrZero = Field(0, description="Number of likeliest tokens sampled from; 0: all.")
+    greedy: bool = Field(False, description="Take the likeliest token; stored log-probs are then untempered.")
+
+
+class SamplingOverrides(StrictModel):
+    """Fields of `SamplingOptions` that differ from the rollout's; None: as in the rollout."""
+
+    temperature: Temperature | None = Field(None, description="Divides the logits. None: as in the rollout.")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Smallest set of tokens with this probability. None: as in the rollout."
+    )
+    top_k: CountOrZero | None = Field(
+        None, description="Number of likeliest tokens sampled from; 0: all. None: as in the rollout."
+    )
+
+
+class RolloutRules(StrictModel):
+    """Rules of an episode that the original system had differently; the preset `slime_exact` sets the original ones."""
+
+    turn_separator: bool = Field(
+        True, description="Write the template's newline between a response's end and the next turn."
+    )
+    budget_counts_prompt: bool = Field(
+        False, description="Without a context limit, subtract the prompt from max_response_tokens too."
+    )
+    budget_counts: Literal["response", "sampled"] = Field(
+        "response", description="What max_response_tokens counts: all tokens after the prompt, or sampled ones."
+    )
+    step_before_finish_check: bool = Field(False, description="Let the environment act on truncated responses as well.")
+    truncate_at_max_turns: bool = Field(
+        False, description="An episode that reaches max_turns is truncated, not completed."
+    )
+    drop_overflowing_observation: bool = Field(
+        False, description="Leave out an observation that would pass the token budget, instead of keeping it."
+    )
+
+    @classmethod
+    def slime_exact(cls) -> RolloutRules:
+        """Rules of the original Sokoban example."""
+        return cls(
+            turn_separator=False,
+            budget_counts_prompt=True,
+            budget_counts="sampled",
+            step_before_finish_check=True,
+            truncate_at_max_turns=True,
+            drop_overflowing_observation=True,
+        )
+
+
+class RolloutOptions(StrictModel):
+    """How episodes are played."""
+
+    engine: Literal["transformers", "sglang"] = Field(
+        "transformers", description="What samples the responses: this process, or SGLang servers."
+    )
+    server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
+    function: str = Field(
+        "geo_sokoban_pipeline.rollout.rollout.play_episodes",
+        description="`play(engine, policy, tasks, options, …) -> list[Trajectory]`: a dotted path or `.py` file.",
+    )
+    sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
+    max_turns: Count = Field(10, description="Responses of an episode at most.")
+    max_tokens_per_turn: Count | None = Field(8, description="Tokens of a response. None: only the budgets below.")
+    max_response_tokens: Count | None = Field(None, description="Tokens after the prompt. None: no limit.")
+    max_context_tokens: Count | None = Field(None, description="Tokens of the whole episode. None: no limit.")
+    preset: Literal["default", "slime_exact"] = Field("default", description="`slime_exact` overrides `rules`.")
+    rules: RolloutRules = Field(default_factory=RolloutRules, description="Rules that differ from the original.")
+    max_conversations: Count = Field(512, description="Episodes that the engine holds at the same time.")
+    prefill_tokens: Count = Field(16_384, description="Padded tokens of one pass of the engine at most.")
+    reuse_cache: bool = Field(True, description="Keep the KV cache between turns; off only to measure its worth.")
+    draft_share: float | None = Field(
+        0.9,
+        gt=0.5,
+        le=1,
+        description="Speculative decoding by n-grams: share of earlier responses that must agree on a token for it to "
+        "be drafted. None: one token a pass.",
+    )
+    over_sampling: float = Field(
+        1.0,
+        ge=1,
+        le=100,
+        description="Groups started together, in multiples of grpo.groups; once enough are kept by the filter, the "
+        "others are aborted. Above 1 short episodes are preferred.",
+    )
+    partial: bool = Field(
+        False,
+        description="Go on in the next iteration with what aborted episodes have sampled; for tasks of one turn.",
+    )
+    max_failed_share: Share = Field(0.1, description="More failed episodes than this share stop the run.")
+
+    @model_validator(mode="after")
+    def _check(self) -> RolloutOptions:
+        if self.partial and self.max_turns > 1:
+            raise ValueError(
+                f"partial=true with max_turns={self.max_turns}: an interaction cannot be gone on with, because its "
+                "environment is not kept; partial rollouts are for tasks of one turn (max_turns=1)."
+            )
+        if self.partial and self.over_sampling == 1:
+            raise ValueError("partial=true with over_sampling=1: nothing is ever aborted; raise over_sampling.")
+        return self
+
+    @property
+    def effective_rules(self) -> RolloutRules:
+        """The rules in force: those of the preset, or the given ones."""
+        return RolloutRules.slime_exact() if self.preset == "slime_exact" else self.rules

@@ -1,0 +1,262 @@
+"""Options of the SGLang servers that sample replies.
+
+What may be a secret never stands in a stored file: values of `environment` are secrets of pydantic's, which write
+themselves as stars, and of an API key the options only name the environment variable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, model_validator
+
+from geo_sokoban_pipeline.config.base import MOST, Count, Port, Seconds, StrictModel
+
+HASHED = "hash:"
+# Variables of a server that decide what its replies mean, and why they are not free.
+FIXED_VARIABLES = {
+    "SGLANG_VLM_CACHE_SIZE_MB": "cached features of pictures outlive the vision weights that made them",
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "log-probs must be those after temperature, as the trainer's are",
+}
+# Flags of a server that have an option of their own here, or would undo what others promise.
+_OWN_FLAGS = {
+    "--host": "give host",
+    "--port": "give ports",
+    "--trust-remote-code": "give trust_remote_code=true, if the code beside the weights is yours or trusted",
+    "--api-key": "a launched server has no key, and a key would be stored with the arguments",
+    "--admin-api-key": "a launched server has no key, and a key would be stored with the arguments",
+    "--config": "give its flags one by one",
+}
+
+
+def hash_secret(name: str, value: str) -> str:
+    """What is stored in place of a secret: enough to see that it has changed, too little to read it."""
+    # scrypt, not a plain hash: a short password could be found by trying all.
+    digest = hashlib.scrypt(value.encode(), salt=name.encode(), n=1 << 12, r=8, p=1, dklen=16).hex()
+    return f"{HASHED}{digest}"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a server on a host listens on all interfaces: `0.0.0.0`, `::`, and the other ways to write them."""
+    bare = host.strip().strip("[]")
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return bare in ("", "*") or _as_ipv4(bare) == bytes(4)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
+
+
+def _as_ipv4(host: str) -> bytes | None:
+    """The four bytes of an IPv4 address, short forms such as `0` included; None: it is none."""
+    try:
+        return socket.inet_aton(host)
+    except OSError:
+        return None
+
+
+class FaultOptions(StrictModel):
+    """How long servers are waited for, and how often what failed is tried again."""
+
+    start_timeout: Seconds = Field(900.0, description="Seconds from the launch of a server to its first answer.")
+    reply_timeout: Seconds = Field(1800.0, description="Seconds that one response may take.")
+    control_timeout: Seconds = Field(
+        600.0, description="Seconds that an update of weights, or a question about the server, may take."
+    )
+    health_interval: Seconds = Field(
+        30.0, description="Seconds between looks at whether a server that has requests still computes."
+    )
+    health_timeout: Seconds = Field(
+        120.0, description="Seconds without an answer to such a look after which a server counts as hung."
+    )
+    tries: int = Field(4, ge=1, le=100, description="Times that one response is asked for before the run stops.")
+    first_pause: float = Field(
+        0.5, ge=0, le=3600, description="Seconds before the second try; each later one doubles it."
+    )
+    longest_pause: float = Field(30.0, ge=0, le=3600, description="Seconds between two tries at most.")
+    restarts: int = Field(
+        3,
+        ge=0,
+        le=100,
+        description="Times that a server is brought back between two updates of weights before the run stops.",
+    )
+    grace: Seconds = Field(10.0, description="Seconds that a server is given to end before it is killed.")
+
+
+class ServerOptions(StrictModel):
+    """SGLang servers, launched here or given; used with `engine: sglang`."""
+
+    mode: Literal["launch", "attach"] = Field("launch", description="Start servers, or use those of `urls`.")
+    urls: tuple[str, ...] = Field((), description="Addresses of running servers, with mode attach: `http://host:port`.")
+    api_key_variable: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Environment variable that holds the API key of the servers of `urls`, which is sent as "
+        "`Authorization: Bearer` and stored nowhere. None: they have no key.",
+    )
+    count: int = Field(1, ge=1, le=1024, description="Servers to launch.")
+    host: str = Field("127.0.0.1", min_length=1, description="Interface of launched servers.")
+    all_interfaces: bool = Field(
+        False, description="Allow a host such as 0.0.0.0, by which other machines reach a launched server."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Let a launched server run Python code that lies beside the policy's weights."
+    )
+    ports: tuple[Port, ...] | None = Field(None, description="Ports of launched servers, one each. None: free ones.")
+    python: str = Field(
+        ".venv-sglang/bin/python",
+        description="Interpreter of the servers' own environment (`make sglang-env`); relative: to the working folder.",
+    )
+    log_folder: str | None = Field(None, description="Folder of the servers' logs. None: a temporary one.")
+    router: Literal["none", "cache_aware", "sticky"] = Field(
+        "none",
+        description="SGLang's router in front: by cached prefixes, or by conversation. none: this project sends each "
+        "conversation to one server, by consistent hashing.",
+    )
+    concurrency: Count = Field(512, description="Requests in flight per server at most; further ones wait.")
+
+    device: Literal["cpu", "cuda"] = Field("cuda", description="Where the model is computed.")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Type of the server's weights. None: that of the policy."
+    )
+    tensor_parallel: int = Field(1, ge=1, le=1024, description="GPUs of one server.")
+    memory_fraction: float | None = Field(
+        None, gt=0, lt=1, description="Share of memory for weights and cache of keys and values. None: SGLang's choice."
+    )
+    max_total_tokens: Count | None = Field(
+        None, description="Tokens of the cache of keys and values. None: as many as the memory holds."
+    )
+    context_tokens: Count | None = Field(None, description="Longest conversation. None: as long as the model's.")
+    attention_backend: str | None = Field(None, description="Attention of the language model. None: SGLang's choice.")
+    mm_attention_backend: str | None = Field(None, description="Attention of the vision tower. None: SGLang's choice.")
+    cuda_graph_batch_sizes: tuple[Count, ...] | None = Field(
+        None, description="Batch sizes for which CUDA graphs are made. None: SGLang's choice; (): no graphs."
+    )
+    deterministic: bool = Field(
+        False, description="Sampling by the episode's seed, where the attention supports it; responses then repeat."
+    )
+    random_seed: int = Field(0, ge=0, le=MOST, description="Seed of a server's own generator; server n adds n.")
+    extra_arguments: tuple[str, ...] = Field((), description="Further words for `sglang.launch_server`.")
+    environment: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Further environment variables of launched servers, beside those of the command. Values are "
+        "masked wherever they would be shown or stored.",
+    )
+
+    update: Literal["tensors", "disk"] = Field(
+        "tensors", description="How weights reach a server: in the request itself, or through a folder both can read."
+    )
+    bucket_bytes: int = Field(
+        512 << 20, ge=1, le=1 << 40, description="Weights in one request at most, one tensor at least."
+    )
+    update_folder: str | None = Field(
+        None, description="Folder for weights on their way, with update disk; as large as the model. None: temporary."
+    )
+    faults: FaultOptions = Field(default_factory=FaultOptions, description="Patience with servers.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ServerOptions:
+        self._check_urls()  # first: the other messages show the addresses
+        if (self.mode == "attach") != bool(self.urls):
+            raise ValueError(
+                f"urls={list(self.urls)} with mode={self.mode}: mode attach needs urls, launch takes none."
+            )
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise ValueError(f"urls={list(self.urls)} names a server twice; name each once.")
+        for name in FIXED_VARIABLES.keys() & self.environment.keys():
+            value = self.environment[name].get_secret_value()
+            raise ValueError(f"environment: {name}={value}: {FIXED_VARIABLES[name]}; leave it out.")
+        self._check_access()
+        if self.ports is not None and len(self.ports) != self.count:
+            raise ValueError(
+                f"ports={list(self.ports)}: count={self.count} servers need one each; null takes free ones."
+            )
+        if self.ports is not None and len(set(self.ports)) < len(self.ports):
+            raise ValueError(f"ports={list(self.ports)} names a port twice; give each server its own.")
+        if self.mode == "attach" and self.router != "none":
+            raise ValueError(
+                f"router={self.router} with mode=attach: weights go to each server itself, so give the servers' urls "
+                "and router=none."
+            )
+        return self
+
+    def _check_urls(self) -> None:
+        """Addresses hold nothing but scheme, host, port and path: what else could stand there may be a secret."""
+        for url in self.urls:
+            address = re.split(r"[/?#]", url.rpartition("@")[2].rpartition("://")[2])[0]
+            if "@" in url:
+                raise ValueError(
+                    f"urls: the address of {address} holds a login; give a key by api_key_variable instead."
+                )
+            if "?" in url or "#" in url:
+                raise ValueError(
+                    f"urls: the address of {address} has a query or a fragment; leave it out, and give a key by "
+                    "api_key_variable."
+                )
+            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+                raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
+
+    def _check_access(self) -> None:
+        """Who may reach a server, and whose code it runs, is never decided in passing."""
+        if is_everywhere(self.host) and not self.all_interfaces:
+            raise ValueError(
+                f"host={self.host}: every machine of the network could reach the server, and who reaches it can change "
+                "its weights. Take 127.0.0.1, or give all_interfaces=true if the network is closed."
+            )
+        for word in self.extra_arguments:
+            flag = word.partition("=")[0].replace("_", "-")
+            # argparse takes every unambiguous beginning of a flag for the flag.
+            for own, way_out in _OWN_FLAGS.items():
+                if len(flag) > 2 and own.startswith(flag):
+                    raise ValueError(f"extra_arguments: {word.partition('=')[0]} is not allowed there; {way_out}.")
+        if self.api_key_variable is not None and self.mode != "attach":
+            raise ValueError(
+                f"api_key_variable={self.api_key_variable} with mode=launch: it is for the servers of `urls`; launched "
+                "ones have no key. Leave it out."
+            )
+
+    @property
+    def reachable_host(self) -> str:
+        """Host under which this machine reaches a launched server, as it stands in an address."""
+        if not is_everywhere(self.host):
+            return f"[{self.host}]" if ":" in self.host.strip("[]") else self.host
+        return "[::1]" if ":" in self.host else "127.0.0.1"
+
+    @property
+    def hashed_environment(self) -> dict[str, str]:
+        """Variables with hashes in place of their values: a change is noticed, and nothing can be read."""
+        return {name: hash_secret(name, value.get_secret_value()) for name, value in self.environment.items()}
+
+    def api_key(self, variables: Mapping[str, str] | None = None) -> str | None:
+        """Key of the servers of `urls`; None: they have none.
+
+        Args:
+            variables: of the environment; None: of this process.
+
+        Raises:
+            ValueError: the variable is not set.
+        """
+        if self.api_key_variable is None:
+            return None
+        found = (os.environ if variables is None else variables).get(self.api_key_variable, "").strip()
+        if not found:
+            raise ValueError(
+                f"rollout.server.api_key_variable={self.api_key_variable}: this environment variable is not set; "
+                "export it with the servers' key, or leave the option out."
+            )
+        return found
+
+    @property
+    def shaping(self) -> dict[str, object]:
+        """What of the options changes the distribution that replies are drawn from, as JSON values."""
+        names = {"dtype", "tensor_parallel", "attention_backend", "mm_attention_backend", "deterministic"}
+        names |= {"random_seed", "context_tokens", "extra_arguments"}
+        trusted = {"trust_remote_code": True} if self.trust_remote_code else {}
+        return {**self.model_dump(mode="json", include=names), "environment": self.hashed_environment, **trusted}

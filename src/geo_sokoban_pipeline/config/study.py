@@ -1,0 +1,178 @@
+"""Options of studies: seeds of one recipe with their controls, the tables they fill and the bars they are held to.
+
+A study changes the base parameters by nested overrides only, so that its recipe is always `train_<task>` plus what its
+own file says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seconds, StrictModel
+from geo_sokoban_pipeline.config.grpo import SourceOptions
+
+Imitated = Literal["teacher", "optimal"]
+SetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")]
+
+
+class ControlOptions(StrictModel):
+    """What a pipeline control_* takes: the warm start of a finished run goes on for as long as its GRPO took."""
+
+    source: SourceOptions = Field(default_factory=SourceOptions, description="Run whose warm start is continued.")
+    imitate: Imitated = Field(
+        "teacher",
+        description="`teacher`: the warm start's own teacher and prompts. `optimal`: the solver (geometry: the label), "
+        "on the prompts that the source run's GRPO drew, each as often as it was drawn.",
+    )
+    share: float = Field(
+        1.1,
+        gt=0,
+        le=100,
+        description="CPU-seconds of imitation, in multiples of those that GRPO took. What a step costs is timed "
+        "beforehand, and it costs less once all caches are full: with 1 a control would get a few percent too little.",
+    )
+
+
+class BarOptions(StrictModel):
+    """A claim about one player that each seed has to fulfil; differences and rates are in points of solve rate."""
+
+    player: str = Field(description="Row of the evaluation, such as final, warm_start, final_blank, control_teacher.")
+    mode: Literal["sampled", "greedy"] = Field("sampled", description="How policies choose their moves.")
+    over: str | None = Field(None, description="Row that is subtracted. None: the bar is on the rate itself.")
+    at_least: float | None = Field(None, ge=-100, le=100, description="Least points. None: no lower bar.")
+    at_most: float | None = Field(None, ge=-100, le=100, description="Most points. None: no upper bar.")
+    apart: bool = Field(False, description="The two 95 % Wilson intervals must not overlap.")
+    # Left out where it is the default, so that stored results of Sokoban stay what they were.
+    measure: Literal["solved", "first_attempt"] = Field(
+        "solved",
+        exclude_if=lambda measure: measure == "solved",
+        description="Rate of solved episodes, or of those (of geometry) whose first attempt is correct.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> BarOptions:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("a bar needs exactly one of at_least and at_most.")
+        if self.apart and self.over is None:
+            raise ValueError("apart=true needs `over`, the row whose interval must lie apart.")
+        return self
+
+
+class DataOverrides(StrictModel):
+    """Overrides of the data, under the name of the task they belong to."""
+
+    sokoban: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data of Sokoban.")
+    geo3k: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data of geometry.")
+    geo3k_multi_turn: dict[str, Any] = Field(
+        default_factory=dict, description="Overrides of the data of geometry with the scoring tool."
+    )
+
+    def data(self, task: str) -> dict[str, Any]:
+        """Overrides of a task's data.
+
+        Raises:
+            ValueError: there are some of another task's.
+        """
+        for name in DataOverrides.model_fields:
+            if name != task and getattr(self, name):
+                raise ValueError(f"{name}: this study is of the task {task}, whose data it does not change.")
+        given: dict[str, Any] = getattr(self, task)
+        return given
+
+
+class EvaluationSetOptions(DataOverrides):
+    """A further set of prompts on which the final policies of a study play."""
+
+    name: SetName = Field(description="Folder of the set and end of its run ids; lower case, digits, underscores.")
+    title: str = Field(min_length=1, description="Name in the tables, such as `8×8, two boxes`.")
+    train: dict[str, Any] = Field(default_factory=dict, description="Further overrides of train_<task>.")
+
+
+class StudyDefinition(DataOverrides):
+    """One study: what stands in a file of `conf/*/parameters/studies`. With overrides of the data it has a data root of
+    its own.
+    """
+
+    title: str = Field("", description="Heading in the docs.")
+    task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="What is studied.")
+    seeds: tuple[CountOrZero, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
+    chosen_on: tuple[CountOrZero, ...] = Field(
+        (),
+        description="Seeds with which the recipe was chosen, on validation prompts. The docs say whether `seeds` are "
+        "among them. Empty: not known, and the docs do not mention it.",
+    )
+    train: dict[str, Any] = Field(default_factory=dict, description="Overrides of train_<task>.")
+    controls: tuple[Imitated, ...] = Field((), description="Controls of every seed.")
+    max_minutes: float | None = Field(
+        None, gt=0, le=43_200, description="Budget of a whole run in minutes. None: none."
+    )
+    least_spent: float | None = Field(
+        0.97,
+        gt=0,
+        le=100,
+        description="CPU-seconds that a control must have spent at least, in multiples of GRPO's. None: no bar.",
+    )
+    max_growth: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="Percent by which memory after 200 iterations may exceed that after 20. None: not judged.",
+    )
+    evaluations: tuple[EvaluationSetOptions, ...] = Field((), description="Further sets of evaluation levels.")
+    bars: tuple[BarOptions, ...] = Field((), description="What every seed has to reach.")
+
+    @model_validator(mode="after")
+    def _check(self) -> StudyDefinition:
+        for name, values in (
+            ("seeds", list(self.seeds)),
+            ("chosen_on", list(self.chosen_on)),
+            ("controls", list(self.controls)),
+            ("evaluations", [further.name for further in self.evaluations]),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} names something twice: {', '.join(map(str, values))}.")
+        for one in (self, *self.evaluations):
+            one.data(self.task)
+        return self
+
+
+class StudyOptions(StrictModel):
+    """Which study a pipeline study_* runs, and how."""
+
+    name: Literal["default", "from_zero", "long", "geo3k", "geo3k_multi_turn"] = Field(
+        "default",
+        description="The study: `study_<name>`. Of study_sokoban: default, from_zero, long. Of study_geo3k: geo3k, "
+        "which default means there, and geo3k_multi_turn.",
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Runs side by side. The cores are divided among them, and a run has as many processes of one "
+        "thread as it has cores, up to train_<task>.processes. None: one run per core. 1: one after another, in the "
+        "minutes of a run that is alone on the machine.",
+    )
+    docs: str | None = Field(
+        "docs",
+        description="Folder whose learning.md, results and img are written, and the README.md beside it; relative to "
+        "the project. None: nothing outside the data root is written.",
+    )
+
+
+# Options of the pre-flight.
+
+
+class CheckPipelineOptions(StrictModel):
+    """What a pipeline check_* takes beside the options of train_*."""
+
+    timed: bool = Field(True, description="Also load the policy and time one rollout and one update at the real sizes.")
+    imitation_steps: CountOrZero = Field(
+        80,
+        description="Steps of the warm start before the timed rollout, where the run has no policy of its own yet: "
+        "one that has learnt nothing ends its episodes at once. 0: none.",
+    )
+    rows: Count = Field(100, description="Levels that are generated, or rows that are read, to look at the data.")
+    network_timeout: Seconds = Field(5.0, description="Seconds that a server has to answer.")
+    memory_share: float = Field(0.9, gt=0, le=1, description="Share of the free memory that the plan may take.")

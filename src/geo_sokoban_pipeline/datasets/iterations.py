@@ -1,0 +1,539 @@
+"""Data of a run by iteration: one partition per file or folder, each written whole, loaded when it is called for.
+
+A folder that is missing or empty is a run that has not begun, never an error. Saving `{}` does nothing, so a loop may
+yield it where nothing is due. The key `PRUNE` takes a run back to an iteration before anything new is written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from kedro.io import AbstractDataset, DatasetError
+
+from geo_sokoban_pipeline.runs.storage import (
+    MANIFEST,
+    CorruptFolderError,
+    explain_storage_errors,
+    read_json,
+    read_manifest,
+    remove_folder,
+    write_folder,
+    write_json,
+)
+from geo_sokoban_pipeline.signposts import EPISODES_SAVED, reached
+from geo_sokoban_pipeline.trajectories.parquet import (
+    OtherVersionError,
+    TornFileError,
+    check_file,
+    read_trajectories,
+    write_trajectories,
+)
+from geo_sokoban_pipeline.trajectories.schema import COMPLETE, PRUNE, RETAIN, TRAJECTORY_SCHEMA, TrajectoryContract
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from kedro_datasets._typing import TablePreview
+
+_PARTITION = re.compile(r"iter=(\d{5,})(?:/part-(\d{3,}))?")
+
+
+def read_iteration(partition: str) -> int:
+    """Iteration of a partition id such as `iter=00012` or `iter=00012/part-000`.
+
+    Raises:
+        DatasetError: the id has another form.
+    """
+    match = _PARTITION.fullmatch(partition)
+    if match is None:
+        raise DatasetError(f"partition {partition!r} is not of the form iter=00012 or iter=00012/part-000")
+    return int(match[1])
+
+
+def partition_order(partition: str) -> tuple[int, int]:
+    """Sort key of a partition id: iteration, then part."""
+    match = _PARTITION.fullmatch(partition)
+    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+
+
+class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
+    """Base of the datasets with one or several partitions per iteration.
+
+    A subclass sets `suffix` and `parted`, and defines `_write` and `_read` for the file or folder of one partition.
+
+    Args:
+        path: folder of all partitions.
+        metadata: ignored here; read by other tools such as kedro-viz.
+    """
+
+    suffix = ""
+    parted = False  # whether an iteration has several parts, in a folder of its own
+
+    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self.metadata = metadata
+
+    def _write(self, path: Path, value: Any) -> None:
+        raise NotImplementedError
+
+    def _read(self, path: Path) -> Any:
+        raise NotImplementedError
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        """Estimate of the bytes that one value takes on disk; None where nobody can say."""
+        return None
+
+    def save(self, data: dict[str, Any]) -> None:
+        """Write partitions in their order, each atomically.
+
+        Args:
+            data: {partition id: value}. `{}` does nothing. `{"PRUNE": after}` first deletes every partition whose
+                iteration is later than `after` (-1: all) and what killed processes left half-written.
+
+        Raises:
+            DatasetError: an id of the wrong form, before anything is deleted or written; or caused by a
+                `StorageError`: disk full, read-only folder. What was written before stays as it is.
+        """
+        if not isinstance(data, Mapping):
+            raise DatasetError(f"{self._path}: save takes {{partition id: value}}, not a {type(data).__name__}")
+        partitions = {name: value for name, value in data.items() if not self._is_control(name)}
+        for name in partitions:
+            self._check_id(name)
+        if PRUNE in data:
+            with explain_storage_errors(self._path):
+                self.prune(int(data[PRUNE]))
+        for name, value in partitions.items():
+            with explain_storage_errors(self._place(name), partial(self._bytes_needed, value)):
+                self._write(self._place(name), value)
+        self._save_controls(data)
+
+    def _is_control(self, name: str) -> bool:
+        return name == PRUNE
+
+    def _save_controls(self, data: dict[str, Any]) -> None:
+        """Act on control keys other than `PRUNE`, after all partitions are written."""
+
+    def _check_id(self, name: str) -> None:
+        read_iteration(name)
+        if ("/" in name) != self.parted:
+            form = "iter=00012/part-000" if self.parted else "iter=00012"
+            raise DatasetError(f"partition {name!r} of {self._path} is not of the form {form}")
+
+    def _place(self, name: str) -> Path:
+        return self._path / f"{name}{self.suffix}"
+
+    def prune(self, after: int) -> None:
+        """Delete the partitions of iterations later than `after` and temporary files of killed processes."""
+        for leftover in [*self._path.glob(".*.tmp"), *self._path.glob("iter=*/.*.tmp")]:
+            _remove(leftover)
+        for name in reversed(self.partitions()):
+            if read_iteration(name) > after:
+                self._remove(self._place(name))
+        for folder in self._path.glob("iter=*"):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _remove(self, place: Path) -> None:
+        _remove(place)
+
+    def load(self) -> Any:
+        """{partition id: callable that reads it}, by iteration and part; `{}` where nothing is stored."""
+        return {name: partial(self._read, self._place(name)) for name in self.partitions()}
+
+    def partitions(self) -> list[str]:
+        """Ids of the stored partitions, by iteration and part."""
+        pattern = f"iter=*/part-*{self.suffix}" if self.parted else f"iter=*{self.suffix}"
+        found = (path.relative_to(self._path).as_posix() for path in self._path.glob(pattern))
+        names = (name.removesuffix(self.suffix) for name in found)
+        return sorted((name for name in names if _PARTITION.fullmatch(name)), key=partition_order)
+
+    def _exists(self) -> bool:
+        return bool(self.partitions())
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+    def _release(self) -> None:
+        """Nothing is cached."""
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# Metrics of a run: one flat JSON row per iteration, loaded as a list of rows.
+
+
+class MetricsDataset(IterationPartitions):
+    """Rows `iter=00012.json`; saves {partition: row}, loads the rows as a list in the order of iterations.
+
+    Args:
+        path: folder of all rows.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    suffix = ".json"
+
+    def _write(self, path: Path, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            raise DatasetError(f"{path}: a row of metrics is a dict, not a {type(value).__name__}")
+        write_json(path, {name: _plain_number(path, name, number) for name, number in value.items()})
+
+    def _read(self, path: Path) -> dict[str, float | int | None]:
+        row = read_json(path)
+        if not isinstance(row, dict):
+            raise CorruptFolderError(
+                f"{path} holds a {type(row).__name__}, not a row of metrics. Restore or delete it."
+            )
+        return row
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        return 64 * len(value)
+
+    def load(self) -> list[dict[str, float | int | None]]:
+        """All rows, by iteration; `[]` where nothing is stored.
+
+        Raises:
+            DatasetError: a row is not readable JSON; the message names the file.
+        """
+        return [self._read(self._place(name)) for name in self.partitions()]
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """The last rows as a table for kedro-viz.
+
+        Args:
+            nrows: number of rows.
+        """
+        rows = self.load()[-nrows:]
+        columns = sorted({name for row in rows for name in row})
+        data = [[row.get(name) for name in columns] for row in rows]
+        return {"index": list(range(len(rows))), "columns": columns, "data": data}
+
+
+def _plain_number(path: Path, name: str, value: Any) -> float | int | None:
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is not None and not isinstance(value, bool | int | float):
+        raise DatasetError(f"{path}: metric {name} is {value!r}; give a number or None")
+    # JSON has no NaN and no infinity; a metric that diverged is stored as null rather than stopping the run.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# Checkpoints of a run: one sealed folder per saved iteration, and a read-only view of the newest one.
+
+
+CheckpointWriter = Callable[[Path], dict[str, Any]]
+
+
+class Checkpoint(TypedDict):
+    """One stored checkpoint: the state after training on the trajectories of `iteration`."""
+
+    iteration: int
+    dir: Path
+    manifest: dict[str, Any]
+
+
+class ResumeState(TypedDict):
+    """Where a run stands: iteration -1 and no folder at first; `complete` is set once the run reached its goal."""
+
+    iteration: int
+    dir: Path | None
+    manifest: dict[str, Any] | None
+    complete: dict[str, Any] | None
+    stored: list[int]
+
+
+class CheckpointsDataset(IterationPartitions):
+    """Checkpoint folders `iter=00012`.
+
+    Saves, in this order, whatever of these a dict holds:
+
+    - `"PRUNE": after` deletes checkpoints later than `after` and the mark `COMPLETE`;
+    - `"iter=00012": writer` calls `writer(folder) -> manifest entries` on a folder that appears once it is sealed
+      (a writer may have an attribute `bytes_needed`); a new checkpoint takes the mark `COMPLETE` away;
+    - `"COMPLETE": {"iterations": n, …}` marks the run as finished;
+    - `"RETAIN": [iterations]` deletes all other checkpoints.
+
+    Loads {partition: Checkpoint}. Sizes of files are compared with the manifest here, their digests only by
+    `storage.read_manifest(checkpoint["dir"])`, since hashing every checkpoint of a large model takes minutes.
+
+    Args:
+        path: folder of all checkpoints.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def _is_control(self, name: str) -> bool:
+        return name in (COMPLETE, RETAIN) or super()._is_control(name)
+
+    def _save_controls(self, data: dict[str, Any]) -> None:
+        if COMPLETE in data:
+            with explain_storage_errors(self._mark):
+                write_json(self._mark, data[COMPLETE])
+        if RETAIN in data:
+            keep = set(data[RETAIN])
+            for name in self.partitions():
+                if read_iteration(name) not in keep:
+                    self._remove(self._place(name))
+
+    @property
+    def _mark(self) -> Path:
+        return self._path / f"{COMPLETE}.json"
+
+    def prune(self, after: int) -> None:
+        """As in the base, and what is left of checkpoints that were being removed; the run is no longer complete."""
+        self._mark.unlink(missing_ok=True)
+        super().prune(after)
+        for name in super().partitions():
+            if not (self._place(name) / MANIFEST).is_file():
+                self._remove(self._place(name))
+
+    def _write(self, path: Path, value: CheckpointWriter) -> None:
+        if not callable(value):
+            raise DatasetError(f"{path}: a checkpoint is a callable writer(folder), not a {type(value).__name__}")
+        self._mark.unlink(missing_ok=True)
+        write_folder(path, value)
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        stated: int | None = getattr(value, "bytes_needed", None)
+        if stated is not None or not self.partitions():
+            return stated
+        newest = read_manifest(self._place(self.partitions()[-1]), verify=False) or {"files": {}}
+        return sum(file["bytes"] for file in newest["files"].values())
+
+    def _remove(self, place: Path) -> None:
+        remove_folder(place)
+
+    def partitions(self) -> list[str]:
+        """Ids of the sealed checkpoints, by iteration."""
+        return [name for name in super().partitions() if (self._place(name) / MANIFEST).is_file()]
+
+    def load(self) -> dict[str, Checkpoint]:
+        """All sealed checkpoints; `{}` where there are none.
+
+        Raises:
+            DatasetError: caused by a `CorruptFolderError` that names the file and what to delete.
+        """
+        return {name: self._read(self._place(name)) for name in self.partitions()}
+
+    def _read(self, path: Path) -> Checkpoint:
+        manifest = read_manifest(path, verify=False)
+        assert manifest is not None  # partitions() lists sealed folders only
+        for name, expected in manifest["files"].items():
+            file = path / name
+            size = file.stat().st_size if file.is_file() else None
+            if size != expected["bytes"]:
+                found = "is missing" if size is None else f"has {size} bytes"
+                raise CorruptFolderError(f"{file} {found}, {expected['bytes']} recorded. Delete {path}.")
+        return {"iteration": read_iteration(path.name), "dir": path, "manifest": manifest}
+
+    def read_complete(self) -> dict[str, Any] | None:
+        """Content of the mark `COMPLETE`, None where the run has not reached its goal."""
+        if not self._mark.is_file():
+            return None
+        mark: dict[str, Any] = read_json(self._mark)
+        return mark
+
+    def _exists(self) -> bool:
+        return self._mark.is_file() and bool(self.partitions())
+
+
+class ResumeStateDataset(AbstractDataset[None, ResumeState]):
+    """The newest checkpoint of a run, fully verified, as a read-only view: what a loop starts from.
+
+    Args:
+        path: folder of the `CheckpointsDataset`.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
+        self._checkpoints = CheckpointsDataset(path)
+        self._path = Path(path)
+        self.metadata = metadata
+
+    def load(self) -> ResumeState:
+        """The newest checkpoint.
+
+        Returns:
+            iteration, folder and manifest of it, and the content of `COMPLETE`; -1 and None where there is none.
+
+        Raises:
+            DatasetError: caused by a `CorruptFolderError`: the newest checkpoint is damaged. The message names the
+                file and the iteration from which the run continues once the checkpoint is deleted.
+        """
+        complete = self._checkpoints.read_complete()
+        names = self._checkpoints.partitions()
+        if not names:
+            return {"iteration": -1, "dir": None, "manifest": None, "complete": complete, "stored": []}
+        newest = self._path / names[-1]
+        try:
+            manifest = read_manifest(newest)
+        except CorruptFolderError as error:
+            raise CorruptFolderError(f"{error} {self._way_out(names)}") from error
+        stored = [read_iteration(name) for name in names]
+        return {"iteration": stored[-1], "dir": newest, "manifest": manifest, "complete": complete, "stored": stored}
+
+    def _way_out(self, names: list[str]) -> str:
+        damaged = [self._path / names[-1]]
+        for name in reversed(names[:-1]):
+            try:
+                read_manifest(self._path / name)
+            except CorruptFolderError:
+                damaged.append(self._path / name)
+            else:
+                listed = " and ".join(map(str, damaged))
+                return f"The newest intact checkpoint is {name}: delete {listed} to continue from iteration {name[5:]}."
+        listed = " and ".join(map(str, damaged))
+        return f"No intact checkpoint is left: delete {listed} to begin the run again."
+
+    def save(self, data: None) -> None:
+        """Refused: this is a view."""
+        raise DatasetError(f"{self._path} is saved by the checkpoints entry; resume_state only reads")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+# Stored episodes in the catalog: parts of iterations as Arrow tables, or one pandas frame over all of them.
+
+
+_PREVIEW_TEXT = 80  # characters of one cell
+
+
+class TrajectoriesDataset(IterationPartitions):
+    """Episodes by iteration and part, `iter=00012/part-000.parquet`.
+
+    Saves {partition: pyarrow.Table or TrajectoryBatch}; loads {partition: callable -> pyarrow.Table}, image bytes
+    dictionary-encoded. `name_parts` makes such a dict from an iteration's episodes.
+
+    Args:
+        path: folder of all partitions.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    suffix = ".parquet"
+    parted = True
+
+    def save(self, data: dict[str, Any]) -> None:
+        super().save(data)
+        reached(EPISODES_SAVED)
+
+    def prune(self, after: int) -> None:
+        """As of all partitions; refuses to go on beside episodes of another schema version.
+
+        Raises:
+            OtherVersionError: the oldest partition that stays is of another one.
+        """
+        super().prune(after)
+        for name in self.partitions()[:1]:
+            try:
+                check_file(self._place(name))
+            except OtherVersionError:
+                raise
+            except TornFileError:
+                pass  # a damaged file is named when it is read, and costs a continuing run nothing before
+
+    def _write(self, path: Path, value: Any) -> None:
+        write_trajectories(path, TrajectoryContract.to_table(value))
+
+    def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+        """A partition; `columns` (None: all) spares reading tokens and images where only numbers are wanted."""
+        return read_trajectories(path, columns)
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        return int(TrajectoryContract.to_table(value).nbytes)
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """First rows of the newest partition for kedro-viz, JSON-safe: bytes as `<n bytes>`, long values cut.
+
+        Args:
+            nrows: number of rows.
+
+        Returns:
+            {"index", "columns", "data"} as pandas' split form.
+        """
+        names = self.partitions()
+        columns = TRAJECTORY_SCHEMA.names
+        rows = read_trajectories(self._place(names[-1])).slice(0, nrows).to_pylist() if names else []
+        data = [[_preview_cell(row[name]) for name in columns] for row in rows]
+        return {"index": list(range(len(data))), "columns": columns, "data": data}
+
+
+def _preview_cell(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else str(_without_bytes(value))
+    return text if len(text) <= _PREVIEW_TEXT else f"{text[:_PREVIEW_TEXT]}… ({len(value)} in all)"
+
+
+def _without_bytes(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, dict):
+        return {name: _without_bytes(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_bytes(item) for item in value[:_PREVIEW_TEXT]]
+    return value
+
+
+class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):
+    """All stored episodes as one pandas frame without images: the read-only `@pandas` view.
+
+    Lists are Python lists, structs dicts; the last column `partition` says where a row is stored. A run without
+    episodes gives a frame with all columns and no rows.
+
+    Args:
+        path: folder of the `TrajectoriesDataset`.
+        iterations: the iterations to read; None reads all.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, iterations: list[int] | None = None, metadata: dict[str, Any] | None = None) -> None:
+        self._parts = TrajectoriesDataset(path)
+        self._iterations = iterations
+        self.metadata = metadata
+
+    def load(self) -> pd.DataFrame:
+        """Read all partitions, or those of the chosen iterations."""
+        import pandas as pd
+
+        columns: dict[str, list[Any]] = {name: [] for name in TRAJECTORY_SCHEMA.names if name != "images"}
+        partition: list[str] = []
+        for name in self._parts.partitions():
+            if self._iterations is None or read_iteration(name) in self._iterations:
+                table = read_trajectories(self._parts._place(name), list(columns))
+                partition += [name] * table.num_rows
+                for column, values in columns.items():
+                    values.extend(table.column(column).to_pylist())
+        series = {name: pd.Series(values, dtype=_frame_dtype(name)) for name, values in columns.items()}
+        return pd.DataFrame({**series, "partition": pd.Series(partition, dtype="str")})
+
+    def save(self, data: None) -> None:
+        """Refused: this is a view."""
+        raise DatasetError(f"{self._parts} is saved as tables, by the entry without @pandas; this one only reads")
+
+    def _exists(self) -> bool:
+        return self._parts.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return {**self._parts._describe(), "iterations": self._iterations}
+
+
+def _frame_dtype(name: str) -> str:
+    field = TRAJECTORY_SCHEMA.field(name)
+    kind = str(field.type)
+    if field.nullable and kind in ("bool", "int32"):
+        return {"bool": "boolean", "int32": "Int32"}[kind]  # pandas' own types that know missing values
+    names = {"string": "str", "double": "float64", "int32": "int32", "int64": "int64", "bool": "bool"}
+    return names.get(kind, "object")

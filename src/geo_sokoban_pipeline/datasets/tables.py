@@ -1,0 +1,275 @@
+"""Files of a task's data: they lie in a folder that is the id of their settings, and are never changed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.io import AbstractDataset, DatasetError
+
+from geo_sokoban_pipeline.runs.row_stream import RowStream, stored_rows, write_rows
+from geo_sokoban_pipeline.runs.storage import explain_storage_errors, file_digest, write_atomic, write_once
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from kedro_datasets._typing import TablePreview
+
+
+def under_id(path: Path, data_id: str) -> Path:
+    """The file of the same name in the folder of another data id."""
+    return path.parent.parent / data_id / path.name
+
+
+def save_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> None:
+    """Write a file of an id as `storage.write_once` does.
+
+    Raises:
+        DatasetError: the stored file holds something else; the message says why that may be, and the way out.
+        OSError: no space, read-only folder; what was stored is unchanged.
+    """
+    if not write_once(path, write, holds):
+        raise DatasetError(
+            f"{path} holds other rows than the same settings give now. Data are written once, because runs rely on "
+            "them. Either the source has changed behind its name (the main branch of a hub dataset: name a commit in "
+            "hub.revision; images below image_folder), or the code that makes the rows has changed. "
+            f"To make them again, delete {path.parent} and the folders of the same name in 01_raw and 02_intermediate; "
+            "runs that were made with the old rows can then no longer be evaluated on them."
+        )
+
+
+# Tables on disk: a pandas frame or a stream of rows as one parquet file with a pinned schema, written atomically.
+
+
+logger = logging.getLogger(__name__)
+SHOWN_TEXT = 80
+
+
+class FrameDataset(AbstractDataset[Any, Any]):
+    """One parquet file as a pandas frame.
+
+    Args:
+        path: the file; its folder is made on save.
+        schema: dotted name of a `pyarrow.Schema`. Its columns must be there, in its types, on save and on load; columns
+            beyond it are kept behind them with inferred types, as JSON text where a column mixes types. None: no
+            column is pinned.
+        once: keep what is stored: saving equal rows again does nothing, saving others is an error. A file that is torn
+            or lacks pinned columns is replaced.
+        metadata: ignored by Kedro, read by Kedro-Viz.
+    """
+
+    def __init__(
+        self, *, path: str, schema: str | None = None, once: bool = False, metadata: dict[str, Any] | None = None
+    ) -> None:
+        self._path = Path(path)
+        self._schema = schema
+        self._once = once
+        self.metadata = metadata
+
+    def use_data(self, data_id: str) -> None:
+        """From now on the table of the same name under another id."""
+        self._path = under_id(self._path, data_id)
+
+    def load(self) -> pd.DataFrame:
+        """The frame.
+
+        Raises:
+            DatasetError: no file, a torn file, or one whose pinned columns are missing or of another type.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._check_file()
+        try:
+            # Not read_table(path): it would take folders such as `iter=00001` in the path for columns.
+            with pq.ParquetFile(self._path) as file:
+                table = file.read()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DatasetError(
+                f"{self._path} is not a readable parquet file ({error}). Delete it to have it made again."
+            ) from error
+        return table_to_frame(table)
+
+    def save(self, data: pd.DataFrame | RowStream) -> None:
+        """Write the frame, or walk through the stream and write its rows.
+
+        Raises:
+            DatasetError: a pinned column is missing, or a value does not fit its type; the message names the column.
+                A stream without a pinned schema. Other rows than those that are stored, with `once`.
+        """
+        import pyarrow.parquet as pq
+
+        if isinstance(data, RowStream):
+            self._save_stream(data)
+            return
+        table = self._to_table(data)
+        with explain_storage_errors(self._path, lambda: int(table.nbytes)):
+            self._write(lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """First rows for Kedro-Viz, long texts such as data URIs cut to 80 characters."""
+        found = self._check_file()
+        first = list(islice(stored_rows(self._path), nrows))
+        names = list(first[0]) if first else found.names
+        rows = [[shorten(value) for value in row.values()] for row in first]
+        return {"index": list(range(len(rows))), "columns": names, "data": rows}
+
+    def _save_stream(self, rows: RowStream) -> None:
+        if self._schema is None:
+            raise DatasetError(f"{self._path}: rows that are written one by one need a schema in the catalog.")
+        schema = load_schema(self._schema)
+        try:
+            with explain_storage_errors(self._path):
+                self._write(lambda temporary: write_rows(rows, schema, temporary))
+        except ValueError as error:
+            raise DatasetError(f"{self._path}: {error}") from error
+
+    def _write(self, write: Callable[[Path], Any]) -> None:
+        if self._once:
+            save_once(self._path, write, self._holds)
+        else:
+            write_atomic(self._path, write)
+
+    def _holds(self, made: Path) -> bool | None:
+        """Whether the stored table has the rows of a file; None: what is stored is no table of this schema."""
+        import pyarrow as pa
+
+        try:
+            self._check_file()
+            if file_digest(self._path) == file_digest(made):
+                return True
+            # Another version of the library may write the same rows in other bytes.
+            missing = object()
+            pairs = zip_longest(stored_rows(self._path), stored_rows(made), fillvalue=missing)
+            return all(one == other for one, other in pairs)
+        except (DatasetError, ValueError, OSError, pa.ArrowException) as error:
+            logger.warning("%s is replaced: %s", self._path, " ".join(str(error).split()))
+            return None
+
+    def _to_table(self, data: pd.DataFrame) -> pa.Table:
+        import pyarrow as pa
+
+        schema = load_schema(self._schema) if self._schema else pa.schema([])
+        missing = [name for name in schema.names if name not in data.columns]
+        if missing:
+            raise DatasetError(f"{self._path}: the frame lacks the columns {missing} of {self._schema}.")
+        columns = [_to_array(data[field.name], field) for field in schema]
+        fields = list(schema)
+        for name in data.columns:
+            if name not in schema.names:
+                column = _to_array(data[name], pa.field(str(name), pa.null()))
+                columns.append(column)
+                fields.append(pa.field(str(name), column.type))
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+    def _check_file(self) -> pa.Schema:
+        """Schema of the file, which is there and has the pinned columns."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._path.is_file():
+            raise DatasetError(f"{self._path} does not exist; run the pipeline that makes it.")
+        try:
+            found = pq.read_schema(self._path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DatasetError(
+                f"{self._path} is not a readable parquet file ({error}). Delete it to have it made again."
+            ) from error
+        self._check(found)
+        return found
+
+    def _check(self, found: pa.Schema) -> None:
+        for field in load_schema(self._schema) if self._schema else ():
+            there = found.field(field.name).type if field.name in found.names else "missing"
+            if there != field.type:
+                raise DatasetError(
+                    f"{self._path}: column {field.name} is {there}, {field.type} expected. "
+                    "The file is foreign or of another version; delete it to have it made again."
+                )
+
+    def _exists(self) -> bool:
+        return self._path.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": str(self._path), "schema": self._schema}
+
+
+class RowStreamDataset(FrameDataset):
+    """The same file, loaded as a `RowStream`: for tables whose pictures should not all be in memory."""
+
+    def load(self) -> RowStream:
+        """The rows, read while somebody walks through them.
+
+        Raises:
+            DatasetError: as for a frame; a file that is torn inside is found while walking.
+        """
+        self._check_file()
+        return stored_rows(self._path)
+
+
+def load_schema(name: str) -> pa.Schema:
+    """Schema of a dotted name, such as `package.module.PROMPTS`.
+
+    Raises:
+        DatasetError: no such module or name, or no schema under it.
+    """
+    import importlib
+
+    import pyarrow as pa
+
+    module, _, attribute = name.rpartition(".")
+    try:
+        schema = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DatasetError(
+            f"schema={name!r}: no such schema ({error}); give the dotted name of a pyarrow.Schema."
+        ) from error
+    if not isinstance(schema, pa.Schema):
+        raise DatasetError(f"schema={name!r} is a {type(schema).__name__}; give the dotted name of a pyarrow.Schema.")
+    return schema
+
+
+def table_to_frame(table: pa.Table) -> pd.DataFrame:
+    """Frame of a table: flat columns without nulls in pandas' own types, all others as Python objects with None."""
+    import pandas as pd
+    import pyarrow as pa
+
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        plain = pa.types.is_primitive(column.type) and column.null_count == 0
+        columns[name] = column.to_pandas() if plain else pd.Series(column.to_pylist(), dtype=object)
+    return pd.DataFrame(columns, columns=table.column_names)
+
+
+def shorten(value: Any) -> Any:
+    """JSON value to look at: texts beyond 80 characters are cut, bytes are counted, lists and dicts walked through."""
+    if isinstance(value, str):
+        return value if len(value) <= SHOWN_TEXT else f"{value[:SHOWN_TEXT]}… ({len(value)} characters)"
+    if isinstance(value, bytes):
+        return f"({len(value)} bytes)"
+    if isinstance(value, dict):
+        return {key: shorten(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shorten(item) for item in value]
+    # numpy scalars are no JSON values.
+    return value.item() if hasattr(value, "item") else value
+
+
+def _to_array(values: pd.Series, field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+
+    inferred = pa.types.is_null(field.type)
+    try:
+        array = pa.Array.from_pandas(values, type=None if inferred else field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        if not inferred:
+            raise DatasetError(f"column {field.name}: a value does not fit {field.type} ({error}).") from error
+        # Columns of foreign rows may mix types, which Arrow cannot hold; as JSON text nothing is lost.
+        array = pa.array([None if value is None else json.dumps(value, default=str) for value in values], pa.string())
+    if not field.nullable and array.null_count:
+        raise DatasetError(f"column {field.name}: {array.null_count} values are missing, none may be.")
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

@@ -1,0 +1,833 @@
+"""Pinned Arrow schemas of the geometry tables.
+
+`RAW_PROBLEMS` and `PROMPTS` hold pictures and are written row by row; `PROBLEM_INDEX` and `REJECTED` are small.
+`PROMPTS` holds the columns of the published `geo3k_imgurl` and `geo3k_imgurl_processed` (images, problem, answer) and
+our own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from geo_sokoban_pipeline.config.data import SplitCounts, SplitShares
+from geo_sokoban_pipeline.config.geo3k import QUESTION_MARK, Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
+from geo_sokoban_pipeline.envs.images import base64_bytes, data_uri_bytes, decode_picture, encode_png, png_data_uri
+from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, check_unicode, json_columns, row_as_text
+from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
+from geo_sokoban_pipeline.runs.row_stream import Row
+from geo_sokoban_pipeline.seeding import content_hash, derive_seed, python_generator
+
+IMAGES_AS_READ = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+CANDIDATES = pa.list_(pa.struct([("rule", pa.string()), ("label", pa.string())]))
+
+RAW_PROBLEMS = pa.schema(
+    [
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),  # generate, a hub id, or a file's name
+        pa.field("source_split", pa.string(), nullable=False),  # train, validation or eval, as published or generated
+        pa.field("images", IMAGES_AS_READ, nullable=False),  # a text (data URI, address, path) stands in `path`
+        pa.field("problem", pa.string()),  # null in rows that are none
+        pa.field("answer", pa.string()),
+        pa.field("columns", pa.string(), nullable=False),  # JSON object of all other columns
+        pa.field("error", pa.string()),  # why the row could not be read; null for all others
+    ]
+)
+
+PROBLEM_INDEX = pa.schema(
+    [
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("source_split", pa.string(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),  # kept, rejected, excluded (overlap), left_out (counts)
+        pa.field("split", pa.string()),  # null for rows that are not kept
+        pa.field("image_hashes", pa.list_(pa.string()), nullable=False),  # of the pixels in RGB
+        pa.field("problem_hash", pa.string()),  # of pictures and question together; null for rejected rows
+        pa.field("answer", pa.string()),
+        pa.field("answer_form", pa.string()),  # integer, decimal, surd, fraction, pi, other
+        pa.field("family", pa.string()),  # null for problems that were read
+        pa.field("difficulty", pa.string()),
+        pa.field("repaired", pa.bool_(), nullable=False),  # whether control characters were replaced
+        pa.field("sizes", pa.list_(pa.list_(pa.int32())), nullable=False),  # width and height of each picture
+    ]
+)
+
+PROMPTS = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("prompt", pa.string(), nullable=False),  # what the policy reads; equals `problem`
+        pa.field("problem", pa.string(), nullable=False),
+        pa.field("answer", pa.string(), nullable=False),
+        pa.field("images", pa.list_(pa.string()), nullable=False),
+        pa.field("question", pa.string(), nullable=False),  # without instruction and placeholders
+        pa.field("data_source", pa.string(), nullable=False),
+        pa.field("problem_hash", pa.string(), nullable=False),
+        pa.field("image_hashes", pa.list_(pa.string()), nullable=False),
+        pa.field("answer_form", pa.string(), nullable=False),
+        pa.field("family", pa.string()),
+        pa.field("difficulty", pa.string()),
+        pa.field("candidates", CANDIDATES, nullable=False),  # answers of plausible rules; empty where none are known
+        pa.field("columns", pa.string(), nullable=False),  # JSON object of the source's other columns
+        pa.field("split", pa.string(), nullable=False),
+    ]
+)
+
+REJECTED = pa.schema(
+    [
+        pa.field("row_id", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("raw", pa.string(), nullable=False),  # long texts cut; the whole row is in the raw table
+        pa.field("source", pa.string(), nullable=False),
+    ]
+)
+
+# Raw rows: what a source holds, in one schema, before anybody looks into it.
+
+
+_KNOWN = ("images", "problem", "answer")
+# What a prompts table of our own says of a problem, and what it says anew each time it is made.
+_KEPT = ("id", "data_source", "family", "difficulty", "candidates")
+_OWN_MARK = "problem_hash"
+
+
+@dataclass
+class RowIds:
+    """Ids without repetition: the row's own, else split and number; a repeated one gets `_2`, `_3`, …"""
+
+    taken: set[str] = field(default_factory=set)
+
+    def give(self, own: Any, split: str, number: int) -> str:
+        """An id that no other row has."""
+        base = f"{split}_{number:05d}" if own is None else str(own).encode("utf-8", "replace").decode("utf-8")
+        name, times = base, 1
+        while name in self.taken:
+            times += 1
+            name = f"{base}_{times}"
+        self.taken.add(name)
+        return name
+
+
+def raw_rows(
+    rows: Iterable[tuple[int, Mapping[str, Any] | BadRow]], source: str, split: str, ids: RowIds
+) -> Iterator[Row]:
+    """Rows of `geo3k.raw_problems`.
+
+    Args:
+        rows: number and row, as they were read.
+        source: hub id or file name, for the record.
+        split: train, validation or eval.
+        ids: of all splits together.
+    """
+    for number, row in rows:
+        own = None if isinstance(row, BadRow) else row.get("id")
+        head = {"row_id": ids.give(own, split, number), "source": source, "source_split": split}
+        try:
+            yield head | _read_row(row)
+        except ValueError as error:
+            raw = row.raw if isinstance(row, BadRow) else row_as_text(row)
+            yield head | _nothing(str(error), {"row": raw})
+
+
+def _read_row(row: Mapping[str, Any] | BadRow) -> Row:
+    if isinstance(row, BadRow):
+        raise ValueError(row.reason)
+    return {
+        "images": _read_images(row.get("images")),
+        "problem": _read_text(row, "problem"),
+        "answer": _read_text(row, "answer"),
+        "columns": json.dumps(json_columns(_read_columns(row)), ensure_ascii=False),
+        "error": None,
+    }
+
+
+def _nothing(error: str, columns: Mapping[str, str]) -> Row:
+    return {
+        "images": [],
+        "problem": None,
+        "answer": None,
+        "columns": json.dumps(columns, ensure_ascii=False),
+        "error": error,
+    }
+
+
+def _read_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """All other columns; of our own prompts those that came with the problem, so that they stay what they were."""
+    if _OWN_MARK not in row or not isinstance(row.get("columns"), str):
+        return {name: value for name, value in row.items() if name not in _KNOWN}
+    kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
+    return {**json.loads(row["columns"]), **kept}
+
+
+def _read_text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    # Labels of other sets may be numbers.
+    if isinstance(value, int | float) and not isinstance(value, bool) and name == "answer":
+        return str(value)
+    if not isinstance(value, str):
+        state = "missing" if value is None else f"a {type(value).__name__}"
+        raise ValueError(f"{name} is {state}; a text is expected")
+    return check_unicode(value)
+
+
+def _read_images(images: Any) -> list[Row]:
+    """Pictures as `{bytes, path}`.
+
+    Raises:
+        ValueError: something that is neither bytes, text, nor such a pair.
+    """
+    if images is None:
+        return []
+    single = isinstance(images, str | bytes | Mapping)
+    if not single and not isinstance(images, list | tuple):
+        raise ValueError(f"images is a {type(images).__name__}; a list of pictures is expected")
+    return [_read_image(image) for image in ([images] if single else images)]
+
+
+def _read_image(image: Any) -> Row:
+    if isinstance(image, Mapping):
+        raw, path = image.get("bytes"), image.get("path")
+        if (raw is None or isinstance(raw, bytes)) and (path is None or isinstance(path, str)):
+            return {"bytes": raw, "path": path if path is None else check_unicode(path)}
+    if isinstance(image, bytes):
+        return {"bytes": image, "path": None}
+    if isinstance(image, str):
+        return {"bytes": None, "path": check_unicode(image)}
+    raise ValueError(f"picture is a {type(image).__name__}; bytes, a data: URI, or both as bytes and path are expected")
+
+
+# What the environments read of a prompts row.
+
+
+logger = logging.getLogger(__name__)
+
+
+def read_ground_truth(sample: Mapping[str, Any]) -> str | None:
+    """The reference of a row as text; None, with one warning per row, where it has none."""
+    answer = sample.get("answer")
+    if answer is None:
+        _warn(str(sample.get("id")))
+        return None
+    return str(answer)
+
+
+def read_family(sample: Mapping[str, Any]) -> str | None:
+    """Name of the family of a row's problem; None where it has none."""
+    family = sample.get("family")
+    return family if isinstance(family, str) else None
+
+
+@cache
+def _warn(row: str) -> None:
+    logger.warning("row %s has no answer: every reply to it is graded as wrong", row)
+
+
+# Pictures of rows: whatever form they come in, out come RGB pixels, and from equal pixels equal PNG data URIs.
+
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Shorter texts of these characters are names of files.
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{200,}={0,2}")
+
+
+def read_pictures(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) -> list[Image.Image]:
+    """RGB pictures of a raw row, checked against the limits.
+
+    Args:
+        images: `bytes` and `path` of each; a data URI stands in `path`.
+
+    Raises:
+        ValueError: too many pictures, or one that is remote, outside the allowed folder, too large or unreadable.
+    """
+    if len(images) > options.limits.max_images:
+        raise ValueError(f"{len(images)} images, more than limits.max_images={options.limits.max_images}")
+    return [
+        decode_picture(
+            _picture_bytes(image, options),
+            max_pixels=options.limits.max_pixels,
+            max_aspect=options.limits.max_aspect,
+            transparency=options.transparency,
+        )
+        for image in images
+    ]
+
+
+def picture_hash(picture: Image.Image) -> str:
+    """Hash of an RGB picture's pixels and size, whatever file it came from."""
+    return content_hash(f"{picture.width}x{picture.height}", picture.tobytes())
+
+
+def picture_uri(picture: Image.Image) -> str:
+    """PNG data URI of an RGB picture."""
+    return png_data_uri(encode_png(np.asarray(picture)))
+
+
+def _picture_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes:
+    raw, text = image["bytes"], image["path"]
+    limit = options.limits.max_bytes
+    if raw:
+        if len(raw) > limit:
+            raise ValueError(f"picture has {len(raw)} bytes, more than limits.max_bytes={limit}")
+        return bytes(raw)
+    if not text:
+        raise ValueError("picture is empty")
+    if text.startswith("data:"):
+        return data_uri_bytes(text, limit)
+    if _ADDRESS.match(text):
+        raise ValueError(f"picture {text[:60]!r} is remote; only bytes and data: URIs are read")
+    if _BASE64.fullmatch(text):
+        return base64_bytes(text, limit)
+    return _file_bytes(text, options.image_folder, limit)
+
+
+def _file_bytes(name: str, folder: str | None, limit: int) -> bytes:
+    """Bytes of a picture below the allowed folder; links that lead out of it are not followed."""
+    if folder is None:
+        raise ValueError(f"picture {name[:60]!r} is a path; set image_folder to read pictures below it")
+    root = Path(folder).resolve()
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root):
+            raise ValueError(f"picture {name[:60]!r} lies outside image_folder")
+        if path.stat().st_size > limit:
+            raise ValueError(f"picture has {path.stat().st_size} bytes, more than limits.max_bytes={limit}")
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"picture {name[:60]!r} cannot be read: {error.strerror or error}") from error
+
+
+# Texts of problems: damaged escapes repaired, instructions put around a question and taken off again.
+
+
+PLACEHOLDER = "<image>"
+
+_CALL = '<tool_call>{"name": "calc_score", "arguments": {"answer": "<digits>"}}</tool_call>'
+
+TOOL = f"""You are an expert in geometry, and you check your results before you hand them in. You have a scoring tool, \
+calc_score, which compares an answer with the reference. Solve the problem below in these steps:
+1. Think inside <think> and </think> until you have an answer.
+2. Call calc_score at least once, with your answer as a number. The call is JSON between its tags, which must be there:
+{_CALL}
+In the same message, also write Answer: \\boxed{{$Answer}} with that answer.
+3. Read the result of the call. If the answer is wrong, look for the mistake, and try another way.
+4. Write your last message in the same form and end it with Answer: \\boxed{{$Answer}}
+
+{QUESTION_MARK}"""
+
+TEMPLATES = {
+    "question": QUESTION_MARK,
+    "boxed": f"{QUESTION_MARK}\nThink step by step, then write the answer inside \\boxed{{}}.",
+    "tool_brief": f'{QUESTION_MARK}\n<tool_call>{{"name": "calc_score", "arguments": {{"answer": }}}}</tool_call>'
+    " \\boxed{}",
+    "tool": TOOL,
+}
+
+# What Python makes of \a, \b, \v and \f in a text that should have been raw; before a letter it was LaTeX.
+_ESCAPES = {"\a": "\\a", "\b": "\\b", "\v": "\\v", "\f": "\\f"}
+_DAMAGED_ESCAPE = re.compile("[\a\b\v\f](?=[A-Za-z])")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CHAT_MARK = re.compile(r"<\|[a-z_]+\|>")
+# Words that the block of published multi-turn rows holds and no question does.
+_TOOL_WORDS = re.compile(r"calc_score|calc_geo3k_reward|</?tool_call>|(\\b|\x08)oxed")
+
+
+def repair_controls(text: str) -> tuple[str, int]:
+    """The text with LaTeX where control characters stand for it, and how many there were."""
+    return _DAMAGED_ESCAPE.subn(lambda found: _ESCAPES[found[0]], text)
+
+
+def check_text(name: str, text: str, *, controls: bool) -> None:
+    """See that a text can be shown to a policy.
+
+    Args:
+        name: of the column, for the message.
+        controls: refuse control characters other than tabs and line ends.
+
+    Raises:
+        ValueError: blank, or it holds a control character or a mark of the chat markup, which would break the prompt.
+    """
+    if not text.strip():
+        raise ValueError(f"{name} is blank")
+    if found := _CHAT_MARK.search(text):
+        raise ValueError(f"{name} holds the chat mark {found[0]}")
+    if controls and (found := _CONTROL.search(text)):
+        raise ValueError(f"{name} holds the control character U+{ord(found[0]):04X}")
+
+
+def check_placeholders(text: str, images: int) -> None:
+    """See that there is one placeholder for each picture.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    if text.count(PLACEHOLDER) != images:
+        raise ValueError(
+            f"{images} images, but problem holds {PLACEHOLDER} {text.count(PLACEHOLDER)} times; it stands for one each"
+        )
+
+
+def instruct(own: str, instruction: str) -> str:
+    """Text of a prompt: the question with the instruction around it.
+
+    Args:
+        own: the row's text, with or without an instruction; one with the tool's protocol stays for `tool`.
+        instruction: name of a template, or a text that holds `{question}`.
+    """
+    if instruction == "tool" and has_tool_block(own):
+        return own
+    return TEMPLATES.get(instruction, instruction).replace(QUESTION_MARK, question_of(own, instruction))
+
+
+def question_of(text: str, instruction: str = "question") -> str:
+    """The question in a row's text: without instructions of our own, and without the block of published rows.
+
+    Args:
+        instruction: a text of your own, to be recognised like the named ones.
+    """
+    while (less := _without_one(text, instruction)) != text:
+        text = less
+    return text
+
+
+def _without_one(text: str, instruction: str) -> str:
+    for template in [*TEMPLATES.values(), TEMPLATES.get(instruction, instruction)]:
+        before, _, after = template.partition(QUESTION_MARK)
+        around = len(before) + len(after)
+        if 0 < around <= len(text) and text.startswith(before) and text.endswith(after):
+            return text[len(before) : len(text) - len(after)]
+    end = _block_end(text)
+    return text[end:] if end else text
+
+
+def has_tool_block(text: str) -> bool:
+    """Whether a text begins with a block that explains the scoring tool, ours or a published one."""
+    return _block_end(text) > 0
+
+
+def plain_question(question: str) -> str:
+    """A question as splits compare it: without placeholders, any white space one blank."""
+    return " ".join(question.replace(PLACEHOLDER, " ").split())
+
+
+def _block_end(text: str) -> int:
+    """Where a block about the tool ends: behind the blank line that follows the last mention of it; 0 without one.
+
+    Placeholders belong to the question, so a text with one before that line has no such block.
+    """
+    if "calc_score" not in text and "calc_geo3k_reward" not in text:
+        return 0
+    last = max(found.end() for found in _TOOL_WORDS.finditer(text))
+    blank = text.find("\n\n", last)
+    if blank < 0 or PLACEHOLDER in text[:blank] or not text[blank:].strip():
+        return 0
+    return blank + 2
+
+
+# Raw rows become problems, or a `ValueError` whose message is the reason kept in `rejected`. Checked here, and nowhere
+
+
+# Characters of one text in `rejected`; the raw table holds the whole row.
+_SHOWN = 2000
+
+
+@dataclass(frozen=True)
+class CheckedProblem:
+    """A row that can be played.
+
+    Attributes:
+        text: the row's own text with placeholders, repaired.
+        question: the text without an instruction.
+        answer: label, repaired, without white space around it.
+        pictures: in RGB, in the order of the placeholders.
+        repaired: control characters that were replaced.
+    """
+
+    text: str
+    question: str
+    answer: str
+    pictures: list[Image.Image]
+    repaired: int
+
+
+def check_problem(raw: Mapping[str, Any], options: Geo3kDataOptions) -> CheckedProblem:
+    """The problem in a raw row.
+
+    Raises:
+        ValueError: no text or answer, characters that break a prompt, placeholders without pictures, or pictures that
+            are remote, too large or unreadable.
+    """
+    if raw["error"] is not None:
+        raise ValueError(raw["error"])
+    text, answer, repaired = raw["problem"], raw["answer"], 0
+    if options.repair_control_characters:
+        (text, in_text), (answer, in_answer) = repair_controls(text), repair_controls(answer)
+        repaired = in_text + in_answer
+    for name, value in (("problem", text), ("answer", answer)):
+        check_text(name, value, controls=options.repair_control_characters)
+    question = question_of(text, options.instruction)
+    check_placeholders(question, len(raw["images"]))
+    return CheckedProblem(text, question, answer.strip(" \t\r\n"), read_pictures(raw["images"], options), repaired)
+
+
+def index_rows(
+    rows: Iterable[Mapping[str, Any]], options: Geo3kDataOptions, rejected: list[RejectedRow]
+) -> Iterator[dict[str, Any]]:
+    """Rows of `geo3k.problem_index`, still without splits.
+
+    Args:
+        rows: raw rows.
+        rejected: what is no problem is added here.
+    """
+    for raw in rows:
+        head = {"row_id": raw["row_id"], "source_split": raw["source_split"], "split": None}
+        try:
+            problem = check_problem(raw, options)
+        except ValueError as error:
+            rejected.append(RejectedRow(raw["row_id"], str(error), _shown(raw), raw["source"]))
+            yield head | _REJECTED
+            continue
+        hashes = [picture_hash(picture) for picture in problem.pictures]
+        columns = json.loads(raw["columns"])
+        yield head | {
+            "status": "kept",
+            "image_hashes": hashes,
+            "problem_hash": content_hash(plain_question(problem.question), *hashes),
+            "answer": problem.answer,
+            "answer_form": answer_form(problem.answer),
+            "family": text_or_none(columns.get("family")),
+            "difficulty": text_or_none(columns.get("difficulty")),
+            "repaired": problem.repaired > 0,
+            "sizes": [list(picture.size) for picture in problem.pictures],
+        }
+
+
+def text_or_none(value: Any) -> str | None:
+    """A value of a foreign column, if it is a text."""
+    return value if isinstance(value, str) else None
+
+
+_REJECTED: dict[str, Any] = {
+    "status": "rejected",
+    "image_hashes": [],
+    "problem_hash": None,
+    "answer": None,
+    "answer_form": None,
+    "family": None,
+    "difficulty": None,
+    "repaired": False,
+    "sizes": [],
+}
+
+
+def _shown(raw: Mapping[str, Any]) -> str:
+    values = {name: raw[name] for name in ("images", "problem", "answer", "columns")}
+    return row_as_text(_cut(values))
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_cut(item) for item in value]
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[:_SHOWN]}… ({len(value)} characters)"
+    return value[: _SHOWN // 2] if isinstance(value, bytes) else value
+
+
+# Which problem goes to training, validation and evaluation, and what splits share.
+
+
+IndexRow = Mapping[str, Any]
+# Overlaps that are named one by one in the report; all of them are in the index.
+_NAMED = 20
+
+
+def settle_splits(rows: Sequence[IndexRow], published: Iterable[str], options: Geo3kDataOptions) -> list[IndexRow]:
+    """The index with `split` and `status` of every row.
+
+    Args:
+        rows: rows of the index, kept ones without a split.
+        published: splits that the source itself has; the others are dealt out of its training rows.
+        options: shares, counts, seed, and what splits may share.
+    """
+    dealt = _deal(rows, set(published), options)
+    kept = _exclude(dealt, options.exclude_overlaps)
+    return _limit(kept, options.counts, options.seed)
+
+
+def find_overlaps(rows: Iterable[IndexRow]) -> dict[str, Any]:
+    """What splits share: pictures and problems (picture and question), counted and named by row id.
+
+    Args:
+        rows: rows with a split.
+
+    Returns:
+        `{"images": …, "problems": …}`, each `{"train+eval": {"shared": 3, "rows": {"train": 4, "eval": 3}, "examples":
+        [{"train": [ids], "eval": [ids]}, …]}}` for every two splits.
+    """
+    members = [row for row in rows if row["split"] is not None]
+    return {
+        "images": _shared(members, lambda row: row["image_hashes"]),
+        "problems": _shared(members, lambda row: [row["problem_hash"]]),
+    }
+
+
+def count_repeats(rows: Iterable[IndexRow]) -> dict[str, int]:
+    """Rows of a split that repeat an earlier problem of it, and problems whose rows have several answers."""
+    answers: dict[str, set[str]] = {}
+    repeated = 0
+    for row in rows:
+        known = answers.setdefault(row["problem_hash"], set())
+        repeated += bool(known)
+        known.add(row["answer"])
+    return {"repeated": repeated, "with_several_answers": sum(len(found) > 1 for found in answers.values())}
+
+
+def _deal(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOptions) -> list[IndexRow]:
+    shares = _remaining_shares(options.shares, published)
+    open_rows = [row for row in rows if row["status"] == "kept" and row["source_split"] == "train"]
+    leads = _link_pictures(open_rows)
+    pool = sorted({_deal_key(row, leads) for row in open_rows})
+    dealt = share_out(pool, shares, python_generator(options.seed, "geo3k", "splits"))
+    split_of = {key: split for split, keys in dealt.items() for key in keys}
+    settled: list[IndexRow] = []
+    for row in rows:
+        split = None
+        if row["status"] == "kept":
+            split = row["source_split"] if row["source_split"] != "train" else split_of[_deal_key(row, leads)]
+        settled.append({**row, "split": split})
+    return settled
+
+
+def _link_pictures(rows: Iterable[IndexRow]) -> dict[str, str]:
+    """The least picture that each one hangs together with, through rows that hold several."""
+    leads: dict[str, str] = {}
+
+    def lead(picture: str) -> str:
+        while (above := leads.setdefault(picture, picture)) != picture:
+            picture = above
+        return picture
+
+    for row in rows:
+        found = sorted({lead(picture) for picture in row["image_hashes"]})
+        leads.update(dict.fromkeys(found, found[0]) if found else {})
+    return {picture: lead(picture) for picture in leads}
+
+
+def _deal_key(row: IndexRow, leads: Mapping[str, str]) -> str:
+    """What a row's pictures hang together with; for a problem without one the problem."""
+    return leads[row["image_hashes"][0]] if row["image_hashes"] else str(row["problem_hash"])
+
+
+def _remaining_shares(shares: SplitShares, published: set[str]) -> SplitShares:
+    """Shares of training and of the splits that are not published, in their relation."""
+    open_shares = {split: getattr(shares, split) for split in SPLITS if split == "train" or split not in published}
+    total = sum(open_shares.values())
+    if not total:
+        return SplitShares(train=1, validation=0, eval=0)
+    return SplitShares(**{split: open_shares.get(split, 0) / total for split in SPLITS})
+
+
+def _exclude(rows: Sequence[IndexRow], rule: str) -> list[IndexRow]:
+    """Training rows that share something with a later split are left out, and validation rows with evaluation."""
+    if rule == "none":
+        return list(rows)
+    seen: set[str] = set()
+    excluded: set[str] = set()
+    for split in reversed(SPLITS):
+        members = [row for row in rows if row["split"] == split]
+        excluded.update(row["row_id"] for row in members if not seen.isdisjoint(_keys(row, rule)))
+        seen.update(key for row in members for key in _keys(row, rule))
+    return [{**row, "status": "excluded", "split": None} if row["row_id"] in excluded else row for row in rows]
+
+
+def _keys(row: IndexRow, rule: str) -> list[str]:
+    return [row["problem_hash"], *(row["image_hashes"] if rule == "images" else ())]
+
+
+def _limit(rows: Sequence[IndexRow], counts: SplitCounts, seed: int) -> list[IndexRow]:
+    """At most so many rows of each split; which ones depends on seed and row id alone."""
+    left_out: set[str] = set()
+    for split in SPLITS:
+        members = [row["row_id"] for row in rows if row["split"] == split]
+        count = getattr(counts, split)
+        if count is not None and count < len(members):
+            order = sorted(members, key=lambda name: derive_seed(seed, "geo3k", "pick", name))
+            left_out.update(order[count:])
+    return [{**row, "status": "left_out", "split": None} if row["row_id"] in left_out else row for row in rows]
+
+
+def _shared(rows: Sequence[IndexRow], keys: Callable[[IndexRow], Iterable[str]]) -> dict[str, Any]:
+    holders: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for key in dict.fromkeys(keys(row)):
+            holders.setdefault(key, {}).setdefault(row["split"], []).append(row["row_id"])
+    found = {}
+    for first, second in combinations(SPLITS, 2):
+        both = [by_split for by_split in holders.values() if first in by_split and second in by_split]
+        found[f"{first}+{second}"] = {
+            "shared": len(both),
+            "rows": {split: len({name for by_split in both for name in by_split[split]}) for split in (first, second)},
+            "examples": [{split: by_split[split] for split in (first, second)} for by_split in both[:_NAMED]],
+        }
+    return found
+
+
+def count_forms(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, int]:
+    """Rows by the value of a column, the most frequent first; null is `unknown`."""
+    return dict(Counter(str(row[column] or "unknown") for row in rows).most_common())
+
+
+# What the geometry data hold, in numbers: rows, splits, answers, pictures, and what published splits share.
+
+
+def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: Geo3kDataOptions) -> dict[str, Any]:
+    """The data report.
+
+    Args:
+        index: settled rows of the index.
+        reasons: of the rejected rows.
+    """
+    by_split = {split: [row for row in index if row["split"] == split] for split in SPLITS}
+    status = Counter(row["status"] for row in index)
+    dealt = sorted({row["split"] for row in index if row["split"] not in (None, row["source_split"])})
+    return {
+        "source": options.source,
+        "rows_read": len(index),
+        "rows_rejected": status["rejected"],
+        "rejected_reasons": dict(Counter(reasons).most_common(20)),
+        "rows_excluded": status["excluded"],
+        "rows_left_out": status["left_out"],
+        "rows_repaired": sum(row["repaired"] for row in index),
+        "problems": status["kept"],
+        "split_note": _split_note(options.exclude_overlaps, dealt),
+        "splits": {split: describe_split(rows) for split, rows in by_split.items()},
+        # Of the splits as they are used.
+        "overlaps": {
+            "images": overlaps({split: _hashes(rows) for split, rows in by_split.items()}),
+            "problems": overlaps({split: [row["problem_hash"] for row in rows] for split, rows in by_split.items()}),
+        },
+        # Of the splits as they were published: everything readable, before anything was excluded or dealt out.
+        "published_overlaps": find_overlaps(
+            [{**row, "split": row["source_split"]} for row in index if row["status"] != "rejected"]
+        ),
+    }
+
+
+def describe_split(rows: Sequence[IndexRow]) -> dict[str, Any]:
+    """Problems of one split: distinct ones, pictures, repeated rows, answers by form, families, sizes of pictures."""
+    answers = Counter(row["answer"] for row in rows)
+    pixels = sorted(width * height for row in rows for width, height in row["sizes"])
+    return {
+        "problems": len(rows),
+        "distinct_problems": len({row["problem_hash"] for row in rows}),
+        "images": len(set(_hashes(rows))),
+        "without_image": sum(not row["image_hashes"] for row in rows),
+        **count_repeats(rows),
+        "distinct_answers": len(answers),
+        "most_frequent_answer": _most_frequent(answers, len(rows)),
+        "by_answer_form": count_forms(rows, "answer_form"),
+        "by_family": count_forms(rows, "family"),
+        "by_difficulty": count_forms(rows, "difficulty"),
+        "pixels": {"least": pixels[0], "median": pixels[len(pixels) // 2], "most": pixels[-1]} if pixels else None,
+    }
+
+
+def _most_frequent(answers: Counter[str], rows: int) -> dict[str, Any] | None:
+    """Answer and share of the rows: what a policy gets by always saying it."""
+    if not answers:
+        return None
+    answer, times = answers.most_common(1)[0]
+    return {"answer": answer, "share": times / rows}
+
+
+def _hashes(rows: Sequence[IndexRow]) -> list[str]:
+    return [name for row in rows for name in row["image_hashes"]]
+
+
+def _split_note(rule: str, dealt: Sequence[str]) -> str:
+    notes = {
+        "none": "Splits may share pictures and problems.",
+        "pairs": "No (picture, question) pair occurs in two splits; pictures may.",
+        "images": "No picture occurs in two splits.",
+    }
+    made = f" Dealt out of the training rows by picture: {', '.join(dealt)}." if dealt else ""
+    return notes[rule] + made
+
+
+# Rows of the prompts tables: the published columns and our own, made from raw rows that the index keeps.
+
+
+# Columns of a source that have a column of their own in the prompts.
+_OWN = ("id", "data_source", "family", "difficulty", "candidates")
+
+
+def prompt_rows(
+    raw: Iterable[Mapping[str, Any]], index: Mapping[str, Row], split: str, options: Geo3kDataOptions
+) -> Callable[[], Iterator[Row]]:
+    """Prompts of a split, made one by one in the order of the raw rows.
+
+    Args:
+        raw: raw rows; walked through each time.
+        index: settled rows of the index by row id.
+        split: train, validation or eval.
+    """
+
+    def rows() -> Iterator[Row]:
+        for row in raw:
+            found = index[row["row_id"]]
+            if found["split"] == split:
+                yield prompt_row(row, found, options)
+
+    return rows
+
+
+def prompt_row(raw: Mapping[str, Any], found: Mapping[str, Any], options: Geo3kDataOptions) -> Row:
+    """Processed row of a raw row.
+
+    Args:
+        found: its row of the index.
+    """
+    problem = check_problem(raw, options)
+    given = json.loads(raw["columns"])
+    text = instruct(problem.text, options.instruction)
+    return {
+        "id": raw["row_id"],
+        "prompt": text,
+        "problem": text,
+        "answer": problem.answer,
+        "images": [picture_uri(picture) for picture in problem.pictures],
+        "question": plain_question(problem.question),
+        "data_source": text_or_none(given.get("data_source")) or raw["source"],
+        "problem_hash": found["problem_hash"],
+        "image_hashes": list(found["image_hashes"]),
+        "answer_form": found["answer_form"],
+        "family": found["family"],
+        "difficulty": found["difficulty"],
+        "candidates": _candidates(given.get("candidates")),
+        "columns": json.dumps({name: value for name, value in given.items() if name not in _OWN}, ensure_ascii=False),
+        "split": found["split"],
+    }
+
+
+def _candidates(value: Any) -> list[dict[str, str]]:
+    """Candidates of a generated row; a foreign column of that name has none."""
+    if not isinstance(value, list):
+        return []
+    pairs = (one for one in value if isinstance(one, dict))
+    return [
+        {"rule": one["rule"], "label": one["label"]}
+        for one in pairs
+        if isinstance(one.get("rule"), str) and isinstance(one.get("label"), str)
+    ]

@@ -1,0 +1,26 @@
+"""Generated geometry problems: seeded, exact, drawn to scale, no two alike."""
+
+from geo_sokoban_pipeline.envs.geo3k.figures.exact import AnswerForm, ExactValue, answer_form, exact
+from geo_sokoban_pipeline.envs.geo3k.figures.families import family_names
+from geo_sokoban_pipeline.envs.geo3k.figures.generation import (
+    ProblemsExhaustedError,
+    generate_problems,
+    generate_splits,
+    shared_keys,
+)
+from geo_sokoban_pipeline.envs.geo3k.figures.problem import Candidate, Problem, problem_key
+
+__all__ = [
+    "AnswerForm",
+    "Candidate",
+    "ExactValue",
+    "Problem",
+    "ProblemsExhaustedError",
+    "answer_form",
+    "exact",
+    "family_names",
+    "generate_problems",
+    "generate_splits",
+    "problem_key",
+    "shared_keys",
+]

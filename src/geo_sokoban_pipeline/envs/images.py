@@ -1,0 +1,144 @@
+"""PNG files of drawn pictures: unfiltered rows, fast compression.
+
+Flat colours and repeated tiles compress as well without PNG's row filters, and choosing filters is what a general
+encoder spends its time on: this one takes a ninth of it on a board, with files of the same size.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import struct
+import zlib
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_LEVEL = 3
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """PNG file of (height, width, 3) uint8 RGB pixels; equal pixels give equal bytes."""
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter type, 0: none
+    rows[:, 1:] = pixels.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(rows.data, _LEVEL)
+    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+# Pictures from bytes: the size is known before a pixel is decoded, and what comes out is RGB.
+
+
+Transparency = Literal["white", "drop"]
+
+# What Pillow's decoders raise on damaged bytes, besides ValueError.
+_DAMAGED = (OSError, EOFError, SyntaxError, IndexError, struct.error, zlib.error, Image.DecompressionBombError)
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+def decode_picture(
+    raw: bytes, *, max_pixels: int, max_aspect: float | None = None, transparency: Transparency = "drop"
+) -> Image.Image:
+    """Picture of an image file, in RGB; of an animation the first frame.
+
+    Args:
+        raw: PNG, JPEG, WebP, GIF or BMP.
+        max_pixels: width times height.
+        max_aspect: longer side over shorter side; None: any.
+        transparency: `white` lays a picture with transparent parts on white, as a page shows it; `drop` takes the
+            colours that lie under them, as Pillow's `convert("RGB")` does.
+
+    Raises:
+        ValueError: too large, too long, or no readable picture.
+    """
+    try:
+        # Opening reads the header only; the size is checked before pixels are unpacked.
+        with Image.open(io.BytesIO(raw), formats=_FORMATS) as picture:
+            _check_size(*picture.size, max_pixels, max_aspect)
+            return _as_rgb(picture, transparency)
+    except _DAMAGED as error:
+        raise ValueError(f"picture cannot be decoded: {error}") from error
+
+
+def _check_size(width: int, height: int, max_pixels: int, max_aspect: float | None) -> None:
+    if width * height > max_pixels:
+        raise ValueError(f"picture has {width}×{height} pixels, more than limits.max_pixels={max_pixels}")
+    if max_aspect is not None and max(width, height) > max_aspect * min(width, height):
+        raise ValueError(f"picture is {width}×{height}, longer than limits.max_aspect={max_aspect:g} allows")
+
+
+def _as_rgb(picture: Image.Image, transparency: Transparency) -> Image.Image:
+    if picture.mode.startswith("I"):
+        # 16-bit grey: Pillow would cut values off at 255 instead of scaling them.
+        return Image.fromarray((np.asarray(picture, np.uint32) >> 8).astype(np.uint8)).convert("RGB")
+    if transparency == "white" and picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        page = Image.new("RGBA", layer.size, "white")
+        page.alpha_composite(layer)
+        return page.convert("RGB")
+    return picture.convert("RGB")
+
+
+# Pictures inside rows: PNG data URIs out, checked pictures in.
+
+
+PNG_PREFIX = "data:image/png;base64,"
+
+
+def png_data_uri(png: bytes) -> str:
+    """Data URI of PNG bytes."""
+    return PNG_PREFIX + base64.b64encode(png).decode("ascii")
+
+
+def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Image:
+    """Picture of a base64 data URI, in RGB.
+
+    Args:
+        uri: any media type is accepted; published rows are known to say `image/None`.
+        max_bytes: of the encoded picture.
+        max_pixels: width times height.
+
+    Raises:
+        ValueError: not a data URI (remote or local), not base64, too large, or no readable picture.
+    """
+    if not isinstance(uri, str):
+        raise ValueError(f"picture is a {type(uri).__name__}; only data: URIs are read")
+    if not uri.startswith("data:"):
+        raise ValueError(f"picture {uri[:60]!r} is no data: URI; remote and local pictures are not read")
+    return decode_picture(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
+
+
+def data_uri_bytes(uri: str, max_bytes: int) -> bytes:
+    """Bytes of a base64 data URI of any media type.
+
+    Raises:
+        ValueError: not base64, or more bytes than allowed, found before anything is decoded.
+    """
+    head, comma, body = uri.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise ValueError(f"picture {uri[:60]!r} is not base64 text; expected data:image/png;base64,…")
+    return base64_bytes(body, max_bytes)
+
+
+def base64_bytes(body: str, max_bytes: int) -> bytes:
+    """Bytes of base64 text.
+
+    Raises:
+        ValueError: not base64, or more bytes than allowed, found before anything is decoded.
+    """
+    # Four characters hold three bytes, less one for each of at most two signs of padding.
+    size = len(body) * 3 // 4 - body[-2:].count("=")
+    if size > max_bytes:
+        raise ValueError(f"picture has {size} bytes, more than limits.max_bytes={max_bytes}")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"picture is not valid base64: {error}") from error

@@ -1,0 +1,171 @@
+"""Rows of a file, one by one: parquet by record batch, JSON lines by line, with the loader's slice in the path.
+
+A row that cannot be decoded is handed on as a `BadRow` and never stops the reading; a file that cannot be opened does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from geo_sokoban_pipeline.runs.row_stream import open_parquet
+
+T = TypeVar("T")
+
+_SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
+
+
+class DataError(ValueError):
+    """A data source that no run can use: its file, its format, or all of its rows; the message has the way out."""
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that could not be decoded: why, and its text."""
+
+    reason: str
+    raw: str
+
+
+def split_slice(path: str) -> tuple[Path, slice]:
+    """Path and slice of `file@[a:b]`, Python's slice meaning, each side optional and possibly negative.
+
+    A suffix without a colon, such as `@[3]`, is part of the file's name.
+    """
+    match = _SLICE.fullmatch(path)
+    if match is None or "-" in (match["start"], match["stop"]):
+        return Path(path), slice(None)
+    start, stop = (int(match[side]) if match[side] else None for side in ("start", "stop"))
+    return Path(match["path"]), slice(start, stop)
+
+
+def read_rows(path: str, batch_rows: int = 1024) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Number and row of each row of a `.jsonl` or `.parquet` file; numbers count from the file's start.
+
+    Args:
+        path: file with an optional slice; blank lines of `.jsonl` are skipped and not counted.
+        batch_rows: rows of a parquet file that are in memory at once.
+
+    Raises:
+        FileNotFoundError: no such file; the message names it.
+        DataError: another suffix, or a parquet file that cannot be opened.
+    """
+    file, window = split_slice(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"no file at {file}; check the path (relative paths start at the working folder).")
+    if file.suffix not in (".jsonl", ".parquet"):
+        raise DataError(
+            f"{file}: rows are read from .jsonl and .parquet, not from {file.suffix or 'a file without suffix'}."
+        )
+    rows = _json_lines(file) if file.suffix == ".jsonl" else _parquet_rows(file, _open_parquet(file), batch_rows)
+    return take_slice(enumerate(rows), window)
+
+
+def take_slice(items: Iterator[T], window: slice) -> Iterator[T]:
+    """Items of a slice; only negative bounds need the whole list in memory."""
+    if (window.start or 0) < 0 or (window.stop or 0) < 0:
+        return iter(list(items)[window])
+    return islice(items, window.start, window.stop)
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow as pa
+
+    try:
+        return open_parquet(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(
+            f"{path} is not a readable parquet file ({error}); it may be torn: fetch or write it again."
+        ) from error
+
+
+def _parquet_rows(path: Path, opened: Any, batch_rows: int) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+
+    with opened as file:
+        try:
+            for batch in file.iter_batches(batch_size=batch_rows):
+                yield from batch.to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{path} is torn inside ({error}); fetch or write it again.") from error
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                yield BadRow(f"line is not JSON: {error}", line.decode("utf-8", "replace").rstrip("\n"))
+                continue
+            yield row if isinstance(row, dict) else BadRow("line is no JSON object", line.decode().rstrip("\n"))
+
+
+# Rows of a source as values that can be written: JSON and UTF-8 whatever a foreign row holds, and rows left out.
+
+
+@dataclass(frozen=True)
+class RejectedRow:
+    """A row that was left out: its id, the reason, what it held as text, and its source."""
+
+    row_id: str
+    reason: str
+    raw: str
+    source: str
+
+
+def check_unicode(text: str) -> str:
+    """The text, if it can be written as UTF-8; JSON may hold halves of surrogate pairs, which cannot.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    text.encode("utf-8")
+    return text
+
+
+def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Pass-through columns as JSON values, bytes as base64.
+
+    Raises:
+        ValueError: a text that is no Unicode.
+    """
+    return dict(json.loads(check_unicode(json.dumps(dict(columns), ensure_ascii=False, default=_plain))))
+
+
+def row_as_text(row: Any) -> str:
+    """Readable JSON of a row as it was read, bytes as base64, for tables of rejected rows; never fails on odd
+    characters.
+    """
+    return json.dumps(row, ensure_ascii=False, default=_plain).encode("utf-8", "replace").decode("utf-8")
+
+
+def unique_ids(ids: Sequence[str]) -> list[str]:
+    """Ids with `_2`, `_3`, … behind repeated ones; sources joined from several splits repeat theirs."""
+    seen: Counter[str] = Counter()
+    taken = set(ids)
+    unique = []
+    for name in ids:
+        seen[name] += 1
+        new = name
+        while seen[name] > 1 and new in taken:
+            new = f"{name}_{seen[name]}"
+            seen[name] += new in taken
+        taken.add(new)
+        unique.append(new)
+    return unique
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return b64encode(value).decode("ascii")
+    return value.tolist() if hasattr(value, "tolist") else str(value)

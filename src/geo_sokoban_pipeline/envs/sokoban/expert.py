@@ -1,0 +1,196 @@
+"""Teachers and baselines: players that see the board itself and choose one move at a time.
+
+A player holds the course of one episode (its plan, its patience), so there is a new one per episode. All chance comes
+from the generator it is handed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board
+from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
+
+SOLVER_STATES = 200_000
+PLAYER_NAMES = ("random", "random_legal", "solver", "direct")
+
+
+class Player(Protocol):
+    """Chooses moves during one episode."""
+
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        """A direction, or None where the player gives up, which ends the episode."""
+
+
+def make_player(name: str, patience: int | None = 1, max_states: int = SOLVER_STATES) -> Player:
+    """A player for one episode.
+
+    Args:
+        name: `random` (any direction), `random_legal` (moves that change the board), `solver` (fewest moves), or
+            `direct`.
+        patience: of `direct` only, see `direct_player`.
+        max_states: of `solver` only, see `solve`.
+
+    Raises:
+        ValueError: there is no player of that name, or patience is negative.
+    """
+    match name:
+        case "random":
+            return random_player()
+        case "random_legal":
+            return random_legal_player()
+        case "solver":
+            return solver_player(max_states)
+        case "direct":
+            return direct_player(patience)
+        case _:
+            raise ValueError(f"player={name!r}: must be one of {', '.join(PLAYER_NAMES)}")
+
+
+def random_player() -> Player:
+    """Any of the four directions, blocked ones included."""
+    return _Random()
+
+
+def random_legal_player() -> Player:
+    """Uniform among the moves that change the board; gives up where there is none."""
+    return _RandomLegal()
+
+
+def solver_player(max_states: int = SOLVER_STATES) -> Player:
+    """Fewest moves; gives up on boards without a solution or beyond the search limit (see `solve`)."""
+    return _Solver(max_states)
+
+
+def direct_player(patience: int | None = 1) -> Player:
+    """A heuristic without search, whose ceiling is low: it pushes nearer, walks nearer, and never plans a way round.
+
+    It takes a push that lowers the distance of boxes and targets (Manhattan, best matching); else a step without a
+    push that comes nearer to the closest box off target; ties at random. Where there is neither it is blocked and
+    makes a random move that changes the board.
+
+    Args:
+        patience: random moves before it gives up when blocked once more; 0 gives up at the first block, None never
+        does.
+    """
+    if patience is not None and patience < 0:
+        raise ValueError(f"patience={patience}: must be 0 or more, or None to never give up")
+    return _Direct(patience)
+
+
+class _Random:
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        return generator.choice(DIRECTIONS)
+
+
+class _RandomLegal:
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        legal = board.legal_actions()
+        return generator.choice(legal) if legal else None
+
+
+class _Solver:
+    def __init__(self, max_states: int) -> None:
+        self.max_states = max_states
+        self.plan: dict[Board, str] = {}
+
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        if board not in self.plan:
+            self.make_plan(board)
+        return self.plan.get(board)
+
+    def make_plan(self, board: Board) -> None:
+        try:
+            solution = solve(board, self.max_states)
+        except SearchLimitError:
+            solution = None
+        # By board, not by turn: a move that somebody else made is answered with a new plan.
+        for action in solution or ():
+            self.plan[board] = action
+            board = board.move(action).board
+
+
+class _Direct:
+    def __init__(self, patience: int | None) -> None:
+        self.patience = patience
+        self.blocks = 0
+
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        moves = {direction: move for direction in DIRECTIONS if (move := board.move(direction)).moved}
+        if not moves:
+            return None
+        distance = board.box_target_distance("assignment")
+        good = [
+            d for d, move in moves.items() if move.pushed and move.board.box_target_distance("assignment") < distance
+        ]
+        if not good:
+            reach = _box_distance(board)
+            good = [d for d, move in moves.items() if not move.pushed and _box_distance(move.board) < reach]
+        if good:
+            return generator.choice(good)
+        self.blocks += 1
+        if self.patience is not None and self.blocks > self.patience:
+            return None
+        return generator.choice(list(moves))
+
+
+def _box_distance(board: Board) -> int:
+    """Manhattan distance from the player to the closest box that is not on a target; 0 where all are."""
+    row, column = board.player
+    off_target = board.layout.cells(board.box_mask & ~board.target_mask)
+    return min((abs(row - r) + abs(column - c) for r, c in off_target), default=0)
+
+
+# Teachers of the warm start: a player whose moves are written as the replies a policy is to learn.
+
+
+class SokobanTeacher:
+    """Replies of one demonstration.
+
+    Args:
+        name: player that chooses the moves.
+        patience: of the player `direct`.
+        noise: share of moves that are replaced by a random legal one, in [0, 1].
+        max_states: of the player `solver`, see `solve`.
+    """
+
+    def __init__(
+        self, name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES
+    ) -> None:
+        self._player: Player = make_player(name, patience, max_states)
+        self._noise = noise
+
+    def reply(self, env: Any, generator: random.Random, moves: int = 1) -> str | None:
+        """The next reply, up to `moves` moves in an answer block; None: the teacher gives up at once."""
+        board: Board = env.board
+        chosen: list[str] = []
+        while len(chosen) < moves and not board.is_solved:
+            action = self._choose(board, generator)
+            if action is None:
+                break
+            chosen.append(action.capitalize())
+            board = board.move(action).board
+        return f"<answer>{', '.join(chosen)}</answer>" if chosen else None
+
+    def _choose(self, board: Board, generator: random.Random) -> str | None:
+        action = self._player.choose(board, generator)
+        if self._noise and generator.random() < self._noise:
+            legal = board.legal_actions()
+            action = generator.choice(legal) if legal else action
+        return action
+
+
+def build_teacher(
+    name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES
+) -> SokobanTeacher:
+    """Teacher of one demonstration; players keep state, so every episode gets its own."""
+    return SokobanTeacher(name, patience, noise, max_states)
+
+
+def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whom the warm start imitates, in words."""
+    noise = f", {options.noise:.0%} of its moves replaced by random ones" if options.noise else ""
+    return f"it imitates the expert `{options.name}` on {len(rows)} levels{noise}"

@@ -1,0 +1,204 @@
+"""Audits of stored episodes: what the contract cannot check without a tokenizer.
+
+Token parity: the ids that were not sampled equal, id for id, the chat template's rendering of the same messages with
+the sampled spans cut out, and every sampled span decodes to its turn's text. So nothing crept in between the turns.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
+from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
+
+# Private-use characters: no template, prompt or reply contains them.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+
+
+@dataclass(frozen=True)
+class ParityError:
+    """One difference between stored tokens and the template.
+
+    Attributes:
+        trajectory_id: of the episode.
+        turn: number of the turn in `turns`.
+        problem: what differs, with both sides.
+    """
+
+    trajectory_id: str
+    turn: int
+    problem: str
+
+
+def check_token_parity(
+    trajectories: Sequence[Trajectory], codec: ChatCodec, *, turn_separator: bool = True
+) -> list[ParityError]:
+    """Compare episodes with the chat template.
+
+    Args:
+        codec: chat encoding of the policy that played them.
+        turn_separator: whether the separator behind a reply's end token was written; `slime_exact` leaves it out.
+
+    Returns:
+        One entry per turn that differs; empty where all is equal.
+    """
+    return [error for episode in trajectories for error in _check_episode(episode, codec, turn_separator)]
+
+
+def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
+    """Text of the template around the replies: before the first one, between two, and behind the last one.
+
+    The end token that closes a reply counts as the reply's. Where the template rewrites earlier replies no rendering of
+    the whole conversation holds what the policy saw; the pieces are then those of a conversation that grows.
+    """
+    if codec.rewrites_history:
+        later = [_message(turn) for turn in turns if turn.role != "assistant"]
+        return [codec.render(later[:1]), *map(codec.render_observation, later[1:])]
+    messages: list[Message] = []
+    for number, turn in enumerate(turns):
+        if turn.role == "assistant":
+            messages.append({"role": "assistant", "content": f"{_OPEN}{number}{_CLOSE}"})
+        else:
+            messages.append(_message(turn))
+    asks = turns[-1].role != "assistant"
+    text = codec.render(messages, generation_prompt=asks)
+    end = codec.decode([codec.end_id])
+    pieces: list[str] = []
+    for number, turn in enumerate(turns):
+        if turn.role == "assistant":
+            piece, _, text = text.partition(f"{_OPEN}{number}{_CLOSE}")
+            pieces.append(piece)
+            text = text.removeprefix(end)
+    return [*pieces, text]
+
+
+def _message(turn: Turn) -> Message:
+    pictures = [{"type": "image"} for _ in turn.image_indices]
+    content = split_placeholders(turn.text, pictures) if pictures else [{"type": "text", "text": turn.text}]
+    return {"role": turn.role, "content": content}
+
+
+def _check_episode(episode: Trajectory, codec: ChatCodec, turn_separator: bool) -> list[ParityError]:
+    errors: list[ParityError] = []
+    pieces = iter(rendered_pieces(episode.turns, codec))
+    first = True
+    for number, turn in enumerate(episode.turns):
+        stored = episode.token_ids[turn.token_start : turn.token_end]
+        if turn.role == "assistant":
+            expected_text = codec.decode_reply(stored)
+            if expected_text != turn.text:
+                errors.append(_difference(episode, number, "reply text", turn.text, expected_text))
+            continue
+        grids = [episode.image_grid_thw[index] for index in turn.image_indices]
+        expected = codec.expand(codec.encode_text(next(pieces)), grids)
+        if not first and not turn_separator:
+            expected = expected[len(codec.separator_ids) :]
+        first = False
+        if not np.array_equal(stored, expected):
+            errors.append(_difference(episode, number, "ids", stored.tolist(), expected.tolist()))
+    return errors
+
+
+def _difference(episode: Trajectory, turn: int, what: str, stored: object, expected: object) -> ParityError:
+    return ParityError(episode.trajectory_id, turn, f"{what}: stored {stored!r}, expected {expected!r}")
+
+
+# Audit of a run's files: only formats from an allow-list, each one opened by its own reader.
+
+
+def _read_parquet(path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for _ in file.iter_batches(batch_size=256):
+            pass
+
+
+def _read_safetensors(path: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        file.keys()
+
+
+def _read_image(path: Path) -> None:
+    from PIL import Image
+
+    with Image.open(path, formats=["PNG"]) as image:
+        image.load()
+
+
+def _read_text(path: Path) -> None:
+    path.read_text(encoding="utf-8")
+
+
+def _read_json(path: Path) -> None:
+    json.loads(path.read_text(encoding="utf-8"))
+
+
+def _read_json_lines(path: Path) -> None:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip():
+            json.loads(line)
+
+
+def _read_database(path: Path) -> None:
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    finally:
+        connection.close()
+
+
+def _read_yaml(path: Path) -> None:
+    import yaml
+
+    yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+READERS: dict[str, Callable[[Path], None]] = {
+    ".parquet": _read_parquet,
+    ".safetensors": _read_safetensors,
+    ".json": _read_json,
+    ".jsonl": _read_json_lines,
+    ".png": _read_image,
+    ".db": _read_database,
+    ".yml": _read_yaml,
+    ".yaml": _read_yaml,
+    **dict.fromkeys((".html", ".txt", ".jinja", ".md", ".csv", ".svg", ".xsb", ".log", ".lock"), _read_text),
+}
+UNSUFFIXED = frozenset({".gitkeep"})
+
+
+def audit_files(folder: Path) -> list[str]:
+    """Findings on the files below a folder, sorted by path; an empty list is a clean folder.
+
+    Args:
+        folder: of a run, or of all data; hidden files and temporary names are audited too.
+
+    Returns:
+        One line per file whose suffix is not in the allow-list, or that its format's reader refuses, with the reason.
+    """
+    findings = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in UNSUFFIXED):
+        reason = _refusal(path)
+        if reason is not None:
+            findings.append(f"{path.relative_to(folder).as_posix()}: {reason}")
+    return findings
+
+
+def _refusal(path: Path) -> str | None:
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        return f"suffix {path.suffix!r} is not in the allow-list"
+    try:
+        reader(path)
+    except Exception as error:  # noqa: BLE001 - each reader has its own error types; every one is a finding
+        return f"its format's reader refuses it ({type(error).__name__}: {error})"
+    return None

@@ -1,0 +1,39 @@
+"""Configuration: Kedro's OmegaConf loader, which also knows `${data_id:<task>}`, the folder of a task's tables.
+
+The id follows from the parameters alone, so commands without hooks (`kedro viz`) find the same tables as `kedro run`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedro.config import OmegaConfigLoader
+
+from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.tasks import task_of
+
+
+class ProjectConfigLoader(OmegaConfigLoader):
+    """`OmegaConfigLoader` whose catalog has the resolver `data_id`."""
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        """Configuration of a kind, such as `catalog`."""
+        if key == "catalog":
+            self._register_data_ids()
+        found: dict[str, Any] = super().__getitem__(key)
+        return found
+
+    def _register_data_ids(self) -> None:
+        """Register the resolver anew, as Kedro does with its own: resolvers belong to the process, not to a loader.
+
+        The parameters are read before the catalog is: reading them within it would give Kedro's resolvers other values.
+        """
+        from omegaconf import OmegaConf
+
+        merged = self["parameters"]
+
+        def data_id(task: str) -> str:
+            return identify_data(task, validate_parameters(merged.get(task, {}), task_of(task).data, prefix=task)).id
+
+        OmegaConf.register_new_resolver("data_id", data_id, replace=True)

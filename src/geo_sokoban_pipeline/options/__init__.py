@@ -1,8 +1,0 @@
-"""Options: what may stand in `conf/*/parameters*` and behind `--params`, as pydantic models.
-
-Unknown names fail at every level, and every error names the full path, the value and what is allowed there.
-"""
-
-from geo_sokoban_pipeline.options.base import ParameterError, StrictModel, validate_parameters
-
-__all__ = ["ParameterError", "StrictModel", "validate_parameters"]

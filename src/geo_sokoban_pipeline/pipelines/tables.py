@@ -1,0 +1,103 @@
+"""Frames of rows, with object columns: a missing number stays None and never becomes NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from geo_sokoban_pipeline.runs.row_stream import RowStream
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
+    """Frame with object columns: the pinned ones first, then whatever else a row has."""
+    import pandas as pd
+
+    further = dict.fromkeys(name for row in rows for name in row if name not in names)
+    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in [*names, *further]})
+
+
+# Rows of a data set of the Hugging Face hub, or of a local folder of parquet files with the same layout.
+
+
+class HubSource(Protocol):
+    """What names a data set: hub id or folder, revision, split."""
+
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def split(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """One split of a data set."""
+
+    dataset: str
+    revision: str | None
+    split: str
+
+
+class SourceUnavailableError(RuntimeError):
+    """A data set cannot be loaded; the message says what to set, and the choice without a network."""
+
+
+def hub_rows(options: HubSource, *, section: str, streaming: bool = False, batch_rows: int = 1024) -> RowStream:
+    """Rows as plain Python values; pictures stay as they are stored, nothing is decoded.
+
+    Args:
+        options: which data set.
+        section: name of the parameters it came from, for messages: `sokoban` or `geo3k`.
+        streaming: fetch rows as they are asked for, where only the first ones are wanted; nothing is cached.
+        batch_rows: rows that are in memory at once.
+
+    Raises:
+        SourceUnavailableError: offline, unknown data set or split, or files that `datasets` cannot read; with
+            `streaming` also while the rows are walked through.
+    """
+    from datasets import load_dataset
+
+    with _explain(section, options.dataset, f", split={options.split!r}"):
+        dataset = load_dataset(options.dataset, revision=options.revision, split=options.split, streaming=streaming)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        with _explain(section, options.dataset, f", split={options.split!r}"):
+            for batch in dataset.with_format("arrow").iter(batch_size=batch_rows):
+                yield from batch.to_pylist()
+
+    return RowStream(rows)
+
+
+def hub_splits(dataset: str, revision: str | None, *, section: str) -> list[str]:
+    """Names of a data set's splits.
+
+    Raises:
+        SourceUnavailableError: offline, unknown data set, or files that `datasets` cannot read.
+    """
+    from datasets import get_dataset_split_names
+
+    with _explain(section, dataset):
+        return list(get_dataset_split_names(dataset, revision=revision))
+
+
+@contextmanager
+def _explain(section: str, dataset: str, split: str = "") -> Iterator[None]:
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    # RuntimeError is what the hub client raises once its connection is closed.
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        reason = str(error).strip().split("\n", maxsplit=1)[0]
+        raise SourceUnavailableError(
+            f"{section}.hub.dataset={dataset!r}{split}: cannot be loaded "
+            f"({type(error).__name__}: {reason}). Check network, name, revision and split. Without a network: "
+            f"{section}.source=generate needs no data; or set {section}.hub.dataset to a local folder of its parquet "
+            f"files, or {section}.source=file with {section}.file.path."
+        ) from error

@@ -1,0 +1,450 @@
+"""Environments, rewards and rollouts before any work: what the parameters name must exist and take its arguments.
+
+The project's own environments and rewards are tried on a small level or problem. Code of a user's is only looked up:
+what it does with its arguments is its own affair. The rollout function is not imported, because it may bring torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.preflight.checks import Check, State, guard
+from geo_sokoban_pipeline.preflight.stored import TRAINING
+from geo_sokoban_pipeline.rollout.engines.base import Result
+from geo_sokoban_pipeline.rollout.episode import (
+    Conversation,
+    EpisodeTask,
+    Outcome,
+    PlaySettings,
+    begin_reward,
+    check_environment,
+    check_reward,
+    check_step,
+    close_environment,
+    conclude_episode,
+)
+from geo_sokoban_pipeline.runs.fingerprint import explain, own_files
+from geo_sokoban_pipeline.seeding import python_generator
+from geo_sokoban_pipeline.tasks import TASKS, task_of
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
+
+_KINDS = ("train", "rollout", "update", "evaluate", "control")
+_LEVEL = "#####\n#@$.#\n#####"
+_PROBLEM = {"id": "tried", "answer": "1"}
+_PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
+_ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
+
+
+def check_plugins(run: str, parameters: ProjectParameters) -> None:
+    """See that what a run names can be found and accepts its arguments.
+
+    Raises:
+        ParameterError: names the full parameter path, the value, and the nearest known name.
+    """
+    kind, _, task = run.partition("_")
+    if kind not in _KINDS or task not in TASKS:
+        return
+    run = f"{TRAINING}{task}"  # the other kinds play with the options of this one
+    options: TrainOptions = getattr(parameters, run)
+    if kind == "update":
+        # It plays nothing, but credit per turn takes the arguments of the project's own reward.
+        if options.reward.function.startswith("geo_sokoban_pipeline."):
+            _try_reward(run, options)
+        return
+    environments = _own_environments()
+    factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
+    _try_reward(run, options)
+    if options.warm_start.steps:  # without one, nobody is imitated
+        _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
+    _find_module(f"{run}.rollout.function", options.rollout.function)
+    for own_factory, sample in environments:
+        if factory is own_factory:
+            _try(run, "env.args", partial(own_factory, sample, options.env.args))
+    if factory is environments[0][0]:
+        drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
+        if played is not None and drawn != played:
+            raise ParameterError(
+                f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
+                "first picture. Give both the same value."
+            )
+
+
+def _try_reward(run: str, options: TrainOptions) -> None:
+    reward = _find(f"{run}.reward.function", options.reward.function, "reward")
+    for own_reward, outcome in _own_rewards():
+        if reward is own_reward:
+            _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
+
+
+def _own_environments() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
+    """The project's own factories, Sokoban's first, and what each is tried on; not imported with every command."""
+    from geo_sokoban_pipeline.envs.geo3k import answer_env
+    from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+    from geo_sokoban_pipeline.envs.sokoban import Board
+    from geo_sokoban_pipeline.envs.sokoban.env import build_env
+
+    level = {"extra_info": {"env_config": Board.from_text(_LEVEL).to_env_config()}}
+    return [(build_env, level), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM)]
+
+
+def _own_rewards() -> list[tuple[Any, SimpleNamespace]]:
+    """The project's own rewards, and what each is tried on."""
+    from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
+    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+
+    of_answers = (math_reward, tolerance_reward, format_reward)
+    return [(compute_reward, _PLAYED), *((reward, _ANSWERED) for reward in of_answers)]
+
+
+def _find(path: str, spec: str, default_name: str) -> Any:
+    try:
+        return load_object(spec, default_name=default_name)
+    except PluginError as error:
+        raise ParameterError(f"{path}={spec}: {error}") from error
+    except Exception as error:  # own code may raise anything when it is loaded
+        raise ParameterError(f"{path}={spec}: it cannot be loaded. {explain(error)}") from error
+
+
+def _find_module(path: str, spec: str) -> None:
+    file = spec.partition(":")[0]
+    if file.endswith(".py"):
+        if not Path(file).expanduser().is_file():
+            raise ParameterError(f"{path}={spec}: there is no file {file}; relative paths start at {Path.cwd()}.")
+        return
+    module = spec.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(module) if module else None
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ParameterError(f"{path}={spec}: there is no module {module or spec!r}; check the spelling.")
+
+
+def _try(run: str, section: str, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        raise ParameterError(f"{run}.{text if text.startswith(section) else f'{section}.{text}'}") from error
+
+
+# One episode before a run: own code is called as the run will call it, and what an episode costs in tokens is counted.
+
+
+_GROUP = "own code"
+_PROMPTS = 32  # that are encoded to find the longest one
+
+
+@dataclass(frozen=True)
+class EpisodeShape:
+    """Tokens, pictures and bytes of an episode's parts; a picture's tokens are among those of its message.
+
+    Attributes:
+        prompt: tokens of the longest of the prompts that were encoded.
+        observation: tokens of the longest observation; of a prompt where there was none.
+        reply: tokens of the teacher's longest reply, the end token included; 0 where it gave up at once, or none plays.
+        patches: patches of the largest picture; 0 without pictures.
+        picture_tokens: language tokens of the largest picture.
+        picture_bytes: of the largest picture's PNG.
+    """
+
+    prompt: int
+    observation: int
+    reply: int
+    patches: int
+    picture_tokens: int
+    picture_bytes: int
+
+    def longest(self, options: TrainOptions, context: int) -> int | None:
+        """Tokens of the longest episode that the run's limits allow; None where only the context limits it."""
+        rollout = options.rollout
+        limits = [] if rollout.max_context_tokens is None else [rollout.max_context_tokens]
+        if rollout.max_response_tokens is not None:
+            # The observation that passes the budget is kept by default, so it may stand beyond it.
+            limits.append(self.prompt + rollout.max_response_tokens + self.observation)
+        if rollout.max_tokens_per_turn is not None:
+            turns = rollout.max_turns * (rollout.max_tokens_per_turn + self.observation)
+            limits.append(self.prompt + turns)
+        return min(limits) if limits else None
+
+
+def check_signatures(run: str, options: TrainOptions) -> list[Check]:
+    """Whether the objects that the parameters name can be found and called with what the run hands them."""
+    wanted: list[tuple[str, str, str, tuple[Any, ...], dict[str, Any]]] = [
+        ("env.factory", options.env.factory, "build_env", ("sample", "args"), {}),
+        ("reward.function", options.reward.function, "reward", ("outcome", "args"), {}),
+        ("rollout.function", options.rollout.function, "play_episodes", ("engine", "policy", [], "settings", None), {}),
+    ]
+    if options.warm_start.steps:  # without one, nobody is imitated
+        teacher = options.warm_start.teacher
+        wanted.append(("warm_start.teacher.factory", teacher.factory, "build_teacher", ("name", 1, 0.0), teacher.args))
+    found: list[Check] = []
+    for name, spec, default, arguments, named in wanted:
+        check = partial(_check_call, f"{run}.{name}", spec, default, arguments, named)
+        found += guard(_GROUP, f"{run}.{name}", lambda check=check: [check()])  # type: ignore[misc]
+    return found
+
+
+def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Check:
+    function = load_object(spec, default_name=default)
+    if not callable(function):
+        return Check(_GROUP, path, "failure", f"{spec}: is a {type(function).__name__}", "name a function or a class")
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError as error:
+        text = f"{spec}: cannot be called with {len(arguments) + len(named)} arguments ({error})"
+        return Check(_GROUP, path, "failure", text, "see the description of the option for its arguments")
+    except ValueError:  # built in: such objects have no signature
+        return Check(_GROUP, path, "ok", f"{spec} (its arguments cannot be told)")
+    return Check(_GROUP, path, "ok", spec)
+
+
+class _Teacher:
+    """Names of the engine, for an episode that no engine plays."""
+
+    name, software_version, seeded = "teacher", "", True
+
+
+class _NoWorld:
+    """Stands where no environment is needed: a prompt is written without it."""
+
+    def reset(self) -> None: ...
+    def step(self, text: str) -> None: ...
+    def format_observation(self, observation: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+def play_one(
+    encoding: Policy, rows: list[dict[str, Any]], options: TrainOptions, seed: int
+) -> tuple[list[Check], EpisodeShape]:
+    """Let the teacher play one episode, or answer once where there is no warm start; check its row as a save would.
+
+    Args:
+        encoding: a policy, whose model may be None.
+        rows: prompts; the hardest one is played, where that is known, and a few dozen are encoded.
+
+    Raises:
+        RuntimeError: the environment, the teacher or the reward raised; the message has the error.
+    """
+    task = task_of(options.task)
+    row = max(rows, key=lambda one: task.difficulty_of(one) or 0) if task.ordered else rows[0]
+    episode = _play(encoding, row, options, seed)
+    if episode.status == "failed":
+        raise RuntimeError(f"the episode failed: {episode.error}")
+    validate_trajectories(trajectories_to_table([episode], encoding.table_context))
+    prompts = [_encode_prompt(encoding, one, options) for one in rows[:: -(-len(rows) // _PROMPTS)]]
+    shape = _shape(episode, prompts, encoding, options)
+    reward = "no reward" if episode.reward is None else f"reward {episode.reward:.2f}"
+    turns = int(episode.metrics.get("turns", 0))
+    player = f"teacher {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain reply"
+    text = f"{player}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
+    return [Check(_GROUP, "one episode", "ok", text)], shape
+
+
+def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Trajectory:
+    reward = load_object(options.reward.function, default_name="reward")
+    talk = _begin(encoding, row, options, seed)
+    codec = encoding.codec
+    if talk.start(load_object(options.env.factory, default_name="build_env")):
+        for text in _replies(talk, options, seed):
+            ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
+            if not talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0)):
+                break
+    if talk.status == "pending":
+        talk.status = "completed"  # the teacher gave up, which no policy can
+    return talk.finish(reward, _Teacher(), 0.0)  # type: ignore[arg-type]  # only its names are read
+
+
+def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Conversation:
+    # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
+    rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
+    settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
+    return Conversation(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
+
+
+def _replies(talk: Conversation, options: TrainOptions, seed: int) -> Iterator[str]:
+    """What the teacher answers until it gives up; one plain reply where a run asks no teacher."""
+    if not options.warm_start.steps:
+        yield task_of(options.task).plain_reply
+        return
+    chosen = options.warm_start.teacher
+    teacher = make_teacher(chosen, talk.task.prompt)
+    generator = python_generator(seed, "preflight")
+    while (text := teacher.reply(talk.env, generator)) is not None:
+        yield text
+
+
+def _encode_prompt(encoding: Policy, row: dict[str, Any], options: TrainOptions) -> Trajectory:
+    talk = _begin(encoding, row, options, 0)
+    talk.start(lambda sample, args: _NoWorld())
+    if talk.error is not None:
+        raise RuntimeError(f"the prompt {row.get('id')} cannot be encoded: {talk.error}")
+    return talk.snapshot()
+
+
+def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, options: TrainOptions) -> EpisodeShape:
+    spans = {
+        role: [t.token_end - t.token_start for t in episode.turns if t.role == role] for role in ("user", "assistant")
+    }
+    patches = max((t * h * w for one in (episode, *prompts) for t, h, w in one.image_grid_thw), default=0)
+    return EpisodeShape(
+        prompt=max(spans["user"][0], *(one.prompt_length for one in prompts)),
+        observation=max(spans["user"][1:], default=spans["user"][0]),
+        reply=max(spans["assistant"], default=0) if options.warm_start.steps else 0,
+        patches=patches,
+        picture_tokens=patches // encoding.codec.merge_size**2,
+        picture_bytes=max((len(image) for one in (episode, *prompts) for image in one.images), default=0),
+    )
+
+
+# Own code on one prompt before a run: a whole episode and one that is cut off at once, without a policy or a token.
+
+
+Row = dict[str, Any]
+
+
+def is_own(options: TrainOptions) -> bool:
+    """Whether environment, reward or teacher are the user's own, or the reward is another than its task's for turns."""
+    named = [options.env.factory, options.reward.function]
+    if options.warm_start.steps:
+        named.append(options.warm_start.teacher.factory)
+    return any(own_files(spec) for spec in named) or (options.grpo.credit == "turn" and not _made_of_turns(options))
+
+
+def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[Check]:
+    """Findings about a whole and a truncated episode on a prompt; nothing where all code is the project's own.
+
+    Args:
+        run: namespace of the run, for the names in the messages.
+        row: a prompt of the run.
+    """
+    if not is_own(options):
+        return []
+    # Whoever lets every episode fail is not stopped by one.
+    worst: State = "warning" if options.rollout.max_failed_share >= 1 else "failure"
+    try:
+        parts, turns = _try_episode(row, options, seed)
+    except Exception as error:  # own code may raise anything
+        return [Check(_GROUP, "whole episode", worst, f"{run}: an episode of {row.get('id')} fails: {explain(error)}")]
+    found = [Check(_GROUP, "whole episode", "ok", f"reward {parts['reward']:g}")]
+    if options.grpo.credit == "turn" and not _made_of_turns(options):
+        found += _check_credit(run, options, parts, turns)
+    try:
+        parts, _ = _try_episode(row, options, seed, cut=True)
+    except Exception as error:  # own code may raise anything
+        text = f"{run}: an episode whose first response is cut off fails, for which outcome.infos is empty: "
+        way_out = "see docs/your_own_reward.md for what an outcome holds then"
+        return [*found, Check(_GROUP, "truncated episode", worst, text + explain(error), way_out)]
+    text = f"reward {parts['reward']:g} where the first response is cut off, without infos"
+    return [*found, Check(_GROUP, "truncated episode", "ok", text)]
+
+
+def sample_level(options: SokobanDataOptions) -> Row:
+    """A prompts row of a level of the size that a run with these options generates, which two moves solve at most."""
+    from geo_sokoban_pipeline.envs.sokoban import Board
+    from geo_sokoban_pipeline.envs.sokoban.data import LevelRow, data_source_name, prompt_row, raw_level_row
+
+    board = Board.from_text(_draw_level(options.height, options.width, options.boxes))
+    level = LevelRow("a small level", "generate", data_source_name(board), board, solution_length=2)
+    return prompt_row(raw_level_row(level, "train", "layout"), options)
+
+
+def _draw_level(height: int, width: int, boxes: int) -> str:
+    """A room with its player beside a box beside a target; all other boxes stand on targets, from the far end."""
+    tall = height > width
+    long, short = (height, width) if tall else (width, height)
+    cells = [[" "] * (long - 2) for _ in range(short - 2)]
+    cells[0][:4] = "@ $." if long >= 6 else "@$."
+    free = [(row, column) for row in range(short - 3, -1, -1) for column in range(long - 3, -1, -1)]
+    for row, column in [place for place in free if place[0] > 0][: boxes - 1]:
+        cells[row][column] = "*"
+    drawn = ["#" * long, *("#" + "".join(row)[: long - 2] + "#" for row in cells), "#" * long]
+    return "\n".join("".join(row) for row in zip(*drawn, strict=True)) if tall else "\n".join(drawn)
+
+
+def _try_episode(
+    row: Row, options: TrainOptions, seed: int, *, cut: bool = False
+) -> tuple[dict[str, float], list[Any]]:
+    """Parts of the reward, and (reply's reward, info) of each turn.
+
+    Args:
+        cut: the first response is cut off, so that the environment never sees it.
+    """
+    build_env = load_object(options.env.factory, default_name="build_env")
+    reward = load_object(options.reward.function, default_name="reward")
+    env = build_env(row, options.env.args)
+    check_environment(env, options.env.factory)
+    try:
+        env.reset()
+        replies: list[str] = []
+        infos: list[dict[str, Any]] = []
+        for text in _trial_replies(env, row, options, seed):
+            replies.append(text[: len(text) // 2] if cut else text)
+            if cut:
+                break
+            _, done, info = check_step(env.step(text), options.env.factory)
+            infos.append(info)
+            if done or len(replies) >= options.rollout.max_turns:
+                break
+        status = "truncated" if cut else "completed"
+        outcome = conclude_episode(env, Outcome(row, status, replies, "".join(replies), infos))
+        parts = check_reward(begin_reward(reward, outcome, options.reward.args)(), options.reward.function)
+        _ = outcome.metrics
+    finally:
+        close_environment(env, "preflight")
+    return parts, infos
+
+
+def _trial_replies(env: Any, row: Row, options: TrainOptions, seed: int) -> Iterator[str]:
+    if not options.warm_start.steps:
+        yield task_of(options.task).plain_reply
+        return
+    teacher = make_teacher(options.warm_start.teacher, row)
+    generator = python_generator(seed, "preflight")
+    while (text := teacher.reply(env, generator)) is not None:
+        if not isinstance(text, str):
+            raise TypeError(
+                f"warm_start.teacher.factory={options.warm_start.teacher.factory}: reply must return a str, or None to "
+                f"end the episode; it returned {type(text).__name__}"
+            )
+        yield text
+
+
+def _made_of_turns(options: TrainOptions) -> bool:
+    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+
+    return load_object(options.reward.function, default_name="reward") is compute_reward
+
+
+def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], infos: list[Any]) -> list[Check]:
+    from geo_sokoban_pipeline.training.scoring import adds_up, turn_worth
+
+    turns = [SimpleNamespace(role="assistant", reward=info.get("turn_reward"), info=info) for info in infos]
+    episode = SimpleNamespace(turns=turns, reward_parts={n: value for n, value in parts.items() if n != "reward"})
+    values = turn_worth(episode, options.reward.args)  # type: ignore[arg-type]  # all that it reads is there
+    if adds_up(values, parts["reward"]) and (len(values) or not infos):
+        return []
+    text = f"{run}.grpo.credit=turn: needs a reward made of turn rewards, distance and final bonus, but "
+    if len(values):
+        text += f"{options.reward.function} gives {parts['reward']:g} for turns that add up to {values.sum():g}"
+    else:
+        text += f"the infos of {options.env.factory} hold no turn_reward"
+    return [Check(_GROUP, "credit", "failure", text, f"set {run}.grpo.credit=episode")]

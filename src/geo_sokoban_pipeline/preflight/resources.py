@@ -1,0 +1,572 @@
+"""Disk of a run: how many bytes it will still write and keep, whether they fit, whether its folders can be written.
+
+Sizes are those of what the run has stored already where it has, else computed from the model's shape and one episode.
+Only what is known to be needed is a failure; what an upper bound asks for is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
+from geo_sokoban_pipeline.preflight.checks import Check, State, Subject
+from geo_sokoban_pipeline.preflight.model import ModelShape
+from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.preflight.stored import Stored
+from geo_sokoban_pipeline.runs.policy_folder import open_policy
+from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder, write_folder
+from geo_sokoban_pipeline.trajectories.parquet import name_parts, write_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+_DISK = "disk"
+# Weights, and two moments of the optimizer in the same type.
+_TENSORS_PER_CHECKPOINT = 3
+_TEXT_BYTES = 4 << 20  # tokenizer and configuration of a policy folder
+_TOKEN_BYTES = 10  # of a stored token: id, mask, one or two log-probs, compressed
+_TURN_BYTES = 200  # of a stored message: text, spans, info
+_LONGEST_NAME = ".part-000.parquet.00000000.tmp"
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """Bytes that a run still has to write and keeps, at most, by kind.
+
+    Attributes:
+        measured: part of `trajectories` whose size is known from stored ones; a computed one counts no picture twice
+            and no byte as compressed, and is several times too large where boards repeat.
+    """
+
+    checkpoints: int
+    policies: int
+    trajectories: int
+    measured: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.checkpoints + self.policies + self.trajectories
+
+    @property
+    def certain(self) -> int:
+        """What is no mere upper bound."""
+        return self.checkpoints + self.policies + self.measured
+
+
+def plan_disk(
+    options: TrainOptions,
+    weight_bytes: int,
+    shape: EpisodeShape,
+    *,
+    validation: int,
+    evaluation: int,
+    stored: Stored,
+    linked: bool = False,
+) -> DiskPlan:
+    """Bytes that a run still has to write and will keep.
+
+    Args:
+        weight_bytes: of the model.
+        shape: of an episode, for stored episodes.
+        validation, evaluation: prompts that are played.
+        stored: what is there already.
+        linked: the starting policy lies on the disk of the data root, so that its files are shared and not copied.
+    """
+    loop = options.loop
+    left = max(loop.iterations - stored.iterations, 0)
+    per_episode = episode_bytes(options, shape)
+    validations = count_validations(loop, stored.iterations) * 2 * validation
+    played = 2 * evaluation * (options.evaluation.samples + int(options.evaluation.greedy))
+    episodes = options.grpo.groups * options.grpo.group_size
+    iterations = left * (stored.iteration_bytes or episodes * per_episode)
+    one = stored.checkpoint_bytes or _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
+    base = 0 if stored.base_policy or linked else weight_bytes + _TEXT_BYTES
+    # The optimizer state lies beside what the warm start has made; without one, the files are the base policy's.
+    learnt = (
+        0 if stored.policy or not options.warm_start.steps else _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
+    )
+    return DiskPlan(
+        checkpoints=_checkpoints(options, left, stored) * one,
+        policies=base + learnt,  # the final one shares the files of its checkpoint
+        trajectories=iterations + (validations + played) * per_episode,
+        measured=0 if stored.iteration_bytes is None else iterations,
+    )
+
+
+def count_validations(loop: LoopOptions, done: int) -> int:
+    """Validations that a run has still to make, the one before training included, with so many iterations done."""
+    if not loop.eval_interval:
+        return 0
+    last = max(loop.iterations, done)
+    return last // loop.eval_interval - done // loop.eval_interval + int(done == 0)
+
+
+def _checkpoints(options: TrainOptions, left: int, stored: Stored) -> int:
+    """Checkpoints that will lie beside the stored ones at most."""
+    loop = options.loop
+    if not left:
+        return 0
+    to_save = -(-loop.iterations // loop.save_interval) - stored.iterations // loop.save_interval
+    if loop.keep_last is None:
+        return to_save
+    # The best one may be older than the newest, and one more lies there while it is written.
+    return min(to_save, max(loop.keep_last + int(loop.keep_best) + 1 - stored.checkpoints, 1))
+
+
+def episode_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
+    """Bytes of one stored episode at most: every turn is played, no picture is shared with another episode."""
+    turns = options.rollout.max_turns
+    reply = options.rollout.max_tokens_per_turn or max(shape.reply, 1)
+    tokens = shape.prompt + turns * (reply + shape.observation)
+    return tokens * _TOKEN_BYTES + (turns + 1) * (shape.picture_bytes + 2 * _TURN_BYTES)
+
+
+def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
+    """Whether a plan fits on the disk of the data root.
+
+    Args:
+        free: bytes that the run will find free; None: as the file system says.
+    """
+    there = free_bytes(root) if free is None else free
+    parts = f"checkpoints {size(plan.checkpoints)}, policies {size(plan.policies)}, trajectories "
+    text = f"{size(plan.total)} needed at most ({parts}{size(plan.trajectories)}), {size(there)} free at {root}"
+    way_out = "free space, move data_root, or lower loop.keep_last or loop.iterations"
+    if plan.certain > there:
+        return Check(_DISK, "space", "failure", text, way_out)
+    if plan.total > there:
+        return Check(_DISK, "space", "warning", f"{text}; an upper bound", way_out)
+    return Check(_DISK, "space", "ok", text)
+
+
+def held_bytes(folders: list[Path]) -> int:
+    """Bytes that deleting folders frees: a file that is linked from elsewhere too frees none."""
+    links: dict[tuple[int, int], int] = {}
+    found = 0
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        status = path.stat()
+        key = status.st_dev, status.st_ino
+        links[key] = links.get(key, 0) + 1
+        found += status.st_size if links[key] == status.st_nlink else 0
+    return found
+
+
+def check_writable(folders: list[Path]) -> list[Check]:
+    """Whether files can be made in folders, or in the nearest existing one above each; nothing is left behind."""
+    found = []
+    for folder in folders:
+        place = nearest_folder(folder)
+        try:
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(b"x")
+        except OSError as error:
+            text = f"{folder}: no file can be made in {place} ({error.strerror or error})"
+            found.append(Check(_DISK, "writing", "failure", text, "allow writing, free space, or move data_root"))
+    return found or [Check(_DISK, "writing", "ok", f"{len(folders)} folders can be written")]
+
+
+def check_paths(outputs: Path) -> Check:
+    """Whether the longest path of a run is one that the system takes.
+
+    Args:
+        outputs: folder of the run id in 07_model_output.
+    """
+    longest = outputs / "held_out_trajectories" / "iter=00000" / _LONGEST_NAME
+    place = nearest_folder(outputs)
+    name_limit, path_limit = os.pathconf(place, "PC_NAME_MAX"), os.pathconf(place, "PC_PATH_MAX")
+    length = len(os.fsencode(longest))
+    name = max(len(os.fsencode(part)) for part in longest.parts)
+    text = f"longest path {length} of {path_limit} bytes, longest name {name} of {name_limit}"
+    if length >= path_limit or name > name_limit:
+        return Check(_DISK, "paths", "failure", text, "move data_root nearer to the root, or shorten run_id")
+    return Check(_DISK, "paths", "ok", text)
+
+
+def size(count: float) -> str:
+    """Bytes in a unit that a person reads."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+# Memory of a run, part by part, against what the machine has free.
+
+
+_MEMORY = "memory"
+# Values that autograd keeps per token and layer, in multiples of the width and of the MLP's inner width: inputs of two
+# norms, of the projections, queries, keys, values and their rotations; gate, up and their product.
+_WIDTHS_PER_LAYER = 12
+_MLPS_PER_LAYER = 4
+# Interpreter and libraries of a further process, its caches filled: measured at the default size.
+_PROCESS_BYTES = 600_000_000
+_LOGIT_COPIES = 3  # logits, log-probs, gradient, in float32
+_EXACT = ("weights", "gradients", "optimizer moments", "reference policy")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def plan_memory(
+    options: TrainOptions,
+    model: ModelShape,
+    shape: EpisodeShape,
+    longest: int,
+    *,
+    validation: int = 0,
+    evaluation: int = 0,
+) -> dict[str, int]:
+    """Bytes by part, as in the table.
+
+    Args:
+        longest: tokens of the longest episode.
+        validation, evaluation: prompts that are played in between and at the end.
+    """
+    from geo_sokoban_pipeline.policies.images import DEFAULT_CACHE_BYTES
+
+    text, vision = model.config.text_config, model.config.vision_config
+    weights = model.weight_bytes
+    wide = model.value_bytes if options.policy.compute is None else 2  # bytes of a value that is computed
+    grpo, rollout = options.grpo, options.rollout
+    episodes = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
+    in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
+    imitation = options.warm_start.max_tokens if options.warm_start.steps else 0
+    tokens = max(options.optimizer.max_tokens, imitation, longest)
+    layer = _WIDTHS_PER_LAYER * text.hidden_size + _MLPS_PER_LAYER * text.intermediate_size
+    logits = min(options.optimizer.logit_chunk, tokens) * text.vocab_size * 4 * _LOGIT_COPIES
+    patch = _WIDTHS_PER_LAYER * vision.hidden_size + _MLPS_PER_LAYER * vision.intermediate_size
+    pictures = 0 if not shape.patches else rollout.max_turns + 1
+    heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    rows = min(rollout.max_conversations, episodes)
+    features = 1 + len(vision.deepstack_visual_indexes)
+    plan = {
+        "weights": weights,
+        # A further process keeps its own, and hands them over in a second place.
+        "gradients": weights * (2 * options.processes - 1),
+        "optimizer moments": 2 * weights,
+        "activations of a micro-batch": tokens * text.num_hidden_layers * layer * wide + logits,
+        "vision activations of a step": in_step * pictures * shape.patches * vision.depth * patch * wide,
+        "key-value cache": rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide,
+        "picture features": episodes * pictures * shape.picture_tokens * text.hidden_size * features * wide,
+        "picture cache": min(DEFAULT_CACHE_BYTES, episodes * pictures * (shape.patches * 768 + shape.picture_bytes)),
+    }
+    if options.processes > 1:
+        plan["further processes"] = (options.processes - 1) * _PROCESS_BYTES
+    if grpo.kl_coefficient > 0:
+        plan["reference policy"] = weights
+    return plan
+
+
+def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -> list[Check]:
+    """One row per part, and one for the whole.
+
+    Args:
+        free: bytes that are free.
+        share: of them that may be planned.
+        where: what limits them, for the text.
+    """
+    total = sum(plan.values())
+    exact = sum(plan.get(part, 0) for part in _EXACT)
+    state: State = "ok"
+    way_out = ""
+    if total > share * free:
+        state = "failure" if exact > free else "warning"
+        largest = max(plan, key=lambda part: plan[part])
+        way_out = "take a smaller model" if exact > free else _WAYS_OUT.get(largest, "take a smaller model")
+    parts = [Check(_MEMORY, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
+    text = f"at most {size(total)} ({size(exact)} certain), of {size(free)} free ({where})"
+    return [*parts, Check(_MEMORY, "in all", state, text, way_out)]
+
+
+def check_shared_memory(processes: int, weights: int, folder: Path = _SHARED_MEMORY) -> list[Check]:
+    """Whether weights, and the gradients of every further process, find room where processes share memory.
+
+    Args:
+        weights: bytes of all weights.
+        folder: the file system of shared memory, as on Linux; nothing is said where there is none.
+    """
+    if processes == 1 or not folder.is_dir():
+        return []
+    needed, free = processes * weights, shutil.disk_usage(folder).free
+    text = f"{size(needed)} for {processes} processes, of {size(free)} free in {folder}"
+    if needed <= free:
+        return [Check(_MEMORY, "shared memory", "ok", text)]
+    return [
+        Check(_MEMORY, "shared memory", "failure", text, "raise it (in a container: --shm-size), or set processes=1")
+    ]
+
+
+def free_memory(device: str = "cpu") -> tuple[int, str]:
+    """Bytes that this process may still take, and where: the tighter one of the machine and its control group.
+
+    Args:
+        device: `cuda`: the memory of the GPU instead.
+    """
+    import psutil
+
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0]), "memory of the GPU"
+    machine = int(psutil.virtual_memory().available)
+    limit = group_limit()
+    return (machine, "memory of the machine") if limit is None or limit > machine else (limit, "control group")
+
+
+def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that the control group leaves free, pages of files that the kernel drops on demand among them; None
+    without a limit.
+
+    Args:
+        folder: of the control group, version 2.
+    """
+    try:
+        most, used = ((folder / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        statistics = (folder / "memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return None
+    if most.strip() == "max":
+        return None
+    counts = dict(line.split() for line in statistics.splitlines())
+    return max(int(most) - int(used) + int(counts.get("inactive_file", 0)), 0)
+
+
+_WAYS_OUT = {
+    "activations of a micro-batch": "lower optimizer.max_tokens or optimizer.logit_chunk",
+    "vision activations of a step": "lower grpo.groups_per_step or the size of the pictures",
+    "further processes": "lower processes",
+    "key-value cache": "lower rollout.max_conversations or rollout.max_turns",
+    "picture features": "lower grpo.groups or the size of the pictures",
+}
+
+# The estimate of a run: what one timed iteration took, and what is still to do, become seconds by part.
+
+
+_TIMED = "timed"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one iteration took, in seconds, bytes and counts.
+
+    Attributes:
+        imitation_step: seconds of a step of the warm start; None where none was made, as where the run has its policy.
+        rollout, update, save: seconds.
+        episodes, tokens: of the rollout; tokens count what the model saw and wrote.
+        steps: optimizer steps. skipped: those without a finite gradient.
+        checkpoint_bytes, trajectory_bytes: written.
+        peak_bytes: largest resident memory so far, of all processes.
+    """
+
+    imitation_step: float | None
+    rollout: float
+    update: float
+    save: float
+    episodes: int
+    tokens: int
+    steps: int
+    skipped: int
+    checkpoint_bytes: int
+    trajectory_bytes: int
+    peak_bytes: int
+
+    @property
+    def iteration(self) -> float:
+        """Seconds of an iteration without validation."""
+        return self.rollout + self.update + self.save
+
+
+def describe_timing(
+    timing: Timing, options: TrainOptions, *, validation: int, evaluation: int, done: int = 0
+) -> list[Check]:
+    """Rows of the table.
+
+    Args:
+        validation, evaluation: prompts that are played.
+        done: iterations that are stored.
+    """
+    speed = f"{timing.episodes / timing.rollout:,.0f} episodes/s, {timing.tokens / timing.rollout:,.0f} tokens/s"
+    written = f"checkpoint {size(timing.checkpoint_bytes)}, trajectories {size(timing.trajectory_bytes)}"
+    found = [
+        Check(_TIMED, "rollout", "ok", f"{timing.rollout:.2f} s: {timing.episodes} episodes, {speed}"),
+        Check(_TIMED, "update", "ok", f"{timing.update:.2f} s: {timing.steps} optimizer steps"),
+        Check(_TIMED, "saving", "ok", f"{timing.save:.2f} s: {written}"),
+        Check(_TIMED, "memory", "ok", f"at most {size(timing.peak_bytes)} resident"),
+    ]
+    if timing.skipped:
+        text = f"{timing.skipped} of {timing.steps} optimizer steps had no finite gradient; the run goes on, but stops "
+        text += f"after {options.optimizer.max_skipped} in a row"
+        found.append(Check(_TIMED, "gradients", "warning", text, "lower optimizer.learning_rate or take float32"))
+    elif not timing.steps:
+        text = "no group to train on: the filter dropped all"
+        found.append(Check(_TIMED, "gradients", "warning", text, "a run warms up first; else see grpo.filter"))
+    parts = estimate_run(timing, options, validation=validation, evaluation=evaluation, done=done)
+    shares = ", ".join(f"{name} {_clock(seconds)}" for name, seconds in parts.items())
+    text = f"{timing.iteration:.2f} s an iteration; {_clock(sum(parts.values()))} in all ({shares})"
+    return [*found, Check(_TIMED, "estimate of the run", "ok", text)]
+
+
+def estimate_run(
+    timing: Timing, options: TrainOptions, *, validation: int, evaluation: int, done: int = 0
+) -> dict[str, float]:
+    """Seconds that a run still takes, by part, from one iteration; a warm start of which no step was made is left out.
+
+    Args:
+        validation, evaluation: prompts that are played.
+        done: iterations that are stored.
+    """
+    warm, chosen = options.warm_start, options.evaluation
+    episode = timing.rollout / max(timing.episodes, 1)
+    validated = 2 * validation * episode
+    parts: dict[str, float] = {}
+    if timing.imitation_step is not None:
+        played = -(-warm.steps // warm.play_every) if warm.play_every else 0
+        parts["warm start"] = timing.imitation_step * warm.steps + played * validated
+    parts["iterations"] = timing.iteration * max(options.loop.iterations - done, 0)
+    parts["validations"] = count_validations(options.loop, done) * validated
+    per_prompt = chosen.samples + int(chosen.greedy)
+    disguised = chosen.disguises * (1 + int(chosen.greedy))
+    parts["evaluation"] = evaluation * (2 * per_prompt + disguised) * episode
+    return parts
+
+
+def _clock(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+# The timed part: one rollout, one update and one save at the run's real sizes, in a place of its own.
+
+
+_FEW_STEPS = 2  # of the warm start with a policy that has learnt to write before
+
+
+def has_weights(subject: Subject, model: ModelShape | None) -> bool:
+    """Whether there are weights to time with: stored by the run, built here, or in a folder."""
+    if subject.learnt_policy is not None or subject.options.policy.source == "tiny":
+        return True
+    return model is not None and model.folder is not None
+
+
+def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: ModelShape | None) -> Timing:
+    """Run one iteration.
+
+    Args:
+        rows: training prompts; fewer than the run draws are drawn again.
+        model: shape of the model; None: not known.
+
+    Raises:
+        FileNotFoundError: the weights are not here yet, see `has_weights`.
+        Exception: whatever the run would end with: memory, diverged updates, own code.
+    """
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+
+    prepare_process(subject.options.threads)
+    place = nearest_folder(subject.data_root)
+    with tempfile.TemporaryDirectory(dir=place, prefix=".preflight-") as folder:
+        policy, imitation = _ready_policy(subject, rows, model, Path(folder) / "policy")
+        return _time(subject, rows, policy, imitation, Path(folder) / "saved")
+
+
+def _time(
+    subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, imitation: float | None, folder: Path
+) -> Timing:
+    from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+    from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+    from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, update_policy
+    from geo_sokoban_pipeline.training.worker_group import open_crew
+
+    options, seed = subject.options, subject.parameters.seed
+    engine = build_engine(policy, options.rollout)
+    sampler = build_sampler(rows, options, seed, None)
+    with open_crew(policy, options) as crew:
+        backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature, crew)
+        play = None if crew is None else crew.play
+        began = time.perf_counter()
+        trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, play).collect(0, sampler)
+        played = time.perf_counter()
+        reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
+        metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
+        updated = time.perf_counter()
+        engine.close()
+        sizes = _save(folder, policy, backend, trajectories)
+        saved = time.perf_counter()
+    return Timing(
+        imitation_step=imitation,
+        rollout=played - began,
+        update=updated - played,
+        save=saved - updated,
+        episodes=len(trajectories),
+        tokens=sum(len(episode.token_ids) for episode in trajectories),
+        steps=int(metrics["train/steps"]),
+        skipped=int(metrics.get("train/skipped", 0)),
+        checkpoint_bytes=sizes[0],
+        trajectory_bytes=sizes[1],
+        peak_bytes=_peak_bytes(options.processes - 1),
+    )
+
+
+def _peak_bytes(children: int) -> int:
+    """Largest resident memory of this process and of so many children that have ended, each as large as the largest."""
+    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return (own + children * child) * 1024
+
+
+def _ready_policy(
+    subject: Subject, rows: Sequence[dict[str, Any]], model: ModelShape | None, folder: Path
+) -> tuple[Policy, float | None]:
+    """A policy that writes as the run's will, and the seconds of a step of the warm start where one was made.
+
+    Args:
+        folder: to write a policy into that is built here.
+    """
+    options = subject.options
+    if subject.learnt_policy is not None:
+        stored = open_policy(subject.learnt_policy)
+        return load_as(options.policy, stored.path), None
+    policy = _starting_policy(subject, model, folder)
+    steps = min(options.warm_start.steps, subject.settings.imitation_steps)
+    if options.policy.source != "tiny":
+        steps = min(steps, _FEW_STEPS)
+    if not steps:
+        return policy, None
+    from geo_sokoban_pipeline.training.sft import imitate_teacher
+
+    few = {"steps": steps, "warmup_steps": min(options.warm_start.warmup_steps, steps // 4), "validate_every": steps}
+    warm = options.warm_start.model_copy(update={**few, "validation_episodes": 1, "play_every": 0})
+    brief = options.model_copy(update={"warm_start": warm})
+    history = imitate_teacher(policy, rows, rows[:1], brief, subject.parameters.seed)
+    return policy, history[-1]["seconds"] / steps
+
+
+def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -> Policy:
+    """The starting policy as a run loads it, with the type and the attention of the options."""
+    options = subject.options.policy
+    if model is not None and model.folder is not None:
+        return load_as(options, model.folder)
+    if options.source != "tiny":
+        raise FileNotFoundError(f"policy.path={options.path}: its weights are not here, so nothing can be timed.")
+    from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+
+    save_policy(build_tiny_policy(options.tiny, subject.parameters.seed), folder)
+    return load_as(options, folder)
+
+
+def _save(folder: Path, policy: Policy, backend: Any, trajectories: Sequence[Trajectory]) -> tuple[int, int]:
+    """Save as the run does; bytes of the checkpoint and of the trajectories."""
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
+
+    manifest = write_folder(folder / "checkpoint", CheckpointWriter(backend, {}))
+    for name, table in name_parts(0, trajectories, policy.table_context).items():
+        write_trajectories(folder / f"{name}.parquet", table)
+    written = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+    return sum(file["bytes"] for file in manifest["files"].values()), written

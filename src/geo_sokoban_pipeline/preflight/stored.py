@@ -1,0 +1,324 @@
+"""Fingerprints before any work: a run continues only with the parameters it was made with.
+
+The nodes compare inputs too, but by then the data nodes have run. So the part of each stored fingerprint that
+parameters alone decide is compared here, from manifests, before the first node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.preflight.checks import Check, Subject
+from geo_sokoban_pipeline.runs.fingerprint import (
+    Fingerprint,
+    FingerprintError,
+    describe_differences,
+    differences,
+    loop_parameters,
+    policy_parameters,
+    warm_start_parameters,
+)
+from geo_sokoban_pipeline.runs.lock import find_holder
+from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json, read_manifest
+from geo_sokoban_pipeline.trajectories.schema import COMPLETE
+
+TRAINING = "train_"  # only runs of this kind continue from what they have stored
+_INPUTS = "input."  # names of a fingerprint that need the data themselves
+
+# What decides, in each pipeline on stored runs, that the numbers can be compared with those of the run itself.
+_COMPARED = {
+    "rollout": ("env.", "reward.", "rollout."),
+    "update": ("grpo.", "optimizer.", "rollout.sampling."),
+    "evaluate": ("env.", "reward.", "rollout.", "evaluation.sampling."),
+}
+# Who samples changes no rule; an evaluation has a sampling of its own.
+_NOT_COMPARED = {
+    "rollout": ("rollout.engine", "rollout.server."),
+    "update": (),
+    "evaluate": ("rollout.engine", "rollout.server.", "rollout.sampling."),
+}
+
+
+def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> None:
+    """Compare the parameters of this command with those of every stored stage of a run.
+
+    Args:
+        run: namespace; only `train_*` is looked at.
+        models: folder of the run id in 06_models.
+        parameters: all parameters of the command.
+
+    Raises:
+        FingerprintError: with the list of differences and the two ways out.
+        CorruptFolderError: a manifest is not readable; the message names it.
+    """
+    if not run.startswith(TRAINING):
+        return
+    lines: dict[str, None] = {}
+    for folder, current in stages(run, models, parameters):
+        manifest = read_manifest(folder, verify=False)
+        if manifest is not None:
+            stored = {k: v for k, v in manifest.get("fingerprint", {}).items() if not k.startswith(_INPUTS)}
+            lines |= dict.fromkeys(differences(stored, current))
+    if lines:
+        raise FingerprintError(describe_differences(f"{run}: a run", sorted(lines)))
+
+
+def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:
+    """Settings with which a pipeline plays or trains otherwise than the run it works on was trained.
+
+    Args:
+        run: namespace of the pipeline, such as `evaluate_sokoban`.
+        models: folder of the source's run id in 06_models.
+        options: what `train_<task>` says now, from which the pipeline takes its settings.
+
+    Returns:
+        One line for each setting that differs, sorted; nothing where they are equal, and for other pipelines.
+    """
+    kind = run.partition("_")[0]
+    if kind not in _COMPARED:
+        return []
+    folders = [*newest_checkpoints(models / "checkpoints")[-1:], models / "policy"]
+    manifest = next(filter(None, (read_manifest(folder, verify=False) for folder in folders)), None)
+    if manifest is None:
+        return []
+    stored = manifest.get("fingerprint", {})
+    current = loop_parameters(options, 0, {})
+
+    def compared(values: Fingerprint) -> Fingerprint:
+        return {
+            name: value
+            for name, value in values.items()
+            if name.startswith(_COMPARED[kind]) and not name.startswith(_NOT_COMPARED[kind])
+        }
+
+    before = compared(stored)
+    if "grpo.group_size" in stored:  # of the loop: all of it is known
+        return differences(before, compared(current))
+    return differences(before, {name: value for name, value in compared(current).items() if name in before})
+
+
+def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[Path, Fingerprint]]:
+    """Folder and current parameters of each stage: starting policy, warm start, newest checkpoint."""
+    options = getattr(parameters, run)
+    data = identify_data(options.task, getattr(parameters, options.task)).fingerprint
+    found = [
+        (models / "base_policy", policy_parameters(options.policy, parameters.seed)),
+        (models / "policy", warm_start_parameters(options, parameters.seed, data)),
+    ]
+    newest = newest_checkpoints(models / "checkpoints")[-1:]
+    return [*found, *((folder, loop_parameters(options, parameters.seed, data)) for folder in newest)]
+
+
+def newest_checkpoints(folder: Path) -> list[Path]:
+    """Sealed checkpoint folders, the newest last; what else lies in the folder is not ours."""
+    sealed = (path.parent for path in folder.glob(f"iter=*/{MANIFEST}"))
+    ours = (path for path in sealed if path.name.removeprefix("iter=").isdigit())
+    return sorted(ours, key=lambda path: int(path.name.removeprefix("iter=")))
+
+
+# Stored files of a run at a glance: a torn one is named before hours are spent, not when the report reads it.
+
+
+_MARK = b"PAR1"  # a parquet file begins and ends with it
+
+
+def find_damage(models: Path, outputs: Path) -> list[str]:
+    """What is torn among a run's checkpoints, policies, metrics and trajectories: one text each, with the way out.
+
+    Args:
+        models: folder of the run id in 06_models.
+        outputs: folder of the run id in 07_model_output.
+    """
+    folders = [models / "base_policy", models / "policy", *newest_checkpoints(models / "checkpoints")[-1:]]
+    damaged = [text for folder in folders for text in find_damaged_files(folder)]
+    return [*damaged, *find_damaged_rows(models, outputs)]
+
+
+def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
+    """What is torn among committed metrics and trajectories, as in `find_damage`.
+
+    What is later than the newest checkpoint is not looked at: a continued run deletes it and makes it again.
+    """
+    newest = newest_checkpoints(models / "checkpoints")[-1:]
+    last = _number(newest[0].name) if newest else -1
+    return [*_damaged_metrics(outputs, last), *_damaged_trajectories(outputs, last)]
+
+
+def find_damaged_files(folder: Path) -> list[str]:
+    """What is torn in a sealed folder, as in `find_damage`; only sizes are compared."""
+    try:
+        manifest = read_manifest(folder, verify=False) or {"files": {}}
+    except CorruptFolderError as error:
+        return [str(error)]
+    found = []
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != expected["bytes"]:
+            said = "is missing" if size is None else f"has {size} bytes, {expected['bytes']} recorded"
+            found.append(f"{path} {said} in {MANIFEST}. Delete {folder} to have it made again.")
+    return found
+
+
+def _damaged_metrics(outputs: Path, last: int) -> Iterator[str]:
+    for path in sorted((outputs / "metrics").glob("iter=*.json")):
+        if not 0 <= _number(path.stem) <= last:
+            continue
+        try:
+            row = read_json(path)
+        except CorruptFolderError as error:
+            yield str(error)
+            continue
+        if not isinstance(row, dict):
+            yield f"{path} holds a {type(row).__name__}, not a row of metrics. Restore it or delete it."
+
+
+def _damaged_trajectories(outputs: Path, last: int) -> Iterator[str]:
+    # Version v is validated before checkpoint v − 1 is committed.
+    for kind, newest in (("trajectories", last), ("eval_trajectories", last + 1 if last >= 0 else -1)):
+        for path in sorted((outputs / kind).glob("iter=*/part-*.parquet")):
+            if 0 <= _number(path.parent.name) <= newest and not _is_whole(path):
+                yield f"{path} is no whole parquet file. Restore it, or delete it to go on without these episodes."
+
+
+def _number(name: str) -> int:
+    """Iteration of a name such as `iter=00012`; -1 for what is not ours."""
+    number = name.removeprefix("iter=")
+    return int(number) if number.isdigit() else -1
+
+
+def _is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        first = file.read(len(_MARK))
+        if path.stat().st_size < 3 * len(_MARK):
+            return False
+        file.seek(-len(_MARK), 2)
+        return first == file.read() == _MARK
+
+
+# Stored prompts before a run: whether the tables of an earlier one are those that these options would make.
+
+
+TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
+_NAME = "stored prompts"
+
+
+def compare_stored(
+    group: str, folder: Path, differences: Callable[[Path, str], list[str]], *, generated: bool
+) -> list[Check]:
+    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
+
+    Args:
+        group: of the checks.
+        folder: of the prompts tables in 05_model_input, under the id of the data.
+        differences: what in a table, of a split, cannot be of the options; raises OSError or ValueError for a file that
+            cannot be read.
+        generated: the source generates, so that rows can be made and compared; of others the id alone tells.
+    """
+    paths = {split: folder / f"{name}.parquet" for split, name in TABLES.items()}
+    if not all(path.is_file() for path in paths.values()):
+        return [Check(group, _NAME, "skipped", "none yet; the data nodes of the run make them")]
+    if not generated:
+        return [Check(group, _NAME, "ok", f"made with these settings and source: {folder.name}")]
+    found: list[Check] = []
+    for split, path in paths.items():
+        try:
+            differs = differences(path, split)
+        except (OSError, ValueError) as error:
+            differs = [f"not readable ({' '.join(str(error).split())})"]
+        if differs:
+            way_out = f"delete {folder}; the data nodes of the run make them again"
+            found.append(Check(group, _NAME, "warning", f"{path}: {'; '.join(differs)}", way_out))
+    return found or [Check(group, _NAME, "ok", f"made with these settings: {folder.name}")]
+
+
+# What a run id holds already: free, in use, to be continued, finished, damaged, or made with other settings.
+
+
+_GROUP = "run"
+
+
+def check_run(subject: Subject) -> list[Check]:
+    """Findings about the run id that the command names."""
+    holder = find_holder(subject.models)
+    if holder is not None:
+        return [Check(_GROUP, "lock", "failure", holder)]
+    name = f"{subject.run}/{subject.parameters.run_id}"
+    if subject.parameters.fresh:
+        return [Check(_GROUP, name, "ok", "is cleared first (fresh=true)")]
+    if not any((subject.models / stage).is_dir() for stage in ("base_policy", "policy", "checkpoints")):
+        return [Check(_GROUP, name, "ok", "nothing is stored yet")]
+    try:
+        check_stored_run(subject.run, subject.models, subject.parameters)
+    except (FingerprintError, CorruptFolderError) as error:
+        return [Check(_GROUP, name, "failure", str(error))]
+    damage = find_damage(subject.models, subject.outputs)
+    if damage:
+        return [Check(_GROUP, name, "failure", text) for text in damage]
+    return [Check(_GROUP, name, "ok", _progress(subject))]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a run has stored and will not write again; nothing where it is cleared first.
+
+    Attributes:
+        iterations: that the run would not repeat.
+        checkpoints: sealed ones.
+        base_policy, policy: the policies before and after the warm start are there.
+        checkpoint_bytes: of the newest checkpoint; None without one.
+        iteration_bytes: mean of a stored iteration's trajectories; None without any.
+    """
+
+    iterations: int = 0
+    checkpoints: int = 0
+    base_policy: bool = False
+    policy: bool = False
+    checkpoint_bytes: int | None = None
+    iteration_bytes: int | None = None
+
+
+def read_stored(subject: Subject) -> Stored:
+    """What the run id holds; sizes that cannot be read count as unknown, `check_run` names them."""
+    if subject.parameters.fresh:
+        return Stored()
+    newest = newest_checkpoints(subject.models / "checkpoints")
+    try:
+        manifest = read_manifest(newest[-1], verify=False) if newest else None
+    except CorruptFolderError:
+        manifest = None
+    return Stored(
+        iterations=stored_iterations(subject.models),
+        checkpoints=len(newest),
+        base_policy=subject.base_policy is not None,
+        policy=subject.learnt_policy is not None,
+        checkpoint_bytes=None if manifest is None else sum(file["bytes"] for file in manifest["files"].values()),
+        iteration_bytes=_iteration_bytes(subject.outputs),
+    )
+
+
+def stored_iterations(models: Path) -> int:
+    """Iterations that a run would not repeat."""
+    checkpoints = newest_checkpoints(models / "checkpoints")
+    return int(checkpoints[-1].name.removeprefix("iter=")) + 1 if checkpoints else 0
+
+
+def _iteration_bytes(outputs: Path) -> int | None:
+    parts = list((outputs / "trajectories").glob("iter=*/part-*.parquet"))
+    iterations = {part.parent for part in parts}
+    return sum(part.stat().st_size for part in parts) // len(iterations) if parts else None
+
+
+def _progress(subject: Subject) -> str:
+    goal = subject.options.loop.iterations
+    done = stored_iterations(subject.models)
+    mark = subject.models / "checkpoints" / f"{COMPLETE}.json"
+    if mark.is_file() and done >= goal:
+        reached = read_json(mark).get("iterations")
+        return f"finished after {reached} iterations: it is evaluated and reported again, nothing is trained"
+    return f"{done} of {goal} iterations are stored: it continues from there"

@@ -1,0 +1,353 @@
+"""Stored runs: their folders, and the policy, checkpoint or trajectories that a `source` names, whoever wrote them."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
+from geo_sokoban_pipeline.runs.lock import LOCK_FILE
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
+from geo_sokoban_pipeline.runs.provenance import read_commands
+from geo_sokoban_pipeline.runs.storage import MANIFEST, describe_files, read_json, read_manifest, remove_temporaries
+
+DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
+
+
+@dataclass(frozen=True)
+class RunFolders:
+    """The three folders of one run id of one run.
+
+    Attributes:
+        models: policies, checkpoints, lock.
+        outputs: trajectories, metrics.
+        reports: evaluation summary, report.
+    """
+
+    models: Path
+    outputs: Path
+    reports: Path
+
+    @classmethod
+    def of(cls, data_root: Path, run: str, run_id: str) -> RunFolders:
+        """Folders of `run_id` of the namespace `run`."""
+        layers = ("06_models", "07_model_output", "08_reporting")
+        return cls(*(data_root / layer / run / run_id for layer in layers))
+
+    def tidy(self) -> None:
+        """Delete what killed commands left half-written; for those who hold the run's lock."""
+        for folder in (self.models, self.outputs, self.reports):
+            remove_temporaries(folder)
+
+    def clear(self) -> None:
+        """Delete everything but the lock.
+
+        Stored state goes first, and each entry by a rename: a clearing that is interrupted leaves a run that starts
+        anew, never one that continues from half of its files.
+        """
+        for folder in (self.models, self.outputs, self.reports):
+            entries = [entry for entry in folder.iterdir() if entry.name != LOCK_FILE] if folder.is_dir() else []
+            for entry in entries:
+                doomed = entry.with_name(f".{entry.name}.{uuid.uuid4().hex[:8]}.tmp")
+                entry.rename(doomed)
+                if doomed.is_dir():
+                    shutil.rmtree(doomed)
+                else:
+                    doomed.unlink()
+
+
+START = -1  # in place of an iteration: the policy that GRPO started from
+# Folders of policies that are no checkpoints, and what they are.
+_FOLDERS = {"start": "policy", "final": "final_policy"}
+_WORDS = {"start": "the policy after its warm start", "final": "the final policy"}
+
+
+class SourceError(ValueError):
+    """A source names something that is not stored; the message lists what is there."""
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """What a source names, in words and as a folder.
+
+    Attributes:
+        words: such as `train_sokoban/seed2, checkpoint 149 (latest)`.
+        folder: of the policy or the trajectories; None: an untrained policy, or one of the hub.
+    """
+
+    words: str
+    folder: Path | None
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """All runs below a data root.
+
+    Attributes:
+        root: data root, the folder that holds `06_models` and the other layers.
+    """
+
+    root: Path
+
+    @staticmethod
+    def is_own(source: SourceOptions) -> bool:
+        """Whether a source's policy is one of the run that it names; else a folder, a hub id, or `tiny`."""
+        wanted = str(source.checkpoint)
+        return wanted in ("start", "final", "latest", "best") or wanted.isdigit()
+
+    def describe(self, source: SourceOptions, *, trajectories: bool = False) -> FoundSource:
+        """What a source names, without opening it.
+
+        Args:
+            trajectories: those are meant, not the policy.
+
+        Raises:
+            SourceError: nothing of that name is stored; a folder or hub id is not looked for.
+        """
+        name = f"{source.run}/{source.run_id}"
+        if trajectories:
+            number, folder = self._iteration(source)
+            newest = " (the newest)" if source.iteration is None else ""
+            return FoundSource(f"{name}, trajectories of iteration {number}{newest}", folder)
+        if source.checkpoint == "tiny":
+            return FoundSource("an untrained policy", None)
+        if not self.is_own(source):
+            folder = Path(str(source.checkpoint)).expanduser()
+            return FoundSource(f"the policy {source.checkpoint}", folder if folder.is_dir() else None)
+        if source.checkpoint in ("start", "final"):
+            folder = self._existing(self._models(source) / _FOLDERS[str(source.checkpoint)], source)
+            return FoundSource(f"{name}, {_WORDS[str(source.checkpoint)]}", folder)
+        if source.checkpoint == "best" and self._start_is_best(source):
+            folder = self._existing(self._models(source) / _FOLDERS["start"], source)
+            return FoundSource(f"{name}, {_WORDS['start']} (best)", folder)
+        number, folder = self._numbered(source)
+        given = "" if str(source.checkpoint).isdigit() else f" ({source.checkpoint})"
+        return FoundSource(f"{name}, checkpoint {number}{given}", folder)
+
+    def data_note(self, source: SourceOptions) -> dict[str, Any] | None:
+        """What a run has noted of its data (see `hooks.data`); None: nothing."""
+        path = self._models(source) / DATA_NOTE
+        note: dict[str, Any] | None = read_json(path) if path.is_file() else None
+        return note
+
+    def prompts_hash(self, source: SourceOptions) -> str | None:
+        """Content hash of the prompts that a run was trained on; None where it was not trained."""
+        manifest = read_manifest(self._models(source) / "policy", verify=False) or {}
+        found: str | None = manifest.get("fingerprint", {}).get("input.prompts")
+        return found
+
+    def policy(self, source: SourceOptions) -> PolicyFolder:
+        """The policy that a source names; a checkpoint is one.
+
+        Raises:
+            SourceError: nothing of that name is stored.
+            CorruptFolderError: it is, but damaged.
+        """
+        wanted = source.checkpoint
+        if wanted in ("start", "final"):
+            return open_policy(self._existing(self._models(source) / _FOLDERS[str(wanted)], source))
+        if wanted == "best" and self._start_is_best(source):
+            return open_policy(self._existing(self._models(source) / _FOLDERS["start"], source))
+        if self.is_own(source):
+            checkpoint = self.checkpoint(source)
+            return PolicyFolder(checkpoint["dir"], checkpoint["manifest"])
+        try:
+            return _foreign_policy(str(wanted))
+        except PolicyUnavailableError as error:
+            raise SourceError(
+                f"{self._describe(source)}: no folder, and not to be had from the hub ({error.__cause__}). Give "
+                "latest, best, final, start, the number of an iteration, a policy's folder, or its hub id."
+            ) from error
+
+    def checkpoint(self, source: SourceOptions) -> dict[str, Any]:
+        """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
+        number, folder = self._numbered(source)
+        manifest = read_manifest(folder)
+        assert manifest is not None  # _checkpoints lists sealed folders only
+        return {"iteration": number, "dir": folder, "manifest": manifest}
+
+    def trajectory_files(self, source: SourceOptions) -> tuple[int, list[Path]]:
+        """Iteration and parquet files of the trajectories that `source.iteration` names (None: the newest)."""
+        number, folder = self._iteration(source)
+        return number, sorted(folder.glob("part-*.parquet"))
+
+    def all_trajectory_files(self, source: SourceOptions) -> list[Path]:
+        """Parquet files of all stored trajectories, by iteration and part."""
+        stored = self._trajectories(source)
+        return [file for number in sorted(stored) for file in sorted(stored[number].glob("part-*.parquet"))]
+
+    def is_complete(self, source: SourceOptions) -> bool:
+        """Whether a run's loop has reached its goal."""
+        return (self._models(source) / "checkpoints" / "COMPLETE.json").is_file()
+
+    def find_runs(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Namespace and run id of each name, which is a run id of Sokoban's training, or both with a slash between.
+
+        Raises:
+            SourceError: fewer than two names, one twice, or one that is not stored.
+        """
+        stored = sorted(
+            f"{path.parent.parent.name}/{path.parent.name}"
+            for path in (self.root / "07_model_output").glob("train_*/*/metrics")
+        )
+        known = f"Stored are {', '.join(stored)}." if stored else f"No training run is stored in {self.root}."
+        found = [name if "/" in name else f"train_sokoban/{name}" for name in names]
+        if len(set(found)) < 2:
+            raise SourceError(
+                f"runs=[{','.join(names)}]: give two runs or more, such as --params runs=[default,seed2]. {known}"
+            )
+        for name in found:
+            if name not in stored:
+                raise SourceError(f"runs: {name} is not stored. {known}")
+        return [(run, run_id) for run, _, run_id in (name.partition("/") for name in dict.fromkeys(found))]
+
+    def evaluation(self, source: SourceOptions) -> dict[str, Any]:
+        """The summary of a run's evaluation; `{}` where it has none."""
+        path = self.root / "08_reporting" / source.run / source.run_id / "eval_summary.json"
+        found: dict[str, Any] = read_json(path) if path.is_file() else {}
+        return found
+
+    def held_out_files(self, source: SourceOptions) -> dict[str, Path]:
+        """Files of the evaluation's episodes by partition, `iter=<number of the policy>/part-…`."""
+        folder = self._outputs(source) / "held_out_trajectories"
+        return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("iter=*/part-*.parquet"))}
+
+    def commands(self, source: SourceOptions) -> list[dict[str, Any]]:
+        """The commands that have made a run, see `runs/provenance.py`."""
+        return read_commands(self._outputs(source))
+
+    def settings(self, source: SourceOptions) -> dict[str, Any]:
+        """What a run's newest checkpoint was made with: its fingerprint, flat, and threads and processes."""
+        stored = self._checkpoints(source)
+        manifest = (read_manifest(stored[max(stored)], verify=False) if stored else None) or {}
+        return {
+            **manifest.get("fingerprint", {}),
+            **{name: manifest[name] for name in ("threads", "processes") if name in manifest},
+        }
+
+    def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
+        """Stored rows of metrics, by iteration; `[]` where there are none."""
+        files = _by_iteration((self._outputs(source) / "metrics").glob("iter=*.json"))
+        return [read_json(file) for file in files.values()]
+
+    def _outputs(self, source: SourceOptions) -> Path:
+        return self.root / "07_model_output" / source.run / source.run_id
+
+    def _trajectories(self, source: SourceOptions) -> dict[int, Path]:
+        """Folder of each stored iteration's trajectories.
+
+        Raises:
+            SourceError: there are none.
+        """
+        folder = self._outputs(source) / "trajectories"
+        stored = _by_iteration(path for path in folder.glob("iter=*") if path.is_dir())
+        if not stored:
+            raise SourceError(
+                f"{source.run}/{source.run_id} has no trajectories below {folder}; collect some first."
+                + self._others(source)
+            )
+        return stored
+
+    def _iteration(self, source: SourceOptions) -> tuple[int, Path]:
+        """Number and folder of the trajectories that `source.iteration` names."""
+        stored = self._trajectories(source)
+        number = max(stored) if source.iteration is None else source.iteration
+        if number not in stored:
+            raise SourceError(
+                f"source.iteration={number}: {source.run}/{source.run_id} holds {min(stored)} to {max(stored)}."
+            )
+        return number, stored[number]
+
+    def _numbered(self, source: SourceOptions) -> tuple[int, Path]:
+        """Iteration and folder of the checkpoint that `latest`, `best` or a number names."""
+        stored = self._checkpoints(source)
+        if not stored:
+            raise SourceError(
+                f"{self._describe(source)}: {source.run}/{source.run_id} has no checkpoint; train it first."
+                + self._others(source)
+            )
+        number = self._number(source, stored)
+        if number not in stored:
+            raise SourceError(
+                f"{self._describe(source)}: no such checkpoint; stored are {', '.join(map(str, stored))}."
+            )
+        return number, stored[number]
+
+    def _others(self, source: SourceOptions) -> str:
+        """Which other runs there are, for a message."""
+        folder = self.root / "06_models" / source.run
+        names = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != source.run_id)
+        return (
+            f" Run ids of {source.run} that are stored: {', '.join(names)}; source.run_id names one." if names else ""
+        )
+
+    def _models(self, source: SourceOptions) -> Path:
+        return self.root / "06_models" / source.run / source.run_id
+
+    def _checkpoints(self, source: SourceOptions) -> dict[int, Path]:
+        found = (self._models(source) / "checkpoints").glob(f"iter=*/{MANIFEST}")
+        return _by_iteration(path.parent for path in found)
+
+    def _number(self, source: SourceOptions, stored: dict[int, Path]) -> int:
+        if source.checkpoint == "latest":
+            return max(stored)
+        if source.checkpoint == "best":
+            newest = read_manifest(stored[max(stored)], verify=False) or {}
+            best = newest.get("best")
+            if best is None:
+                raise SourceError(f"{self._describe(source)}: the run has no validation yet; use latest or a number.")
+            return int(best["iteration"])
+        return int(source.checkpoint)
+
+    def _start_is_best(self, source: SourceOptions) -> bool:
+        """Whether no checkpoint solves more validation prompts than the policy that the loop started from."""
+        stored = self._checkpoints(source)
+        newest = read_manifest(stored[max(stored)], verify=False) or {} if stored else {}
+        return best_iteration(newest) == START
+
+    def _existing(self, folder: Path, source: SourceOptions) -> Path:
+        if not (folder / MANIFEST).is_file():
+            raise SourceError(
+                f"{self._describe(source)}: {folder} does not exist; run the pipeline {source.run} first."
+                + self._others(source)
+            )
+        return folder
+
+    @staticmethod
+    def _describe(source: SourceOptions) -> str:
+        return f"source.checkpoint={source.checkpoint} of {source.run}/{source.run_id}"
+
+
+def best_iteration(manifest: Mapping[str, Any]) -> int | None:
+    """Iteration of the best policy that was validated and is stored; `START` where none solves more than the first one.
+
+    Args:
+        manifest: of the newest checkpoint.
+
+    Returns:
+        None where nothing was validated.
+    """
+    best, start = manifest.get("best"), (manifest.get("validated") or {}).get("start")
+    if start is not None and (best is None or start["solve_rate"] > best["solve_rate"]):
+        return START
+    return None if best is None else int(best["iteration"])
+
+
+def _by_iteration(paths: Iterable[Path]) -> dict[int, Path]:
+    """Folders `iter=00012` or files `iter=00012.json` by their number, in its order; others are not ours."""
+    numbers = ((path.name.removeprefix("iter=").removesuffix(".json"), path) for path in paths)
+    return dict(sorted((int(number), path) for number, path in numbers if number.isdigit()))
+
+
+def _foreign_policy(name: str) -> PolicyFolder:
+    """A folder that this project did not write, or a hub id (its files are then fetched)."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        folder = fetch_policy(name, None)
+    manifest = read_manifest(folder) or {"files": describe_files(folder)}
+    return PolicyFolder(folder, manifest)

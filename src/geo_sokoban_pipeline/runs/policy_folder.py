@@ -1,0 +1,138 @@
+"""Folders of models: a policy in Hugging Face layout whose manifest says what is in it and where it came from.
+
+A policy folder exists once its manifest does. Files in it are never edited in place, so a copy may share them by hard
+link. Nothing here needs Kedro: training code hands such folders on, the datasets store them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json, read_manifest, verify_files, write_folder
+
+FolderWriter = Callable[[Path], dict[str, Any]]
+
+# What a checkpoint holds beside the policy; nobody but a trainer that goes on from it needs them.
+TRAINER_FILES = ("optimizer.safetensors", "trainer_state.json")
+MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
+
+
+@dataclass(frozen=True)
+class PolicyFolder:
+    """A sealed policy folder.
+
+    Attributes:
+        path: the folder; `from_pretrained(path)` loads it.
+        manifest: the writer's entries plus `files`, {relative name: {"bytes", "blake2b"}}.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """What is stored at a policy's path now; `manifest` is None where nothing is."""
+
+    path: Path
+    manifest: dict[str, Any] | None
+
+
+def open_policy(path: Path) -> PolicyFolder:
+    """Open a policy folder and compare all its files with its manifest.
+
+    Raises:
+        FileNotFoundError: no sealed folder there.
+        CorruptFolderError: a file is missing, truncated or altered; the message names it.
+    """
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise FileNotFoundError(f"{path} holds no policy: there is no {MANIFEST}. Run the pipeline that makes it.")
+    return PolicyFolder(path, manifest)
+
+
+def check_policy_files(folder: Path) -> None:
+    """See that a folder holds a policy of a kind that is supported, without loading it or importing anything heavy.
+
+    Raises:
+        FileNotFoundError: no configuration, or no safetensors weights.
+        ValueError: another kind of model.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json, so it is no policy folder.")
+    check_model_type(str(folder), folder / "config.json")
+    if not list(folder.glob("model*.safetensors")):
+        raise FileNotFoundError(
+            f"{folder} holds no model*.safetensors weights; pickled weights (*.bin, *.pt) are never read. "
+            "Download the safetensors files, or save the model once with save_pretrained."
+        )
+
+
+def find_policy_folder(path: str, section: str = "policy") -> Path:
+    """The local folder that `<section>.path` names.
+
+    Raises:
+        FileNotFoundError: there is none; the message has the choices.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{section}.path={path}: no such folder. Give the folder of a downloaded Qwen3-VL policy, its hub id with "
+            f"{section}.source=hub, or {section}.source=tiny for the one built here."
+        )
+    return folder
+
+
+def check_model_type(name: str, config: Path) -> None:
+    """See that a configuration file is of a Qwen3-VL model.
+
+    Args:
+        name: of the policy, for the message.
+
+    Raises:
+        ValueError: it is not.
+    """
+    content = read_json(config)
+    kind = content.get("model_type") if isinstance(content, dict) else None
+    if kind not in MODEL_TYPES:
+        raise ValueError(f"{name} holds a {kind} model; only Qwen3-VL models ({', '.join(MODEL_TYPES)}) are supported.")
+
+
+def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolder:
+    """Store a policy at a path, atomically; an older one there is replaced.
+
+    Args:
+        source: a sealed folder, linked or copied file by file (nothing happens if it is already at `path`), or a
+            function that fills the folder it is given and returns the manifest's own entries.
+
+    Raises:
+        CorruptFolderError: the source's files do not match its manifest.
+        OSError: no space, read-only folder; the old policy is then still there.
+    """
+    if not isinstance(source, PolicyFolder):
+        return PolicyFolder(path, write_folder(path, source))
+    if source.path.resolve() == path.resolve():
+        return open_policy(path)
+    verify_files(source.path, source.manifest["files"])
+    entries = {name: value for name, value in source.manifest.items() if name != "files"}
+
+    def copy(folder: Path) -> dict[str, Any]:
+        for name in source.manifest["files"]:
+            link_or_copy(source.path / name, folder / name)
+        return entries
+
+    return PolicyFolder(path, write_folder(path, copy))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file, or copy it where the file system or a border between two of them forbids links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

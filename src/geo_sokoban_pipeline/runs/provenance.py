@@ -1,0 +1,179 @@
+"""Provenance: which commands, with which program and libraries, on which machine, have made a result, and how long.
+
+Every command that works on a run adds an entry to the file `commands.json` in the run's output folder, and renews its
+seconds while it works. So a run that was interrupted and continued knows its total time, also after `kill -9`.
+
+A node reads the file through the catalog entry `{run}.commands` (a list of entries, the running command's the last);
+`summarise_commands` makes of it what a page shows. Without the catalog: `read_commands(folders.outputs)`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.masking import mask_word
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json, write_json
+
+_PROGRAM = ("src", "conf")  # what results depend on, of a checkout
+_PROCESSORS = Path("/proc/cpuinfo")
+COMMANDS_FILE = "commands.json"
+_RENEWAL = 5.0  # seconds between two renewals of an entry: what `kill -9` may lose of the total
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """When and by what a run was made.
+
+    Attributes:
+        started: start of its first command, with its time zone.
+        ended: end of its last command; while that one works, now.
+        seconds: wall time of all its commands, without the pauses between them.
+        commands: how many there were.
+        last: entry of the last one: `command` as typed, `env`, `commit`, `version`, `python`, `torch`, `transformers`,
+            `processor`, `machine`, `cores`, `outcome` (`running`, `finished`, `failed`, `interrupted`).
+    """
+
+    started: datetime
+    ended: datetime
+    seconds: float
+    commands: int
+    last: dict[str, Any]
+
+
+class CommandRecord:
+    """The entry of the command that works on a run now.
+
+    Args:
+        outputs: the run's folder under 07_model_output.
+        entry: `command` and `env` of the command, and what `describe_maker` says.
+    """
+
+    def __init__(self, outputs: Path, entry: dict[str, Any]) -> None:
+        self._path = outputs / COMMANDS_FILE
+        self._before = read_commands(outputs)
+        self._began = self._written = time.monotonic()
+        self._entry = {"started": datetime.now().astimezone().isoformat(timespec="seconds"), **entry}
+        self._write("running")
+
+    def renew(self) -> None:
+        """Note the seconds so far; does nothing within five seconds of the last time."""
+        if time.monotonic() - self._written >= _RENEWAL:
+            self._write("running")
+
+    def close(self, outcome: str) -> None:
+        """Note the final seconds and how the command ended: `finished`, `failed` or `interrupted`."""
+        self._write(outcome)
+
+    def _write(self, outcome: str) -> None:
+        self._written = time.monotonic()
+        self._entry |= {"seconds": round(self._written - self._began, 3), "outcome": outcome}
+        write_json(self._path, [*self._before, self._entry])
+
+
+def read_commands(outputs: Path) -> list[dict[str, Any]]:
+    """Entries of the commands that have worked on a run, in their order; `[]` where there are none.
+
+    A file that is damaged counts as none: the time of a run must not stop it.
+    """
+    path = outputs / COMMANDS_FILE
+    try:
+        stored = read_json(path) if path.is_file() else []
+    except CorruptFolderError:
+        return []
+    return stored if isinstance(stored, list) else []
+
+
+def summarise_commands(commands: Sequence[dict[str, Any]]) -> RunTime | None:
+    """What the entries of a run's commands say together; None without an entry (a run of an earlier version).
+
+    The last command counts up to now while its entry says `running`: the page of a run is made by the command it tells
+    of. (An earlier entry that says `running` is of a command that was killed; it counts for what it had noted.)
+    """
+    if not commands:
+        return None
+    last = commands[-1]
+    started = datetime.fromisoformat(last["started"])
+    seconds = float(last["seconds"])
+    if last["outcome"] == "running":
+        seconds = max(seconds, (datetime.now(UTC) - started).total_seconds())
+    return RunTime(
+        started=datetime.fromisoformat(commands[0]["started"]),
+        ended=datetime.fromtimestamp(started.timestamp() + seconds, started.tzinfo),
+        seconds=sum(float(entry["seconds"]) for entry in commands[:-1]) + seconds,
+        commands=len(commands),
+        last=dict(last),
+    )
+
+
+def typed_command() -> str:
+    """The command of this process as somebody types it: without the folders of the interpreter, and with stars in place
+    of what may be a secret: the variables of servers, and passwords in addresses.
+    """
+    program, *words = sys.argv or [""]
+    path = Path(program)
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return shlex.join([name, *map(mask_word, words)])
+
+
+def describe_maker(project: Path, *, benchmarks: bool = False) -> dict[str, Any]:
+    """Versions and machine of what is run from a project's folder now.
+
+    Args:
+        benchmarks: whether a benchmark is run, so that its code counts as part of the program too.
+
+    Returns:
+        `version` of this package, `commit` (None outside a git checkout; `…+` where the program, that is `src` and
+        `conf`, differs from it),
+        `python`, `torch`, `transformers`, `processor` (None where the system does not name it), `machine`, `cores`.
+    """
+    return {
+        "version": version("geo-sokoban-pipeline"),
+        "commit": find_commit(project, (*_PROGRAM, "benchmarks") if benchmarks else _PROGRAM),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "processor": find_processor(_PROCESSORS),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def find_commit(project: Path, program: Sequence[str] = _PROGRAM) -> str | None:
+    """Commit of the checkout whose top is this folder, with a `+` where its program was changed; None without one."""
+    top = _ask_git(project, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != project.resolve():
+        return None
+    commit = _ask_git(project, "rev-parse", "--short=12", "HEAD")
+    changed = _ask_git(project, "status", "--porcelain", "--", *program)
+    return commit if commit is None or not changed else f"{commit}+"
+
+
+def find_processor(table: Path) -> str | None:
+    """Name of the first processor in a table like `/proc/cpuinfo`; None where there is no table or no name in it."""
+    if not table.is_file():
+        return None
+    for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    return None
+
+
+def _ask_git(project: Path, *words: str) -> str | None:
+    try:
+        command = ["git", "-C", str(project), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,323 @@
+"""Files appear whole or not at all: written under a temporary name, flushed, renamed; folders show by their manifest.
+
+A manifest (`manifest.json`) is the last file of a folder and holds size and blake2b digest of every other one. So a
+folder without a manifest does not exist, and a truncated file, or a foreign one that a loader of weights would look at,
+is named before anything is read. Contents reach the disk before the name does, and the name before a writer returns:
+what a reader has seen survives a power cut.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+MANIFEST = "manifest.json"
+_LOADED = (".json", ".safetensors")  # files that libraries find by their names
+_HERE = -100  # AT_FDCWD of the system: relative paths begin at the working folder
+_EXCHANGE = 2  # RENAME_EXCHANGE of the system
+
+
+class CorruptFolderError(RuntimeError):
+    """A folder's files do not match its manifest; the message names the file and the way out."""
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` with a temporary path beside `path`, flush it to disk, then rename it to `path`.
+
+    Raises:
+        OSError: no space, read-only folder; `path` is then unchanged and the temporary file is gone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        write(temporary)
+        _flush(temporary)
+        temporary.replace(path)
+        _flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], bool | None]) -> bool:
+    """Write a file where there is none; what is there stays.
+
+    Several processes may make the same file at once: the first to finish puts it in place, by a link that fails where
+    there is a file already, and each of the others compares its own with it.
+
+    Args:
+        write: fills the temporary file that it is given.
+        holds: whether the stored file holds what a temporary one holds; None: it is damaged, and is replaced.
+
+    Returns:
+        Whether the stored file now holds what was written; False: another one was there, and still is.
+
+    Raises:
+        OSError: no space, read-only folder; what was stored is unchanged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        write(temporary)
+        _flush(temporary)
+        if not _put_first(temporary, path):
+            same = holds(temporary)
+            if same is not None:
+                return same
+            temporary.replace(path)
+        _flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _put_first(made: Path, path: Path) -> bool:
+    """Give a file its name unless another one has it."""
+    if path.exists():
+        return False
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        made.replace(path)
+    return True
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as readable JSON, atomically; keys keep their order, floats round-trip exactly."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomic(path, write)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        CorruptFolderError: the text is not JSON; the message names the file.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CorruptFolderError(f"{path} is not readable JSON ({error}). Restore it or delete it.") from error
+
+
+def file_digest(path: Path) -> str:
+    """Hexadecimal blake2b digest (128 bits) of a file's bytes."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def write_folder(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Fill a temporary folder beside `folder`, seal it with a manifest, then rename it to `folder`.
+
+    Args:
+        folder: final place; an existing folder there is replaced.
+        write: fills the folder it is given and returns the manifest's own entries (JSON values).
+
+    Returns:
+        The manifest: the entries plus `files`, {relative name: {"bytes", "blake2b"}}.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary.mkdir()
+    try:
+        entries = write(temporary)
+        manifest = {**entries, "files": describe_files(temporary)}
+        for path in temporary.rglob("*"):
+            _flush(path)
+        write_json(temporary / MANIFEST, manifest)
+        _put_in_place(temporary, folder)
+        _flush(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def _flush(path: Path) -> None:
+    """Have a file's content, or the names in a folder, on disk before anything else happens."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems flush no folders; all of them flush files.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Give two folders each other's name in one step; False where the system or its file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0
+
+
+def _put_in_place(made: Path, folder: Path) -> None:
+    """Give a folder its name. What had it before has the temporary name then, or is gone.
+
+    Where folders cannot be exchanged the old one is put aside first, and back again if that fails: a process that is
+    killed between the two steps leaves no folder.
+    """
+    if not folder.exists():
+        made.replace(folder)
+        return
+    if _exchange(made, folder):
+        return
+    old = made.with_name(made.name.removesuffix(".tmp") + ".old.tmp")
+    folder.replace(old)
+    try:
+        made.replace(folder)
+    except OSError:
+        old.replace(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size in bytes and digest of every file below a folder but its manifest, by relative name, sorted."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
+        for path in files
+    }
+
+
+def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any] | None:
+    """Manifest of a folder, or None where there is none (the folder then counts as absent).
+
+    Args:
+        verify: compare size and digest of every listed file.
+
+    Raises:
+        CorruptFolderError: a listed file is missing, truncated or altered, or weights or settings lie there that are
+            not listed; the message names the file.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise CorruptFolderError(f"{path} is not a manifest of this project: it has no `files`. Delete {folder}.")
+    if verify:
+        verify_files(folder, manifest["files"])
+    return manifest
+
+
+def verify_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Compare a folder's files with their recorded sizes and digests.
+
+    Raises:
+        CorruptFolderError: as in `read_manifest`.
+    """
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CorruptFolderError(f"{path} is missing but listed in {folder / MANIFEST}. Delete {folder}.")
+        size = path.stat().st_size
+        if size != expected["bytes"] or file_digest(path) != expected["blake2b"]:
+            raise CorruptFolderError(
+                f"{path} differs from its manifest ({size} bytes, {expected['bytes']} recorded). "
+                f"It was truncated or changed after it was written; delete {folder} to have it made again."
+            )
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _LOADED and path.name != MANIFEST and path.relative_to(folder).as_posix() not in files:
+            raise CorruptFolderError(f"{path} is not listed in {folder / MANIFEST}. Take it away: it could be loaded.")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that it never shows half-removed: its manifest goes first. No error if it is absent."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes left half-written in a folder and below; nobody may be writing there."""
+    for path in list(folder.rglob(".*.tmp")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself, or the nearest existing folder above it."""
+    # Not Path.is_dir: it raises for names that the system does not take.
+    while not os.path.isdir(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes on the file system of a path, which need not exist."""
+    return shutil.disk_usage(nearest_folder(path)).free
+
+
+# Disk full, read-only folder, file too large: said so that a person can act. Which path, how many bytes, what now.
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_TOO_LARGE = {errno.EFBIG}
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class StorageError(OSError):
+    """The disk is full or the folder read-only; the message names the path and the bytes needed."""
+
+
+class explain_storage_errors:  # noqa: N801 - read as a verb at its place of use
+    """Context in which "no space" and "read-only" become a `StorageError`.
+
+    Args:
+        path: what is being written.
+        needed: estimate of its bytes, asked only after an error; None where nobody can say.
+    """
+
+    def __init__(self, path: Path, needed: Callable[[], int | None] = lambda: None) -> None:
+        self._path, self._needed = path, needed
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, StorageError):
+            return
+        number = _storage_errno(error)
+        if number is not None:
+            raise StorageError(number, _explain(self._path, number, self._needed(), error)) from error
+
+
+def _storage_errno(error: BaseException) -> int | None:
+    number = getattr(error, "errno", None)
+    if number in _FULL | _CLOSED | _TOO_LARGE:
+        return int(number)
+    # Libraries that write for us have error types without a number; safetensors prints Rust's name of the error.
+    text = str(error)
+    if "No space left on device" in text or "StorageFull" in text:
+        return errno.ENOSPC
+    return errno.EROFS if "Read-only file system" in text else None
+
+
+def _explain(path: Path, number: int, needed: int | None, error: BaseException) -> str:
+    amount = "an unknown number of bytes" if needed is None else f"about {needed:,} bytes"
+    after = "what was committed before stays readable, and the same command continues from it"
+    if number in _FULL:
+        free = f"{free_bytes(path):,} free"
+        return f"{path}: disk full, {amount} needed, {free} ({error}). Free space or move data_root; {after}"
+    if number in _TOO_LARGE:
+        return f"{path}: no file may be so large here, {amount} needed ({error}). Raise the limit (ulimit -f); {after}"
+    return f"{path}: no right to write, {amount} needed ({error}). Allow writing or move data_root; {after}"

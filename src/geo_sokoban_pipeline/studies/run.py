@@ -1,0 +1,280 @@
+"""Records: what a study keeps of each member that has ended well, so that it is not run again.
+
+A member counts as finished if its record holds the very parameters it would be run with now, and its files are there.
+A command with `fresh=true` opens a generation, and every later command without it finishes that one: nothing that was
+made before is taken for a result of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from geo_sokoban_pipeline.console import Progress, track
+from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, find_holder
+from geo_sokoban_pipeline.runs.provenance import describe_maker
+from geo_sokoban_pipeline.runs.storage import read_json, write_json
+from geo_sokoban_pipeline.studies import tether
+from geo_sokoban_pipeline.studies.plan import Command, Member
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """Files of a study itself.
+
+    Attributes:
+        path: `08_reporting/studies/<study>` in the data root.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, root: Path, name: str) -> StudyFolder:
+        """Folder of a study in a data root."""
+        return cls(root / "08_reporting" / "studies" / name)
+
+    def log(self, member: Member) -> Path:
+        """What the member's processes have said."""
+        return self.path / "logs" / f"{member.run_id}.log"
+
+    def config(self, member: Member) -> Path:
+        """Arguments of the member's command."""
+        return self.path / "configs" / f"{member.run_id}.json"
+
+    def record(self, member: Member) -> Path:
+        """The member's record."""
+        return self.path / "members" / f"{member.run_id}.json"
+
+    def read_record(self, member: Member) -> dict[str, Any]:
+        """The stored record, or `{}`."""
+        path = self.record(member)
+        stored: dict[str, Any] = read_json(path) if path.is_file() else {}
+        return stored
+
+    def begin_generation(self, members: Sequence[Member]) -> None:
+        """Begin all members anew: none of them counts as begun or finished, also if this is interrupted halfway."""
+        # The token goes first: what was recorded under another one does not count, whether it is deleted or not.
+        write_json(self._generation, {"token": uuid.uuid4().hex, "members": [member.run_id for member in members]})
+        for member in members:
+            self.record(member).unlink(missing_ok=True)
+
+    def is_outdated(self, member: Member) -> bool:
+        """Whether what is stored of a member is older than the generation that it belongs to."""
+        generation = self._read_generation()
+        if member.run_id not in generation.get("members", []):
+            return False
+        path = self._begun(member)
+        return not path.is_file() or read_json(path) != generation["token"]
+
+    def note_begun(self, member: Member) -> None:
+        """Note that from now on what is stored of a member belongs to the open generation."""
+        write_json(self._begun(member), self._read_generation().get("token"))
+
+    def is_finished(self, member: Member) -> bool:
+        """Whether the member has ended well in this generation with the parameters it has now, and its files exist."""
+        record = self.read_record(member)
+        same = record.get("parameters") == member.parameters
+        current = record.get("generation") == self._read_generation().get("token")
+        return same and current and all(path.is_file() for path in member.outputs)
+
+    def write_record(self, member: Member, seconds: float | None, workers: int, maker: Mapping[str, Any]) -> None:
+        """Note that a member has ended well.
+
+        Args:
+            seconds: wall time of its process if that did all of the member's work; None if it went on with older work.
+            workers: runs side by side at most.
+            maker: versions and machine, see `describe_maker`.
+        """
+        entries = {
+            "parameters": member.parameters,
+            "generation": self._read_generation().get("token"),
+            "seconds": seconds,
+            "workers": workers,
+            "maker": dict(maker),
+        }
+        write_json(self.record(member), entries)
+
+    @property
+    def _generation(self) -> Path:
+        return self.path / "generation.json"
+
+    def _begun(self, member: Member) -> Path:
+        return self.path / "begun" / f"{member.run_id}.json"
+
+    def _read_generation(self) -> dict[str, Any]:
+        """`token` and `members` of the last command that said `fresh=true`, `{}` before the first one."""
+        stored: dict[str, Any] = read_json(self._generation) if self._generation.is_file() else {}
+        return stored
+
+
+# Processes: the members of a study side by side, each an ordinary command with its share of the cores.
+
+
+logger = logging.getLogger(__name__)
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 20.0
+_SHOWN_LINES = 15
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what ends a study as Ctrl-C does
+
+
+class MemberError(RuntimeError):
+    """Members of a study have failed; the message has their names, logs and last lines."""
+
+
+@dataclass
+class _Child:
+    member: Member
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    began: float
+    whole: bool  # nothing of the member was there before
+    maker: dict[str, Any]
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def run_members(
+    members: Sequence[Member], command: Command, folder: StudyFolder, workers: int | None, *, fresh: bool, name: str
+) -> None:
+    """Run the members that are not finished; returns once all are.
+
+    Args:
+        members: each after the one it needs; started in this order.
+        workers: processes side by side; None: one per core this process may use.
+        fresh: start every member anew, finished ones too; what is left of that when it is interrupted is done by the
+            next call without it.
+        name: of the study, for the progress.
+
+    Raises:
+        MemberError: at least one member failed; all that do not need it have been run.
+    """
+    limit = workers or count_cores()
+    if fresh:
+        folder.begin_generation(members)
+    waiting = [member for member in members if not folder.is_finished(member)]
+    done = {member.run_id for member in members} - {member.run_id for member in waiting}
+    failed: dict[str, str] = {}
+    running: list[_Child] = []
+    told: set[str] = set()
+    with track(f"study {name}", len(members), len(done)) as progress, _end_children(running):
+        while waiting or running:
+            for member in [m for m in waiting if m.after in failed]:
+                waiting.remove(member)
+                failed[member.run_id] = ""
+            for member in [m for m in waiting if m.after is None or m.after in done]:
+                if len(running) < limit and _is_free(member, told):
+                    waiting.remove(member)
+                    running.append(_start(member, command, folder))
+            for child in [c for c in running if c.process.poll() is not None]:
+                running.remove(child)
+                _settle(child, folder, limit, done, failed, progress)
+            time.sleep(_POLL_SECONDS if running or waiting else 0)
+    reasons = [text for text in failed.values() if text]
+    if reasons:
+        raise MemberError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _is_free(member: Member, told: set[str]) -> bool:
+    """Whether nobody works on a member's run, a child of an earlier study for instance; says so once if not."""
+    holder = find_holder(member.models)
+    if holder is not None and member.run_id not in told:
+        told.add(member.run_id)
+        logger.warning("%s waits. %s", member.run_id, holder)
+    return holder is None
+
+
+def _start(member: Member, command: Command, folder: StudyFolder) -> _Child:
+    config, log = folder.config(member), folder.log(member)
+    if folder.is_outdated(member):
+        lock = RunLock(member.models)
+        member.folders.clear()
+        folder.note_begun(member)
+        lock.close()
+    write_json(config, {"run": {"pipelines": ",".join(member.pipelines), "params": member.params}})
+    log.parent.mkdir(parents=True, exist_ok=True)
+    handle = log.open("ab")
+    whole = not any(entry.name != LOCK_FILE for entry in _entries(member.models))
+    logger.info("%s: %s", member.run_id, "started" if whole else "goes on")
+    process = subprocess.Popen(
+        # Not preexec_fn: it is not safe where the study itself runs beside other threads.
+        [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command.words(config)],
+        cwd=command.project,
+        env=command.environment(member.root),
+        stdin=subprocess.DEVNULL,
+        stdout=handle,
+        stderr=subprocess.STDOUT,
+        # A Ctrl-C at the terminal goes to the study alone, which ends its children in order.
+        start_new_session=True,
+    )
+    return _Child(member, process, handle, time.monotonic(), whole, describe_maker(command.project))
+
+
+def _settle(
+    child: _Child, folder: StudyFolder, workers: int, done: set[str], failed: dict[str, str], progress: Progress
+) -> None:
+    child.close()
+    member, seconds, code = child.member, time.monotonic() - child.began, child.process.returncode
+    if code == 0:
+        folder.write_record(member, seconds if child.whole else None, workers, child.maker)
+        done.add(member.run_id)
+        logger.info("%s: done after %.1f minutes", member.run_id, seconds / 60)
+    else:
+        failed[member.run_id] = _describe_failure(member, code, folder.log(member))
+        logger.error("%s: failed", member.run_id)
+    progress.advance(note=f"{member.run_id} {'done' if code == 0 else 'failed'}, {seconds / 60:.1f} min")
+
+
+def _describe_failure(member: Member, code: int, log: Path) -> str:
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+    return "\n".join([f"{member.run_id} {how}; its log is {log}. The last lines:", *(f"  {line}" for line in lines)])
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+@contextmanager
+def _end_children(running: list[_Child]) -> Iterator[None]:
+    """End what still runs when the block is left, by an interrupt or a request to terminate too."""
+    in_main = threading.current_thread() is threading.main_thread()
+    # What is ignored stays so: `nohup` means that closing the terminal is no reason to end.
+    wanted = [number for number in _ENDINGS if in_main and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _leave) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for child in running:
+            child.process.terminate()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for child in running:
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            child.close()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

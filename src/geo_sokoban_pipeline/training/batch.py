@@ -1,0 +1,122 @@
+"""Training samples: what the trainer needs of an episode, cut behind its last trained token.
+
+Nothing after the last trained token can influence the loss, so it is not computed; a cut there never splits a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class TrainSample:
+    """One episode, ready to be trained on.
+
+    Attributes:
+        input_ids: (L,) int64 tokens before the last trained one.
+        positions: (3, L) int64 M-RoPE positions.
+        targets: (M,) int64 places of the trained tokens in the episode, each at least 1; the logits for token t are
+            those at place t − 1.
+        labels: (M,) int64 ids of the trained tokens.
+        images: pictures among the inputs, in order.
+        old_log_probs: (M,) float32 log-probs that the ratio is taken to.
+        rollout_log_probs: (M,) float32 of the engine.
+        ref_log_probs: (M,) float32 of the reference policy, or None.
+        advantages: (M,) float32.
+    """
+
+    input_ids: np.ndarray
+    positions: np.ndarray
+    targets: np.ndarray
+    labels: np.ndarray
+    images: list[EncodedImage]
+    old_log_probs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    rollout_log_probs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    ref_log_probs: np.ndarray | None = None
+    advantages: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+
+    @property
+    def length(self) -> int:
+        """Input tokens."""
+        return len(self.input_ids)
+
+
+def build_sample(trajectory: Trajectory, policy: Policy, version: int | None = None) -> TrainSample:
+    """Training sample of an episode.
+
+    Args:
+        version: only tokens that these weights sampled are trained; None: all that were sampled.
+
+    Raises:
+        ValueError: the episode has no such token.
+    """
+    trained = trajectory.loss_mask if version is None else trajectory.loss_mask * sampled_by(trajectory, version)
+    targets = np.flatnonzero(trained).astype(np.int64)
+    if not len(targets):
+        raise ValueError(f"episode {trajectory.trajectory_id} has no sampled token to train on.")
+    kept = trajectory.token_ids[: targets[-1]]
+    images = _images_within(trajectory, len(kept), policy)
+    grids = [image.grid for image in images]
+    codec = policy.codec
+    positions, _ = extend_positions(kept, grids, codec.image_pad_id, codec.merge_size)
+    rollout = trajectory.rollout_log_probs[targets]
+    old = trajectory.old_log_probs
+    ref = trajectory.ref_log_probs
+    return TrainSample(
+        input_ids=kept.astype(np.int64),
+        positions=positions,
+        targets=targets,
+        labels=trajectory.token_ids[targets].astype(np.int64),
+        images=images,
+        old_log_probs=rollout if old is None else old[targets],
+        rollout_log_probs=rollout,
+        ref_log_probs=None if ref is None else ref[targets],
+        advantages=token_advantages(trajectory)[targets],
+    )
+
+
+def sampled_by(trajectory: Trajectory, version: int) -> np.ndarray:
+    """(L,) int8, 1 on tokens that weights of this version sampled."""
+    mask = np.zeros(len(trajectory.token_ids), np.int8)
+    for span_version, start, end in trajectory.weight_spans:
+        if span_version == version:
+            mask[start:end] = 1
+    return mask
+
+
+def token_advantages(trajectory: Trajectory) -> np.ndarray:
+    """(L,) float32: each turn's advantage on its tokens where turns have one, else the episode's on all sampled."""
+    values = np.zeros(len(trajectory.token_ids), np.float32)
+    replies = [turn for turn in trajectory.turns if turn.role == "assistant"]
+    if any(turn.advantage is not None for turn in replies):
+        for turn in replies:
+            values[turn.token_start : turn.token_end] = turn.advantage or 0.0
+    elif trajectory.advantage is not None:
+        values[trajectory.loss_mask == 1] = trajectory.advantage
+    return values
+
+
+def spread(values: Sequence[np.ndarray], samples: Sequence[TrainSample], lengths: Sequence[int]) -> list[np.ndarray]:
+    """Put (M,) values of trained tokens at their places among (L,) tokens, 0.0 elsewhere; float32."""
+    rows = []
+    for value, sample, length in zip(values, samples, lengths, strict=True):
+        row = np.zeros(length, np.float32)
+        row[sample.targets] = value
+        rows.append(row)
+    return rows
+
+
+def _images_within(trajectory: Trajectory, length: int, policy: Policy) -> list[EncodedImage]:
+    pictures: list[EncodedImage] = []
+    for turn in trajectory.turns:
+        if turn.token_start < length:
+            pictures += [policy.reader.read_png(trajectory.images[index]) for index in turn.image_indices]
+    return pictures

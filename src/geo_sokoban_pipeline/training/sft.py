@@ -1,0 +1,174 @@
+"""Warm start: supervised imitation of a teacher, until GRPO has something to work with.
+
+Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
+and the policy it starts from; of several processes each makes the numbers it trains on. Validations only watch, but
+for `stop_below`, which ends the stage: neither weights nor any draw depend on them, and their time is not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.policy import WarmStartOptions
+from geo_sokoban_pipeline.console import track
+from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, validate_policy
+from geo_sokoban_pipeline.grpo.schedules import learning_rate
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.signposts import reached
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.runtime import freeze_survivors
+from geo_sokoban_pipeline.training.sharding import cut_range
+from geo_sokoban_pipeline.training.timing import Stopwatch
+from geo_sokoban_pipeline.training.worker import Appoint, Imitate, Part, imitate
+from geo_sokoban_pipeline.training.worker_group import Crew, open_crew, sum_metrics
+
+logger = logging.getLogger(__name__)
+Rows = Sequence[dict[str, Any]]
+_MODES = ("sampled", "greedy")
+_TRAINING = "training"
+
+
+def imitate_teacher(
+    policy: Policy,
+    prompts: Rows,
+    validation_prompts: Rows,
+    options: TrainOptions,
+    seed: int,
+    backend: FsdpBackend | None = None,
+    first: int = 0,
+) -> list[dict[str, float]]:
+    """Train the policy in place on demonstrations.
+
+    Args:
+        prompts: levels of the demonstrations.
+        backend: trainer of the policy, whose optimizer state goes on; None: a new one of `build_imitator`.
+        first: number of the first demonstration; those before it were trained on earlier.
+
+    Returns:
+        History, one row per validation: `step`, `seconds` and `cpu_seconds` of training so far, and what was measured:
+        `loss` and `validation_loss` (nats per reply token), `sampled_solve_rate` and `greedy_solve_rate`.
+    """
+    warm = options.warm_start
+    backend = backend or build_imitator(policy, warm)
+    teacher = Demonstrator(prompts, policy, options, seed, _TRAINING)
+    history: list[dict[str, float]] = []
+    losses: list[float] = []
+    with _open_class(policy, prompts, options, seed) as crew, track("warm start", warm.steps) as progress:
+        examiner = _Examiner(validation_prompts, policy, options, seed, crew)
+        watch = Stopwatch() if crew is None else Stopwatch(crew.cpu_clock)
+        freeze_survivors()
+        for step in range(warm.steps):
+            with watch.running():
+                numbers = range(first + step * warm.episodes_per_step, first + (step + 1) * warm.episodes_per_step)
+                losses.append(_learn(numbers, teacher, backend, crew, _rate(warm, step)))
+            reached("warm start step")
+            row = examiner.examine(backend, step + 1)
+            if "validation_loss" in row:
+                row["loss"] = float(np.mean(losses))
+                losses = []
+            if row:
+                history.append({"step": step + 1, **row, **watch.read()})
+            if warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below:
+                break
+            progress.advance(note=_note(history))
+    return history
+
+
+def build_imitator(policy: Policy, warm: WarmStartOptions) -> FsdpBackend:
+    """Trainer of a warm start."""
+    options = OptimizerOptions(
+        learning_rate=warm.learning_rate,
+        betas=warm.betas,
+        weight_decay=warm.weight_decay,
+        matrices=warm.matrices,
+        momentum=warm.momentum,
+        matrix_rate=warm.matrix_rate,
+        clip=warm.clip,
+        max_tokens=warm.max_tokens,
+    )
+    return FsdpBackend(policy, options)
+
+
+@contextmanager
+def _open_class(policy: Policy, prompts: Rows, options: TrainOptions, seed: int) -> Iterator[Crew | None]:
+    """A crew whose children can make the training demonstrations, for the `with` block; None with one process."""
+    with open_crew(policy, options) as crew:
+        if crew is not None:
+            crew.tell(Appoint(prompts, seed, _TRAINING))
+        yield crew
+
+
+def _learn(numbers: range, teacher: Demonstrator, backend: FsdpBackend, crew: Crew | None, rate: float) -> float:
+    """One step on demonstrations; returns its loss."""
+    if crew is None:
+        part = imitate(numbers, teacher, backend.gradient_pass)
+        return backend.move(part.metrics, rate)["loss"]
+    own, *others = cut_range(numbers, crew.size)
+    jobs = [Imitate(part, backend.setting) for part in others]
+    parts: list[Part] = crew.work(lambda: imitate(own, teacher, backend.gradient_pass), jobs)
+    # Each part is a mean over its own tokens; how many the others have is known at the end alone.
+    tokens = sum(part.tokens for part in parts)
+    shares = [part.tokens / tokens for part in parts]
+    crew.add_gradients(parts, shares)
+    return backend.move(sum_metrics(parts, shares), rate)["loss"]
+
+
+class _Examiner:
+    """Measures a policy in training where a validation is due, without leaving a trace in it."""
+
+    def __init__(self, prompts: Rows, policy: Policy, options: TrainOptions, seed: int, crew: Crew | None) -> None:
+        self._warm, self._options, self._policy, self._seed = options.warm_start, options, policy, seed
+        self._crew = crew
+        self._played = list(prompts[: options.loop.eval_prompts])
+        demonstrator = Demonstrator(prompts, policy, options, seed, "validation")
+        self._held_out = [demonstrator.demonstrate(number) for number in range(self._warm.validation_episodes)]
+
+    def examine(self, backend: FsdpBackend, step: int) -> dict[str, float]:
+        """What is due after a step: the loss on held-out demonstrations, the solve rates, nothing; all at the end."""
+        warm, last = self._warm, step == self._warm.steps
+        row: dict[str, float] = {}
+        if last or step % warm.validate_every == 0:
+            row["validation_loss"] = float(-np.concatenate(backend.log_probs(self._held_out)).mean())
+        stops = warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below
+        if warm.play_every and self._played and (last or stops or step % warm.play_every == 0):
+            row |= self._play(step)
+        return row
+
+    def _play(self, step: int) -> dict[str, float]:
+        play = None
+        if self._crew is not None:
+            self._crew.renew(step)
+            play = self._crew.play
+        with closing(build_engine(self._policy, self._options.rollout)) as engine:
+            engine.update_weights(None, step)
+            _, metrics = validate_policy(
+                "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step, play=play
+            )
+        logger.info("warm start, step %d: %s", step, describe_rates(metrics))
+        return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}
+
+
+def _note(history: Sequence[dict[str, float]]) -> str:
+    losses = [row["validation_loss"] for row in history if "validation_loss" in row]
+    return f"held-out loss {losses[-1]:.3f}" if losses else ""
+
+
+def _rate(warm: WarmStartOptions, step: int) -> float:
+    decays = warm.decay_fraction > 0
+    return learning_rate(
+        step,
+        base=warm.learning_rate,
+        warmup_steps=warm.warmup_steps,
+        total_steps=warm.steps,
+        decay_fraction=warm.decay_fraction if decays else 1.0,
+        decay_to=warm.decay_to,
+        kind="linear" if decays else "constant",
+    )

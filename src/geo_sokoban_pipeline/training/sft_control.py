@@ -1,0 +1,219 @@
+"""Control: the warm start of a run goes on for the CPU-seconds that its GRPO took, so that both can be compared.
+
+What GRPO spent is measured: each iteration records its CPU-seconds, without validations. What a step of the control
+costs is measured on a copy of the policy, because teachers differ in how long they play. The number of steps follows
+from both and is stored before the first step, so the control itself is a function of its options, the seed, the run and
+that number.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.study import ControlOptions
+from geo_sokoban_pipeline.policies.policy import Policy, load_as
+from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, differences
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.tasks import Task, prompt_key
+from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.objectives import ImitationObjective
+from geo_sokoban_pipeline.training.runtime import freeze_survivors
+from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+
+Rows = Sequence[dict[str, Any]]
+_SPENT = ("perf/cpu_time", "perf/save_cpu_time")
+_WARMING, _TIMED, _ROUNDS = 10, 10, 3  # steps on the copy, and how often so many are timed
+
+
+class ControlError(ValueError):
+    """A run that cannot have a control; the message says what is missing and the way out."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a control may spend.
+
+    Attributes:
+        grpo_cpu_seconds: of all iterations of the source run: playing, updating, writing; no validation.
+        cpu_seconds_per_step: of the control's own kind, see `time_steps`.
+        steps: optimizer steps of the control.
+        first: number of its first demonstration.
+    """
+
+    grpo_cpu_seconds: float
+    cpu_seconds_per_step: float
+    steps: int
+    first: int
+
+    def entries(self) -> dict[str, float]:
+        """What the control's manifest keeps."""
+        return {
+            "grpo_cpu_seconds": self.grpo_cpu_seconds,
+            "cpu_seconds_per_step": self.cpu_seconds_per_step,
+            "steps": self.steps,
+            "first": self.first,
+        }
+
+
+def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complete: bool, wanted: Fingerprint) -> None:
+    """See that a run can have a control, and that this command has its settings.
+
+    Args:
+        start: the run's policy after its warm start.
+        metrics: rows of its iterations.
+        iterations: that the run was to have.
+        complete: whether its loop has reached its goal.
+        wanted: fingerprint of a warm start with this command's settings, seed and prompts, without its starting policy.
+
+    Raises:
+        ControlError: the run has no warm start, is not finished, has no recorded CPU-seconds, or other settings.
+    """
+    history = start.manifest.get("history") or []
+    if not history or not history[-1].get("step"):
+        raise ControlError(
+            f"{start.path} has no warm start to go on with (warm_start.steps=0, or a policy from elsewhere); "
+            "give the control's source a run that has one."
+        )
+    if not complete or len(metrics) != iterations:
+        raise ControlError(
+            f"the run of {start.path} is not finished: {len(metrics)} of loop.iterations={iterations} iterations are "
+            "stored. Train it to its end, or give this command the loop.iterations that the run has."
+        )
+    if any(row.get(_SPENT[0]) is None for row in metrics):
+        raise ControlError(
+            f"the run of {start.path} has no iterations with {_SPENT[0]}; train it to its end with this version first."
+        )
+    stored = start.manifest.get("fingerprint", {})
+    unlike = differences({name: stored[name] for name in stored if name != "input.base_policy"}, wanted)
+    if unlike:
+        lines = "\n  ".join(unlike)
+        raise ControlError(
+            f"the run of {start.path} was made with other settings than this command has:\n  {lines}\n"
+            "A control differs from its run in nothing but the stage it replaces: give the command the run's settings "
+            "and seed, or the control's source the run that is meant."
+        )
+
+
+def plan_budget(
+    start: PolicyFolder, metrics: Rows, episodes_per_step: int, share: float, cpu_seconds_per_step: float
+) -> Budget:
+    """Steps = ⌈share × CPU-seconds of GRPO ÷ CPU-seconds of a step⌉.
+
+    Args:
+        start: the run's policy after its warm start, of a run that `check_source` accepts.
+        metrics: rows of its iterations.
+        episodes_per_step: demonstrations of a step.
+        share: multiple of GRPO's CPU-seconds.
+        cpu_seconds_per_step: what a step of the control costs.
+    """
+    grpo, done = grpo_cpu_seconds(metrics), int(start.manifest["history"][-1]["step"])
+    steps = max(1, math.ceil(share * grpo / cpu_seconds_per_step))
+    return Budget(grpo, cpu_seconds_per_step, steps, done * episodes_per_step)
+
+
+def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: int) -> float:
+    """CPU-seconds of a step of a control, over steps on a copy of the policy that is thrown away.
+
+    The demonstrations are none that are trained on. The first steps are not timed: they fill the caches of pictures and
+    texts, which a control pays for once. Of several rounds the cheapest counts: what disturbs a round makes a control
+    longer, never shorter.
+
+    Args:
+        prompts: of the control.
+        options: of the control, see `control_options`.
+    """
+    policy = load_as(options.policy, start.path)
+    backend = build_imitator(policy, options.warm_start)
+    backend.load_state(start.path)
+    teacher, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step
+    freeze_survivors()
+
+    def take_steps(steps: range) -> float:
+        began = time.process_time()
+        for step in steps:
+            samples = [teacher.demonstrate(number) for number in range(step * size, (step + 1) * size)]
+            backend.step(samples, ImitationObjective(), options.warm_start.learning_rate)
+        return (time.process_time() - began) / len(steps)
+
+    take_steps(range(_WARMING))
+    rounds = (_WARMING + _TIMED * number for number in range(_ROUNDS))
+    return min(take_steps(range(first, first + _TIMED)) for first in rounds)
+
+
+def grpo_cpu_seconds(metrics: Rows) -> float:
+    """CPU-seconds of iterations without validations: playing, updating, and writing the iteration before."""
+    return math.fsum(float(row.get(name) or 0.0) for row in metrics for name in _SPENT)
+
+
+def continue_warm_start(
+    policy: Policy,
+    start: Path,
+    prompts: Rows,
+    validation_prompts: Rows,
+    options: TrainOptions,
+    seed: int,
+    budget: Budget,
+) -> tuple[list[dict[str, float]], FsdpBackend]:
+    """Imitate further with weights and optimizer state of a warm start; returns history and trainer.
+
+    The learning rate is the warm start's highest from the first step on and falls over the last share of the steps as
+    it did there.
+
+    Args:
+        policy: trained in place; its weights are those of `start`.
+        start: folder with weights and optimizer state.
+        options: of the control, see `control_options`.
+    """
+    warm = options.warm_start.model_copy(update={"steps": budget.steps, "warmup_steps": 0, "stop_below": None})
+    longer = options.model_copy(update={"warm_start": warm})
+    backend = build_imitator(policy, warm)
+    backend.load_state(start)
+    history = imitate_teacher(policy, prompts, validation_prompts, longer, seed, backend, budget.first)
+    return history, backend
+
+
+def control_options(options: TrainOptions, control: ControlOptions) -> TrainOptions:
+    """Options of the run with the control's teacher."""
+    if control.imitate == "teacher":
+        return options
+    own = options.warm_start.teacher
+    teacher = type(own).model_validate({"name": "solver", "patience": None, "max_turns": own.max_turns})
+    return options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"teacher": teacher})})
+
+
+def drawn_prompts(files: Iterable[Path]) -> Counter[str]:
+    """How often GRPO drew each prompt: groups by `task_id`, dropped ones included, over all stored iterations."""
+    groups: dict[tuple[int, int], str] = {}
+    for file in files:
+        table = read_trajectories(file, ["task_id", "iteration", "group_index"])
+        columns = (table.column(name).to_pylist() for name in ("iteration", "group_index", "task_id"))
+        groups |= {(iteration, group): key for iteration, group, key in zip(*columns, strict=True)}
+    return Counter(groups.values())
+
+
+def repeat_prompts(prompts: Rows, times: Mapping[str, int], task: Task) -> list[dict[str, Any]]:
+    """Each prompt as often as it was drawn, as one pool from which demonstrations draw uniformly.
+
+    Raises:
+        ControlError: a drawn prompt is not among the prompts.
+    """
+    by_key: dict[str, dict[str, Any]] = {}
+    for row in prompts:
+        by_key.setdefault(prompt_key(row), row)
+    unknown = sorted(set(times) - set(by_key))
+    if unknown:
+        raise ControlError(
+            f"{len(unknown)} {task.words.units} of the source run are not in {task.name}.prompts (first: "
+            f"{unknown[0]}); the data were made again with other settings. Make them with those of the run."
+        )
+    # Without a difficulty all rows have the same; demonstrations draw a difficulty first, then a row of it.
+    return [{**by_key[key], task.difficulty: None} for key in sorted(times) for _ in range(times[key])]

@@ -1,0 +1,245 @@
+"""Jobs of a crew: what a child can be asked to do. Each is a value that says everything it needs; `Play`, `Learn` and
+`Imitate` are a part of what the parent does at the same time, by the same functions.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import load_player
+from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.objectives import ImitationObjective, Objective
+from geo_sokoban_pipeline.training.runtime import collect_garbage, freeze_survivors, prepare_process
+from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, adopt_tensors
+from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process's part of a step's gradients.
+
+    Attributes:
+        metrics: of the objective, over the part.
+        tokens: trained tokens of a part whose gradients are means over them.
+        names: parameters that have a gradient; only of a child's part.
+    """
+
+    metrics: dict[str, float]
+    tokens: int = 0
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Forget what was computed with earlier weights; the shared ones are of this version."""
+
+    version: int
+
+    def __call__(self, member: Member) -> None:
+        """Do it."""
+        member.engine.update_weights(None, self.version)
+        collect_garbage(self.version)
+
+
+@dataclass(frozen=True)
+class Play:
+    """Play episodes; the result is their trajectories, in order."""
+
+    tasks: Sequence[EpisodeTask]
+    settings: PlaySettings
+
+    def __call__(self, member: Member) -> list[Trajectory]:
+        """Do it."""
+        play = load_player(self.settings.rollout)
+        return play(member.engine, member.policy, self.tasks, self.settings)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Log-probs of the samples' trained tokens."""
+
+    samples: Sequence[TrainSample]
+    setting: PassSetting
+
+    def __call__(self, member: Member) -> list[np.ndarray]:
+        """Do it."""
+        return member.gradient_pass(self.setting).log_probs(self.samples)
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Gradients of samples under an objective that has begun with all samples of the step."""
+
+    samples: Sequence[TrainSample]
+    objective: Objective
+    setting: PassSetting
+
+    def __call__(self, member: Member) -> Part:
+        """Do it."""
+        metrics = member.gradient_pass(self.setting).accumulate(self.samples, self.objective)
+        return Part(metrics, names=tuple(member.hand_over()))
+
+
+@dataclass(frozen=True)
+class Appoint:
+    """Make demonstrations of these prompts from here on (see `Demonstrator`)."""
+
+    prompts: Sequence[dict[str, Any]]
+    seed: int
+    purpose: str
+
+    def __call__(self, member: Member) -> None:
+        """Do it."""
+        member.teacher = Demonstrator(self.prompts, member.policy, member.options, self.seed, self.purpose)
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Gradients of demonstrations by number, as the mean over the part's own tokens; after `Appoint`."""
+
+    numbers: range
+    setting: PassSetting
+
+    def __call__(self, member: Member) -> Part:
+        """Do it."""
+        assert member.teacher is not None
+        part = imitate(self.numbers, member.teacher, member.gradient_pass(self.setting))
+        return Part(part.metrics, part.tokens, tuple(member.hand_over()))
+
+
+def imitate(numbers: range, teacher: Demonstrator, gradients: GradientPass) -> Part:
+    """Make demonstrations and leave their gradients in the parameters, as the mean over their tokens."""
+    samples = [teacher.demonstrate(number) for number in numbers]
+    objective = ImitationObjective()
+    objective.begin(samples)
+    return Part(gradients.accumulate(samples, objective), sum(len(sample.targets) for sample in samples))
+
+
+# A member of a crew: the child's side, a process that does jobs on weights it shares with its parent.
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a child builds its policy from.
+
+    Attributes:
+        config: configuration of the model. attention, dtype: as in force there.
+        weights: parameters and buffers, shared.
+    """
+
+    config: Any
+    attention: str
+    dtype: torch.dtype
+    tokenizer: Any
+    image_processor: Any
+    weights: SharedTensors
+
+    def build(self) -> Policy:
+        """The policy, its model on the shared weights."""
+        from transformers import AutoModelForImageTextToText
+
+        model = AutoModelForImageTextToText.from_config(
+            self.config, attn_implementation=self.attention, dtype=self.dtype
+        )
+        adopt_tensors(model, self.weights)
+        return Policy(model.eval(), self.tokenizer, self.image_processor)
+
+
+class Member:
+    """What a job finds in a child.
+
+    Attributes:
+        policy: on the shared weights.
+        options: of the run.
+        teacher: makes demonstrations, once a job has appointed it.
+    """
+
+    def __init__(self, policy: Policy, options: TrainOptions, gradients: SharedTensors) -> None:
+        self.policy, self.options = policy, options
+        self.teacher: Demonstrator | None = None
+        self._gradients = gradients.views()
+        self._passes: dict[PassSetting, GradientPass] = {}
+
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        """An engine of this process's own."""
+        return build_engine(self.policy, self.options.rollout)
+
+    def gradient_pass(self, setting: PassSetting) -> GradientPass:
+        """Forward and backward passes under a setting."""
+        if setting not in self._passes:
+            self._passes[setting] = GradientPass(self.policy, setting)
+        return self._passes[setting]
+
+    def hand_over(self) -> list[str]:
+        """Move the parameters' gradients into the shared buffer; returns the names of those that have one."""
+        names = []
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.grad is not None:
+                self._gradients[name].copy_(parameter.grad)
+                parameter.grad = None
+                names.append(name)
+        return names
+
+
+Job = Callable[[Member], Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job's result, and the CPU-seconds of all the child's jobs so far."""
+
+    result: Any
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job's exception, as the text of its traceback."""
+
+    text: str
+
+
+def serve(
+    pipe: Connection, blueprint: Blueprint, options: TrainOptions, gradients: SharedTensors, threads: int
+) -> None:
+    """Do the jobs that come through a pipe, one answer each, until it closes."""
+    # Ctrl-C reaches every process of a terminal; what follows from it is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        prepare_process(threads)
+        policy = blueprint.build()
+        policy.compute = options.policy.compute
+        member = Member(policy, options, gradients)
+        freeze_survivors()
+        began = time.process_time()
+        while True:
+            job: Job = pipe.recv()
+            answer: Done | Failed
+            try:
+                answer = Done(job(member), time.process_time() - began)
+            except Exception:  # whatever a job raises, the parent raises it
+                answer = Failed(traceback.format_exc())
+            pipe.send(answer)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent has gone
+    except Exception:  # a policy that cannot be built, a result that cannot be sent
+        pipe.send(Failed(traceback.format_exc()))

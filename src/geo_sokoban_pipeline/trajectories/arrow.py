@@ -1,0 +1,280 @@
+"""Columns of episodes between Python values and Arrow arrays, built from flat arrays and offsets.
+
+`BUILDERS` and `READERS` hold the columns that need more than Arrow's own conversion; each reader inverts its builder
+bit for bit. Equal image bytes are stored once per column (dictionary encoding).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain, pairwise
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from geo_sokoban_pipeline.trajectories.validation import (
+    PART_COLUMNS,
+    SOLVED,
+    Named,
+    Ragged,
+    count_in_rows,
+    find_replies,
+)
+
+Spans = list[tuple[int, int, int]]
+NAMED_COLUMNS = ("reward_parts", "metrics", "timings")
+DERIVED_COLUMNS = ("success", "n_turns", "optimal_steps", *PART_COLUMNS)  # each repeats a value of a list
+
+
+def build_column(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Arrow array of one column; its type is `kind`, but image bytes and names of values are dictionary-encoded."""
+    return _BUILDERS.get(name, _build_plain)(values, kind)
+
+
+def read_column(name: str, array: pa.Array) -> list[Any]:
+    """Python values of one column, one per row; turns come as dicts of their fields."""
+    return _READERS.get(name, pa.Array.to_pylist)(array)
+
+
+def gather_columns(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Values of each attribute over all items.
+
+    Each item is read in one call: one look-up per name and item would be a fifth of the writing.
+    """
+    return list(zip(*map(attrgetter(*names), items), strict=True)) or [()] * len(names)
+
+
+def derive_columns(metrics: pa.Array, parts: pa.Array, turns: pa.Array) -> dict[str, pa.Array]:
+    """The columns of `DERIVED_COLUMNS`, from the built columns that they repeat.
+
+    Args:
+        parts: the reward parts.
+    """
+    named, given, spoken = Named(metrics), Named(parts), Ragged.of(turns)
+    success = named.pick("success")
+    solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
+    known = {"success": solved, "optimal_steps": named.pick("optimal_steps")}
+    known |= {name: given.pick(name) for name in PART_COLUMNS}
+    count = len(spoken.offsets) - 1
+    kinds = {"success": pa.bool_(), "optimal_steps": pa.int32()}
+    built = {name: _build_known(values, count, kinds.get(name, pa.float64())) for name, values in known.items()}
+    return built | {"n_turns": pa.array(count_in_rows(find_replies(spoken), spoken), pa.int32())}
+
+
+def _build_known(values: np.ndarray | None, count: int, kind: pa.DataType) -> pa.Array:
+    # Most of these columns are empty: a task has but some of the parts.
+    if values is None:
+        return pa.nulls(count, kind)
+    missing = np.isnan(values)
+    if not pa.types.is_floating(kind):
+        # A number that does not fit becomes another one, which the check of the column names.
+        with np.errstate(invalid="ignore"):
+            values = np.where(missing, 0, values).astype(kind.to_pandas_dtype())
+    return pa.array(values, kind, mask=missing)
+
+
+def decode_names(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A built column of `NAMED_COLUMNS` as tables hold it: of type `kind`, names as plain texts."""
+    names, values = array.values.field("name"), array.values.field("value")
+    structs = pa.StructArray.from_arrays([names.dictionary_decode(), values], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(array.offsets, structs, type=kind)
+
+
+def _build_plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind)
+
+
+def _build_sampling(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array([value if isinstance(value, str) else _to_json(value) for value in values], kind)
+
+
+def _lists(lengths: Iterable[int], values: pa.Array, kind: pa.DataType, missing: list[bool] | None = None) -> pa.Array:
+    counts = lengths if isinstance(lengths, np.ndarray) else np.fromiter(lengths, np.int64)
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    mask = pa.array(missing) if missing is not None and any(missing) else None
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=kind, mask=mask)
+
+
+def _build_numbers(values: Sequence[np.ndarray | None], kind: pa.DataType) -> pa.Array:
+    parts = [np.asarray(value) for value in values if value is not None]
+    dtype = kind.value_type.to_pandas_dtype()
+    flat = np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+    lengths = (0 if value is None else len(value) for value in values)
+    return _lists(lengths, pa.array(flat, kind.value_type), kind, [value is None for value in values])
+
+
+def _build_integers(rows: Sequence[Sequence[Sequence[int]]], width: int) -> np.ndarray:
+    # Flattened to numbers first: NumPy looks for a shape in every tuple of a list of tuples.
+    return np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int32).reshape(-1, width)
+
+
+def _build_weight_spans(values: Sequence[Spans], kind: pa.DataType) -> pa.Array:
+    flat = _build_integers(values, 3)
+    columns = [pa.array(np.ascontiguousarray(flat[:, index])) for index in range(3)]
+    return _lists(map(len, values), pa.StructArray.from_arrays(columns, fields=list(kind.value_type)), kind)
+
+
+def _build_grids(values: Sequence[list[tuple[int, int, int]]], kind: pa.DataType) -> pa.Array:
+    flat = _build_integers(values, 3)
+    inner = _lists(np.full(len(flat), 3), pa.array(flat.reshape(-1)), kind.value_type)
+    return _lists(map(len, values), inner, kind)
+
+
+def _build_named(values: Sequence[dict[str, float]], kind: pa.DataType) -> pa.Array:
+    # Few sets of names stand in many rows: each is sorted once, and the names are stored once.
+    sets: dict[tuple[str, ...], int] = {}
+    chosen = np.array([sets.setdefault(tuple(value), len(sets)) for value in values], np.intp)
+    orders = [sorted(names) for names in sets]
+    places: dict[str, int] = {name: place for place, name in enumerate(sorted(set(chain.from_iterable(orders))))}
+    lengths = np.array([len(order) for order in orders], np.int64)[chosen] if orders else np.zeros(0, np.int64)
+    codes = np.full((len(orders), max(map(len, orders), default=0)), -1, np.int32)
+    for row, order in zip(codes, orders, strict=True):
+        row[: len(order)] = [places[name] for name in order]
+    indices = codes[chosen].reshape(-1)
+    indices = indices[indices >= 0]
+    getters = [_get_all(order) for order in orders]
+    rows = [getters[index](value) for index, value in zip(chosen.tolist(), values, strict=True)]
+    numbers = np.fromiter(chain.from_iterable(rows), np.float64, len(indices))
+    names = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(list(places), pa.string()))
+    fields = [pa.field("name", names.type), kind.value_type.field("value")]
+    structs = pa.StructArray.from_arrays([names, pa.array(numbers)], fields=fields)
+    return _lists(lengths, structs, pa.list_(pa.field("element", structs.type)))
+
+
+def _get_all(names: Sequence[str]) -> Callable[[dict[str, float]], Sequence[float]]:
+    # For one name `itemgetter` gives no tuple.
+    return itemgetter(*names) if len(names) > 1 else lambda value: [value[name] for name in names]
+
+
+def _build_turns(values: Sequence[list[Any]], kind: pa.DataType) -> pa.Array:
+    fields = list(kind.value_type)
+    columns = gather_columns(chain.from_iterable(values), [spec.name for spec in fields])
+    children = []
+    for spec, cells in zip(fields, columns, strict=True):
+        if spec.name == "image_indices":
+            flat = np.fromiter(chain.from_iterable(cells), np.int32)
+            children.append(_lists(map(len, cells), pa.array(flat), spec.type))
+        else:
+            children.append(pa.array(_to_texts(cells) if spec.name == "info" else cells, spec.type))
+    return _lists(map(len, values), pa.StructArray.from_arrays(children, fields=fields), kind)
+
+
+def _build_images(values: Sequence[list[bytes]], kind: pa.DataType) -> pa.Array:
+    flat = list(chain.from_iterable(values))
+    places = {image: place for place, image in enumerate(dict.fromkeys(flat))}
+    indices = np.fromiter(map(places.__getitem__, flat), np.int32, len(flat))
+    data = pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(list(places), pa.binary()))
+    fields = [pa.field("bytes", data.type), pa.field("path", pa.string())]
+    structs = pa.StructArray.from_arrays([data, pa.nulls(len(indices), pa.string())], fields=fields)
+    return _lists(map(len, values), structs, pa.list_(pa.field("element", structs.type)))
+
+
+def _to_native(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"turn info holds a {type(value).__name__} ({value!r}); only JSON values can be stored")
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_to_native).encode
+_PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+
+def _to_json(value: dict[str, Any]) -> str:
+    try:
+        text = orjson.dumps(value, option=_PLAIN)
+    except TypeError:  # NumPy's numbers among them, which orjson would round
+        return _encode(value)
+    # A number that is none becomes null there; it may not be stored, and the slower encoder says so.
+    return _encode(value) if b"null" in text else text.decode()
+
+
+def _to_texts(cells: Sequence[dict[str, Any]]) -> list[bytes]:
+    # Turns whose environment said the same may share one dict, which is then encoded once.
+    different = {id(cell): cell for cell in cells if cell}
+    texts = dict(zip(different, _to_jsons(different.values()), strict=True))
+    return [texts[id(cell)] if cell else b"{}" for cell in cells]
+
+
+def _to_jsons(cells: Collection[dict[str, Any]]) -> list[bytes]:
+    try:
+        texts = [orjson.dumps(cell, option=_PLAIN) for cell in cells]
+    except TypeError:
+        pass
+    else:
+        if b"null" not in b"".join(texts):
+            return texts
+    return [_to_json(cell).encode() for cell in cells]
+
+
+_NUMBER_COLUMNS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs")
+_BUILDERS: dict[str, Callable[[Sequence[Any], pa.DataType], pa.Array]] = {
+    **dict.fromkeys(_NUMBER_COLUMNS, _build_numbers),
+    **dict.fromkeys(NAMED_COLUMNS, _build_named),
+    "sampling": _build_sampling,
+    "weight_spans": _build_weight_spans,
+    "turns": _build_turns,
+    "images": _build_images,
+    "image_grid_thw": _build_grids,
+}
+
+
+def _split(flat: Any, offsets: np.ndarray) -> list[Any]:
+    return [flat[start:end] for start, end in pairwise(offsets.tolist())]
+
+
+def _read_numbers(array: pa.Array) -> list[np.ndarray | None]:
+    ragged = Ragged.of(array)
+    rows = _split(ragged.values.copy(), ragged.offsets)
+    if not array.null_count:
+        return rows
+    return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+
+
+def _read_spans(array: pa.Array) -> list[Spans]:
+    ragged = Ragged.of(array)
+    columns = [ragged.values.field(name).to_pylist() for name in ("version", "start", "end")]
+    return _split(list(zip(*columns, strict=True)), ragged.offsets)
+
+
+def _read_grids(array: pa.Array) -> list[list[tuple[int, int, int]]]:
+    ragged = Ragged.of(array)
+    return _split([tuple(grid) for grid in ragged.values.to_pylist()], ragged.offsets)
+
+
+def _read_named(array: pa.Array) -> list[dict[str, float]]:
+    ragged = Ragged.of(array)
+    pairs = zip(ragged.values.field("name").to_pylist(), ragged.values.field("value").to_pylist(), strict=True)
+    return [dict(row) for row in _split(list(pairs), ragged.offsets)]
+
+
+def _read_turns(array: pa.Array) -> list[list[dict[str, Any]]]:
+    ragged = Ragged.of(array)
+    names = [spec.name for spec in ragged.values.type]
+    columns = [ragged.values.field(name).to_pylist() for name in names]
+    columns[names.index("info")] = [json.loads(text) for text in columns[names.index("info")]]
+    turns = [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return _split(turns, ragged.offsets)
+
+
+def _read_images(array: pa.Array) -> list[list[bytes]]:
+    ragged = Ragged.of(array)
+    data = ragged.values.field("bytes")
+    if not pa.types.is_dictionary(data.type):
+        data = data.dictionary_encode()
+    unique = data.dictionary.to_pylist()
+    return _split([unique[index] for index in data.indices.to_pylist()], ragged.offsets)
+
+
+_READERS: dict[str, Callable[[pa.Array], list[Any]]] = {
+    **dict.fromkeys(_NUMBER_COLUMNS, _read_numbers),
+    **dict.fromkeys(NAMED_COLUMNS, _read_named),
+    "weight_spans": _read_spans,
+    "turns": _read_turns,
+    "images": _read_images,
+    "image_grid_thw": _read_grids,
+}

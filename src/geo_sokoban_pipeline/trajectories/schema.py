@@ -1,0 +1,276 @@
+"""Schemas of stored episodes: one row per episode, one pinned Arrow schema, one validator.
+
+The schema is plain Arrow without map types, so pandas, polars, DuckDB and `datasets` open the files without this
+package. What a reader must know beyond the columns (which token id is an image pad, how many patches one pad stands
+for, which tokenizer, chat template and processor made the ids) is in the schema's metadata, so a table is checked
+from its own content alone. A table that `validate_trajectories` accepts keeps every rule of the trajectory contract.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from geo_sokoban_pipeline.trajectories.validation import PART_COLUMNS, TrajectoryError, check_episodes
+
+SCHEMA_VERSION = "2"
+PRUNE = "PRUNE"  # key of a partition dict whose value is an iteration, not a table
+COMPLETE = "COMPLETE"  # key of a checkpoint dict: the run reached its goal
+RETAIN = "RETAIN"  # key of a checkpoint dict: iterations whose checkpoints stay
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "TRAJECTORY_SCHEMA",
+    "TableContext",
+    "TrajectoryContract",
+    "TrajectoryError",
+    "check_version",
+    "read_context",
+    "schema_metadata",
+    "validate_schema",
+    "validate_trajectories",
+]
+
+
+def _list(value: pa.DataType) -> pa.DataType:
+    # Parquet's own name of a list's child: the schema read back from a file then equals this one.
+    return pa.list_(pa.field("element", value))
+
+
+_NAMED_VALUES = _list(pa.struct([("name", pa.string()), ("value", pa.float64())]))
+_TURN = pa.struct(
+    [
+        ("role", pa.string()),
+        ("text", pa.string()),
+        ("token_start", pa.int32()),
+        ("token_end", pa.int32()),
+        ("image_indices", _list(pa.int32())),
+        ("action", pa.string()),
+        ("reward", pa.float64()),
+        ("credit", pa.float64()),
+        ("advantage", pa.float64()),
+        ("info", pa.string()),
+    ]
+)
+_COLUMNS: dict[str, pa.DataType] = {
+    "trajectory_id": pa.string(),
+    "task": pa.string(),
+    "task_id": pa.string(),
+    "iteration": pa.int32(),
+    "group_index": pa.int32(),
+    "sample_index": pa.int32(),
+    "policy_version": pa.int32(),
+    "seed": pa.int64(),
+    "sampling": pa.string(),
+    "status": pa.string(),
+    "finish_reason": pa.string(),
+    "error": pa.string(),
+    "drop_reason": pa.string(),
+    "trained": pa.bool_(),
+    "prompt_length": pa.int32(),
+    "token_ids": _list(pa.int32()),
+    "loss_mask": _list(pa.int8()),
+    "rollout_log_probs": _list(pa.float32()),
+    "old_log_probs": _list(pa.float32()),
+    "ref_log_probs": _list(pa.float32()),
+    "weight_spans": _list(pa.struct([("version", pa.int32()), ("start", pa.int32()), ("end", pa.int32())])),
+    "turns": _list(_TURN),
+    "images": _list(pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+    "image_grid_thw": _list(_list(pa.int32())),
+    "label": pa.string(),
+    "response": pa.string(),
+    "reward": pa.float64(),
+    "advantage": pa.float64(),
+    # One value per episode of what the lists below hold, for queries without an unpivot.
+    "success": pa.bool_(),
+    "n_turns": pa.int32(),
+    "difficulty": pa.string(),
+    "optimal_steps": pa.int32(),
+    **dict.fromkeys(PART_COLUMNS, pa.float64()),
+    "reward_parts": _NAMED_VALUES,
+    "metrics": _NAMED_VALUES,
+    "timings": _NAMED_VALUES,
+}
+_NULLABLE = frozenset(
+    ["finish_reason", "error", "drop_reason", "old_log_probs", "ref_log_probs", "label", "reward", "advantage"]
+    + ["success", "difficulty", "optimal_steps", *PART_COLUMNS]
+)
+
+# `images` is never null either, but `datasets` decodes a column as images only if its field is marked nullable.
+_MARKED = _NULLABLE | {"images"}
+TRAJECTORY_SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _MARKED) for name, kind in _COLUMNS.items()])
+
+
+@dataclass(frozen=True)
+class TableContext:
+    """What the token ids of a table mean; stored in the metadata of its schema.
+
+    Attributes:
+        image_pad_id: id of the token that stands for one merged image patch, in the expanded sequence.
+        merge_size: patches along one side that one image pad covers (2 for Qwen3-VL).
+        tokenizer_hash, template_hash, processor_hash: content hashes of the three that made the ids.
+    """
+
+    image_pad_id: int
+    merge_size: int
+    tokenizer_hash: str
+    template_hash: str
+    processor_hash: str
+
+
+def schema_metadata(context: TableContext) -> dict[bytes, bytes]:
+    """Metadata of a table's schema: the `huggingface` features block, the schema version and the context."""
+    values = {
+        "huggingface": _features_block(),
+        "schema_version": SCHEMA_VERSION,
+        "image_pad_id": str(context.image_pad_id),
+        "merge_size": str(context.merge_size),
+        "tokenizer_hash": context.tokenizer_hash,
+        "template_hash": context.template_hash,
+        "processor_hash": context.processor_hash,
+    }
+    return {name.encode(): value.encode() for name, value in values.items()}
+
+
+def read_context(schema: pa.Schema) -> TableContext:
+    """Context from a schema's metadata.
+
+    Raises:
+        TrajectoryError: an entry is missing or of another schema version; the message names it.
+    """
+    metadata = schema.metadata or {}
+
+    def entry(name: str) -> str:
+        if name.encode() not in metadata:
+            raise TrajectoryError("schema metadata", None, f"no `{name}`", "build tables with trajectories_to_table")
+        return metadata[name.encode()].decode()
+
+    entry("schema_version")
+    check_version(schema)
+    hashes = (entry(name) for name in ("tokenizer_hash", "template_hash", "processor_hash"))
+    return TableContext(int(entry("image_pad_id")), int(entry("merge_size")), *hashes)
+
+
+def check_version(schema: pa.Schema) -> None:
+    """Refuse a table that another version of this project has written.
+
+    Raises:
+        TrajectoryError: the metadata name another schema version; without such an entry nothing is refused here.
+    """
+    version = (schema.metadata or {}).get(b"schema_version", SCHEMA_VERSION.encode()).decode()
+    if version != SCHEMA_VERSION:
+        raise TrajectoryError("schema_version", None, version, f"this version of the project reads {SCHEMA_VERSION}")
+
+
+@cache
+def _features_block() -> str:
+    return json.dumps({"info": {"features": _features()}}, separators=(",", ":"))
+
+
+def _features() -> dict[str, Any]:
+    # Written by hand instead of through `datasets.Features`, whose import takes a second; a test compares the two.
+    features = {field.name: _feature(field.type) for field in TRAJECTORY_SCHEMA}
+    features["images"] = {"feature": {"_type": "Image"}, "_type": "List"}
+    return features
+
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    if pa.types.is_list(kind):
+        return {"feature": _feature(kind.value_type), "_type": "List"}
+    if pa.types.is_struct(kind):
+        return {field.name: _feature(field.type) for field in kind}
+    names = {pa.float64(): "float64", pa.float32(): "float32"}
+    return {"dtype": names.get(kind, str(kind)), "_type": "Value"}
+
+
+def validate_schema(schema: pa.Schema) -> None:
+    """Compare version, names, order and types with `TRAJECTORY_SCHEMA`; dictionary encoding and null flags may differ.
+
+    Raises:
+        TrajectoryError: naming the version, or the first differing column and both types.
+    """
+    check_version(schema)
+    names, wanted = schema.names, TRAJECTORY_SCHEMA.names
+    if names != wanted:
+        missing = [name for name in wanted if name not in names]
+        extra = [name for name in names if name not in wanted]
+        if missing or extra:
+            raise TrajectoryError("columns", None, f"missing {missing}, unknown {extra}", "not a trajectory table")
+        raise TrajectoryError("columns", None, names, f"order them as {wanted}")
+    for expected, found in zip(TRAJECTORY_SCHEMA, schema.types, strict=True):
+        if found != expected.type and _plain(found) != _plain(expected.type):
+            raise TrajectoryError(expected.name, None, f"type {found}", f"the schema demands {expected.type}")
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_list(kind):
+        return _list(_plain(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    return kind
+
+
+def validate_trajectories(table: pa.Table) -> None:
+    """Check a table against the whole trajectory contract, vectorised: 1,000 episodes take some 20 ms.
+
+    Args:
+        table: N episodes in `TRAJECTORY_SCHEMA` (image bytes dictionary-encoded or not) with the metadata of
+            `schema_metadata`; N may be 0, and columns may be chunked.
+
+    Raises:
+        TrajectoryError: the first broken rule, naming column, trajectory id and value.
+    """
+    validate_schema(table.schema)
+    context = read_context(table.schema)
+    check_episodes(table, _NULLABLE, image_pad_id=context.image_pad_id, merge_size=context.merge_size)
+
+
+class TrajectoryContract:
+    """Validator for Kedro's `validator:` key on trajectory entries; use it with `on: [save]`.
+
+    On load such an entry hands over callables, which the dataset checks itself when they are called.
+    """
+
+    def validate(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Check every table of a {partition: table} dict.
+
+        Args:
+            data: tables, or anything with `to_table()` (a `TrajectoryBatch`); the control key `PRUNE` passes.
+
+        Returns:
+            The dict with every value as a table, so that the conversion happens once.
+
+        Raises:
+            TrajectoryError: as in `validate_trajectories`; the message starts with the partition.
+        """
+        return {name: value if name == PRUNE else self._validate_part(name, value) for name, value in data.items()}
+
+    def _validate_part(self, name: str, value: Any) -> pa.Table:
+        table = self.to_table(value)
+        try:
+            validate_trajectories(table)
+        except TrajectoryError as error:
+            error.args = (f"{name}: {error}",)
+            raise
+        return table
+
+    @staticmethod
+    def to_table(value: Any) -> pa.Table:
+        """A table as it is; anything else through its `to_table()`.
+
+        Raises:
+            TrajectoryError: the value is neither.
+        """
+        if isinstance(value, pa.Table):
+            return value
+        if not hasattr(value, "to_table"):
+            way_out = "a pyarrow.Table from trajectories_to_table(trajectories, context), or a TrajectoryBatch"
+            raise TrajectoryError("partition value", None, type(value).__name__, way_out)
+        table: pa.Table = value.to_table()
+        return table

@@ -1,0 +1,608 @@
+"""Columns of episodes as flat arrays with row offsets, each made once and shared by all checks.
+
+A position in a flat array always leads back to its row, so that whatever a check finds is reported by trajectory id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_NESTED_NULLABLE = frozenset({"turns.action", "turns.reward", "turns.credit", "turns.advantage", "images.path"})
+
+
+class TrajectoryError(ValueError):
+    """An episode breaks the trajectory contract.
+
+    Attributes:
+        column: name of the column, or of the part of the table that is wrong.
+        trajectory_id: id of the episode; None where the whole table is wrong.
+        value: the offending value, or a description of it.
+    """
+
+    def __init__(self, column: str, trajectory_id: str | None, value: Any, rule: str) -> None:
+        where = "" if trajectory_id is None else f" of trajectory {trajectory_id!r}"
+        super().__init__(f"{column}{where} is {value!r}; the contract: {rule}.")
+        self.column, self.trajectory_id, self.value = column, trajectory_id, value
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of unequal length: `values` of all rows one after the other, row i at `offsets[i]:offsets[i + 1]`."""
+
+    values: Any
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, column: pa.Array) -> Ragged:
+        """From a list array; a null list counts as empty. Numbers become numpy, everything else stays Arrow."""
+        values = column.flatten()
+        numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        return cls(values.to_numpy(zero_copy_only=False) if numeric else values, _offsets(column))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(rows,) int64."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(values,) int64 row of each value; for short lists such as turns, too slow for tokens."""
+        return np.repeat(np.arange(len(self.offsets) - 1), self.lengths)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """(values,) int64 flat position at which the row of each value starts."""
+        return self.offsets[self.rows]
+
+    def row_of(self, position: int) -> int:
+        """Row that holds a flat position."""
+        return int(np.searchsorted(self.offsets, position, side="right")) - 1
+
+
+class Named:
+    """Values by name, of one column of lists of (name, value)."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self.items = Ragged.of(column)
+        self.numbers: np.ndarray = self.items.values.field("value").to_numpy(zero_copy_only=False)
+
+    @cached_property
+    def _encoded(self) -> tuple[dict[str, int], np.ndarray]:
+        names = self.items.values.field("name")
+        names = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
+        texts = names.dictionary.to_pylist()
+        ranks = {text: rank for rank, text in enumerate(sorted(set(texts)))}
+        codes = np.array([ranks[text] for text in texts], np.int32)
+        return ranks, codes[names.indices.to_numpy(zero_copy_only=False)] if texts else np.zeros(0, np.int32)
+
+    @property
+    def codes(self) -> np.ndarray:
+        """(values,) int32 number of each value's name; the numbers are ordered as the names are.
+
+        Names are few and repeat in every row: comparing numbers is several times quicker than comparing texts.
+        """
+        return self._encoded[1]
+
+    def pick(self, name: str) -> np.ndarray | None:
+        """(rows,) float64 value of a name, NaN in rows that have none; None where no row has it."""
+        ranks, codes = self._encoded
+        if name not in ranks:
+            return None
+        found = np.full(len(self.items.offsets) - 1, np.nan)
+        places = np.flatnonzero(codes == ranks[name])
+        found[self.items.rows[places]] = self.numbers[places]
+        return found
+
+
+class Episodes:
+    """A table of episodes, its columns unpacked on first use.
+
+    Args:
+        table: types as in the trajectory schema, chunked or not, image bytes dictionary-encoded or not.
+        image_pad_id, merge_size: as in the table's context.
+    """
+
+    def __init__(self, table: pa.Table, image_pad_id: int, merge_size: int) -> None:
+        self.table = table.unify_dictionaries().combine_chunks()
+        self.image_pad_id, self.merge_size = image_pad_id, merge_size
+        self._named: dict[str, Named] = {}
+
+    def column(self, name: str) -> pa.Array:
+        """One Arrow array of a column."""
+        return one_array(self.table, name)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A top-level number column; NaN where a float is null."""
+        values: np.ndarray = self.column(name).to_numpy(zero_copy_only=False)
+        return values
+
+    def named(self, name: str) -> Named:
+        """A column of named values, unpacked on first use."""
+        if name not in self._named:
+            self._named[name] = Named(self.column(name))
+        return self._named[name]
+
+    @cached_property
+    def token_ids(self) -> Ragged:
+        return Ragged.of(self.column("token_ids"))
+
+    @cached_property
+    def loss_mask(self) -> np.ndarray:
+        """(tokens of all rows,) int8."""
+        mask: np.ndarray = Ragged.of(self.column("loss_mask")).values
+        return mask
+
+    @cached_property
+    def mask_sums(self) -> np.ndarray:
+        """(tokens + 1,) int64 number of mask-1 tokens before each flat position."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.loss_mask, dtype=np.int64)])
+
+    @cached_property
+    def turns(self) -> Ragged:
+        return Ragged.of(self.column("turns"))
+
+    @cached_property
+    def replies(self) -> np.ndarray:
+        """(turns of all rows,) bool: the assistant's."""
+        return find_replies(self.turns)
+
+    @cached_property
+    def images(self) -> Ragged:
+        return Ragged.of(self.column("images"))
+
+    @cached_property
+    def grids(self) -> Ragged:
+        return Ragged.of(self.column("image_grid_thw"))
+
+    @cached_property
+    def grid_sizes(self) -> Ragged:
+        """Of each grid of `grids` its t, h, w."""
+        return Ragged.of(self.grids.values)
+
+    def fail(self, column: str, row: int, value: Any, rule: str) -> NoReturn:
+        """Raise for one row."""
+        raise TrajectoryError(column, self.column("trajectory_id")[row].as_py(), value, rule)
+
+    def fail_row(self, bad: np.ndarray, column: str, rule: str, value: Callable[[int], Any] | None = None) -> None:
+        """Raise for the first flagged row, if any; `value(row)` is what the message shows, by default the cell."""
+        if bad.any():
+            row = int(np.argmax(bad))
+            self.fail(column, row, self.column(column)[row].as_py() if value is None else value(row), rule)
+
+    def fail_token(self, bad: np.ndarray, column: str, values: np.ndarray, rule: str) -> None:
+        """Raise for the first flagged token, if any."""
+        if bad.any():
+            position = int(np.argmax(bad))
+            row = self.token_ids.row_of(position)
+            token = position - int(self.token_ids.offsets[row])
+            self.fail(column, row, f"{values[position]} at token {token}", rule)
+
+    def fail_item(self, bad: np.ndarray, column: str, items: Ragged, rule: str) -> None:
+        """Raise for the first flagged entry of a list of structs, if any."""
+        if bad.any():
+            position = int(np.argmax(bad))
+            row = int(items.rows[position])
+            index = position - int(items.offsets[row])
+            self.fail(column, row, f"{column}[{index}] = {items.values[position].as_py()}", rule)
+
+
+def check_nulls(episodes: Episodes, nullable: Set[str]) -> None:
+    """Nothing is null but what the contract marks so, at any depth."""
+    for name in episodes.table.column_names:
+        array = episodes.column(name)
+        if array.null_count and name not in nullable:
+            episodes.fail_row(nulls(array), name, "never null")
+        _check_nested_nulls(episodes, name, array, lambda row: row)
+
+
+def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: Callable[[int], int]) -> None:
+    if pa.types.is_list(array.type):
+        children = [(path, array.flatten())]
+        outer = to_row
+        to_row = lambda position: outer(Ragged.of(array).row_of(position))  # noqa: E731
+    elif pa.types.is_struct(array.type):
+        flat = array.flatten()
+        children = [(f"{path}.{array.type.field(index).name}", child) for index, child in enumerate(flat)]
+    else:
+        return
+    for name, child in children:
+        if child.null_count and name not in _NESTED_NULLABLE:
+            position = int(np.argmax(nulls(child)))
+            episodes.fail(path.split(".", maxsplit=1)[0], to_row(position), f"null in {name}", "never null")
+        _check_nested_nulls(episodes, name, child, to_row)
+
+
+def find_replies(turns: Ragged) -> np.ndarray:
+    """(turns of all rows,) bool: the assistant's."""
+    return flags(pc.equal(turns.values.field("role"), "assistant"))
+
+
+def list_lengths(column: pa.Array) -> np.ndarray:
+    """(rows,) int64 length of each list; a null list counts as empty."""
+    return np.diff(_offsets(column))
+
+
+def _offsets(column: pa.Array) -> np.ndarray:
+    if column.null_count:
+        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy(zero_copy_only=False)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    stored: np.ndarray = column.offsets.to_numpy().astype(np.int64)
+    return stored - stored[0]
+
+
+def one_array(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array, whatever its chunks; dictionaries of the chunks must be equal."""
+    chunks = table.column(name)
+    return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+
+
+def nulls(array: pa.Array) -> np.ndarray:
+    """(N,) bool: where an array is null."""
+    if not array.null_count:
+        return np.zeros(len(array), bool)
+    flags: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
+    return flags
+
+
+def flags(array: pa.Array) -> np.ndarray:
+    """(N,) bool: a boolean array with null as False."""
+    filled = pc.fill_null(array, False) if array.null_count else array
+    values: np.ndarray = filled.to_numpy(zero_copy_only=False)
+    return values
+
+
+# Rules on whole episodes: identity, outcome, and advantages within a group.
+
+
+STATUSES = ("completed", "truncated", "aborted", "failed")
+
+
+def check_identity(episodes: Episodes) -> None:
+    """Ids are unique and not empty, the status is known, `sampling` and each turn's `info` are JSON objects."""
+    counts = pc.value_counts(episodes.column("trajectory_id"))
+    repeated = counts.filter(pc.greater(counts.field("counts"), 1))
+    for entry in repeated[:1].to_pylist():
+        raise TrajectoryError("trajectory_id", entry["values"], f"{entry['counts']} rows' id", "ids are unique")
+    for name in ("trajectory_id", "task", "task_id"):
+        episodes.fail_row(flags(pc.equal(episodes.column(name), "")), name, "not empty")
+    known = pc.is_in(episodes.column("status"), pa.array(STATUSES))
+    episodes.fail_row(~flags(known), "status", f"one of {', '.join(STATUSES)}")
+    episodes.fail_row(~_is_object(episodes.column("sampling")), "sampling", "a JSON object")
+    bad = ~_is_object(episodes.turns.values.field("info"))
+    episodes.fail_item(bad, "turns", episodes.turns, "info is a JSON object")
+
+
+def _is_object(text: pa.Array) -> np.ndarray:
+    # The braces only: parsing every turn's text would take longer than all other rules together.
+    return flags(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}")))
+
+
+def check_outcome(episodes: Episodes) -> None:
+    """Rewards and advantages are finite, and absent exactly where they must be; errors belong to failed episodes."""
+    status = episodes.column("status")
+    broken = flags(pc.is_in(status, pa.array(["aborted", "failed"])))
+    trained = flags(episodes.column("trained"))
+    has = {name: ~nulls(episodes.column(name)) for name in ("reward", "advantage", "error", "drop_reason")}
+    episodes.fail_row(has["reward"] & broken, "reward", "null for aborted and failed episodes")
+    episodes.fail_row(~has["reward"] & ~broken, "reward", "null only for aborted and failed episodes")
+    episodes.fail_row(has["advantage"] & broken, "advantage", "null for aborted and failed episodes")
+    for name in ("reward", "advantage"):
+        episodes.fail_row(has[name] & ~np.isfinite(episodes.numbers(name)), name, "finite or null")
+    failed = flags(pc.equal(status, "failed"))
+    episodes.fail_row(has["error"] != failed, "error", "a text for failed episodes, null for all others")
+    episodes.fail_row(trained & broken, "trained", "false for aborted and failed episodes")
+    episodes.fail_row(trained & has["drop_reason"], "drop_reason", "null for trained episodes")
+    missing = trained & ~has["advantage"] & ~_has_turn_advantage(episodes)
+    episodes.fail_row(missing, "advantage", "a trained episode has one, or its turns have")
+
+
+def _has_turn_advantage(episodes: Episodes) -> np.ndarray:
+    credited = np.zeros(episodes.table.num_rows, bool)
+    credited[episodes.turns.rows[~nulls(episodes.turns.values.field("advantage"))]] = True
+    return credited
+
+
+def check_group_advantages(episodes: Episodes) -> None:
+    """Where all rewards of a group are equal, its advantages are exactly 0.
+
+    Not for a single reward, which may be one episode cut out of its group, nor for turn credit.
+    """
+    rewarded = ~nulls(episodes.column("reward"))
+    if not rewarded.any():
+        return
+    # Both are of 32 bits: one number for both is found several times quicker than pairs are.
+    keys = (episodes.numbers("iteration").astype(np.int64) << 32) + episodes.numbers("group_index")
+    groups, group = np.unique(keys, return_inverse=True)
+    rewards = episodes.numbers("reward")
+    several = np.bincount(group[rewarded], minlength=len(groups)) > 1
+    lowest, highest = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
+    np.minimum.at(lowest, group[rewarded], rewards[rewarded])
+    np.maximum.at(highest, group[rewarded], rewards[rewarded])
+    advantages = episodes.numbers("advantage")
+    nonzero = ~nulls(episodes.column("advantage")) & (advantages != 0) & ~_has_turn_advantage(episodes)
+    bad = nonzero & (several & (lowest == highest))[group]
+    episodes.fail_row(bad, "advantage", "exactly 0 where all rewards of a group are equal")
+
+
+# Rules on named values (metrics, reward parts, timings), on the columns that repeat some of them, and on credit.
+
+
+# Parts that the rewards of this project give; parts of a reward of one's own are in `reward_parts` alone, unless they
+# have one of these names. A fixed set, because all files of all tasks share one schema.
+PART_COLUMNS = ("correct", "distance_delta", "final_bonus", "format", "turn_reward_avg", "turn_reward_total")
+SOLVED = 0.5  # least value of the metric `success` that counts as solved
+_CREDIT_TOLERANCE = 1e-6
+
+
+def check_named_values(episodes: Episodes) -> None:
+    """Reward parts, metrics and timings are finite and strictly sorted by name."""
+    for column in ("reward_parts", "metrics", "timings"):
+        named = episodes.named(column)
+        items, codes = named.items, named.codes
+        episodes.fail_item(~np.isfinite(named.numbers), column, items, "values are finite")
+        bad = np.zeros(len(codes), bool)
+        bad[1:] = (codes[1:] <= codes[:-1]) & (items.rows[1:] == items.rows[:-1])
+        episodes.fail_item(bad, column, items, "sorted by name, no name twice")
+
+
+def check_value_columns(episodes: Episodes) -> None:
+    """`success`, `optimal_steps` and the reward parts equal the lists' values of their name, null where there is none;
+    `n_turns` counts the assistant turns.
+    """
+    metrics, parts = episodes.named("metrics"), episodes.named("reward_parts")
+    success = metrics.pick("success")
+    solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
+    _compare(episodes, "success", solved, "metrics.success >= 0.5")
+    _compare(episodes, "optimal_steps", metrics.pick("optimal_steps"), "metrics.optimal_steps")
+    for name in PART_COLUMNS:
+        _compare(episodes, name, parts.pick(name), f"reward_parts.{name}")
+    counts = count_in_rows(episodes.replies, episodes.turns)
+    episodes.fail_row(episodes.numbers("n_turns") != counts, "n_turns", "the number of assistant turns")
+
+
+def count_in_rows(flagged: np.ndarray, items: Ragged) -> np.ndarray:
+    """(rows,) int64 number of flagged entries."""
+    before = np.zeros(len(flagged) + 1, np.int64)
+    np.cumsum(flagged, out=before[1:])
+    counts: np.ndarray = np.diff(before[items.offsets])
+    return counts
+
+
+def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source: str) -> None:
+    array = episodes.column(column)
+    if wanted is None and array.null_count == len(array):
+        return  # most parts are of other tasks
+    numbers = array.cast(pa.int8()) if pa.types.is_boolean(array.type) else array
+    found = numbers.to_numpy(zero_copy_only=False)  # null becomes NaN
+    values = np.full(len(found), np.nan) if wanted is None else wanted
+    bad = found != values
+    if bad.any():
+        bad &= ~(np.isnan(found) & np.isnan(values))
+    episodes.fail_row(bad, column, f"equal to {source}, null where that is unknown")
+
+
+def check_credits(episodes: Episodes) -> None:
+    """Where turns have credit, only replies have it, and it adds up to the episode's reward."""
+    turns = episodes.turns
+    field = turns.values.field("credit")
+    given = ~nulls(field)
+    if not given.any():
+        return
+    episodes.fail_item(given & ~episodes.replies, "turns", turns, "credit is of assistant turns")
+    credited = count_in_rows(given, turns) > 0
+    credit = field.to_numpy(zero_copy_only=False)[given]
+    total = np.bincount(turns.rows[given], credit, minlength=len(credited))
+    rewards = episodes.numbers("reward")
+    gap = np.abs(total - rewards)
+    bad = credited & ~(gap <= _CREDIT_TOLERANCE * np.maximum(1.0, np.abs(rewards)))
+    text = lambda row: f"credit of {total[row]} in all, reward {rewards[row]}"  # noqa: E731
+    episodes.fail_row(bad, "turns", "the credit of an episode's turns adds up to its reward", text)
+
+
+# Rules on tokens: equal lengths, masks, log-probs, and the number of image pads.
+
+
+LOG_PROB_SLACK = 1e-6  # float32: the log-prob of a saturated token may come out just above 0
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def check_lengths(episodes: Episodes) -> None:
+    """Ids, mask and log-probs of every kind are equally long; the prompt lies within them."""
+    lengths = episodes.token_ids.lengths
+    for name in ("loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs"):
+        column = episodes.column(name)
+        if column.null_count == len(column):
+            continue
+        found = list_lengths(column)
+        bad = (found != lengths) & ~nulls(column)
+        text = lambda row, found=found: f"{found[row]} entries for {lengths[row]} token_ids"  # noqa: E731
+        episodes.fail_row(bad, name, "as long as token_ids", text)
+    prompt = episodes.numbers("prompt_length")
+    episodes.fail_row((prompt < 0) | (prompt > lengths), "prompt_length", "from 0 to the number of token_ids")
+
+
+def check_mask(episodes: Episodes) -> None:
+    """The mask is 0 or 1, and 0 in the prompt."""
+    mask = episodes.loss_mask
+    episodes.fail_token((mask != 0) & (mask != 1), "loss_mask", mask, "0 or 1")
+    starts = episodes.token_ids.offsets[:-1]
+    early = episodes.mask_sums[starts + episodes.numbers("prompt_length")] - episodes.mask_sums[starts]
+    episodes.fail_row(early > 0, "loss_mask", "0 before prompt_length", lambda row: f"1 on {early[row]} prompt tokens")
+
+
+def check_log_probs(episodes: Episodes) -> None:
+    """Rollout log-probs are exactly 0.0 off the mask; every kind is finite and at most 1e-6 on it."""
+    off = episodes.loss_mask == 0
+    for name in ("rollout_log_probs", "old_log_probs", "ref_log_probs"):
+        column = episodes.column(name)
+        values = Ragged.of(column).values
+        if name == "rollout_log_probs":
+            episodes.fail_token(off & (values != 0), name, values, "exactly 0.0 where loss_mask is 0")
+        elif column.null_count == len(column):
+            continue
+        elif column.null_count:
+            values = _with_zeros(values, np.repeat(~nulls(column), episodes.token_ids.lengths))
+        inside = (values <= LOG_PROB_SLACK) & (values > -np.inf)  # false for NaN too
+        episodes.fail_token(~off & ~inside, name, values, "finite and at most 1e-6 where loss_mask is 1")
+
+
+def _with_zeros(values: np.ndarray, present: np.ndarray) -> np.ndarray:
+    whole = np.zeros(len(present), values.dtype)
+    whole[present] = values
+    return whole
+
+
+def check_images(episodes: Episodes) -> None:
+    """Images are PNG files with one grid of three positive sizes each."""
+    images, grids, sizes = episodes.images, episodes.grids, episodes.grid_sizes
+    signed = _starts_as_png(images.values.field("bytes"))
+    episodes.fail_row(_any_in_row(~signed, images), "images", "PNG files", lambda row: "other bytes than a PNG's")
+    bad = grids.lengths != images.lengths
+    text = lambda row: f"{grids.lengths[row]} grids for {images.lengths[row]} images"  # noqa: E731
+    episodes.fail_row(bad, "image_grid_thw", "one grid per image", text)
+    episodes.fail_row(_any_in_row(sizes.lengths != 3, grids), "image_grid_thw", "three sizes t, h, w per image")
+    positive = (sizes.values.reshape(-1, 3) > 0).all(axis=1)
+    episodes.fail_row(_any_in_row(~positive, grids), "image_grid_thw", "positive sizes")
+
+
+def _starts_as_png(data: pa.Array) -> np.ndarray:
+    if pa.types.is_dictionary(data.type):
+        indices = data.indices.to_numpy(zero_copy_only=False)
+        return _starts_as_png(data.dictionary)[indices]
+    return flags(pc.equal(pc.binary_slice(data, 0, len(PNG_SIGNATURE)), pa.scalar(PNG_SIGNATURE, pa.binary())))
+
+
+def _any_in_row(bad: np.ndarray, items: Ragged) -> np.ndarray:
+    return np.bincount(items.rows[bad], minlength=len(items.lengths)) > 0
+
+
+def check_image_pads(episodes: Episodes) -> None:
+    """The number of image pads equals the sum of t·h·w / merge_size² over the grids."""
+    ids, grids = episodes.token_ids, episodes.grids
+    pads = np.flatnonzero(ids.values == episodes.image_pad_id)
+    found = np.diff(np.searchsorted(pads, ids.offsets))
+    patches = episodes.grid_sizes.values.reshape(-1, 3).astype(np.int64).prod(axis=1)
+    total = np.bincount(grids.rows, weights=patches, minlength=len(ids.lengths))  # float64: exact below 2**53
+    expected = total / episodes.merge_size**2
+    text = lambda row: f"{found[row]} image pads, {expected[row]:g} by image_grid_thw"  # noqa: E731
+    episodes.fail_row(found != expected, "token_ids", "sum of t*h*w / merge_size**2 image pads", text)
+
+
+# Rules on spans: turns in order, generated runs inside assistant turns, weights for every generated token.
+
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def check_turns(episodes: Episodes) -> None:
+    """Turns are in order, do not overlap and lie within the tokens; roles, numbers and image indices are sound."""
+    turns = episodes.turns
+    _check_order(episodes, "turns", turns, "token_start", "token_end")
+    known = pc.is_in(turns.values.field("role"), pa.array(ROLES))
+    episodes.fail_item(~flags(known), "turns", turns, f"role is one of {', '.join(ROLES)}")
+    for name in ("reward", "credit", "advantage"):
+        field = turns.values.field(name)
+        bad = ~nulls(field) & ~np.isfinite(field.to_numpy(zero_copy_only=False))
+        episodes.fail_item(bad, "turns", turns, f"{name} is finite or null")
+    indices = Ragged.of(turns.values.field("image_indices"))
+    available = episodes.images.lengths[turns.rows][indices.rows]
+    bad = np.zeros(len(turns.values), bool)
+    bad[indices.rows[(indices.values < 0) | (indices.values >= available)]] = True
+    episodes.fail_item(bad, "turns", turns, "image_indices point into images")
+
+
+def _check_order(episodes: Episodes, column: str, spans: Ragged, start: str, end: str) -> None:
+    starts, ends = bounds(spans, start, end)
+    limit = episodes.token_ids.lengths[spans.rows]
+    inside = (starts >= 0) & (starts <= ends) & (ends <= limit)
+    episodes.fail_item(~inside, column, spans, f"0 <= {start} <= {end} <= number of token_ids")
+    same = spans.rows[1:] == spans.rows[:-1]
+    overlap = np.zeros(len(starts), bool)
+    overlap[1:] = same & (starts[1:] < ends[:-1])
+    episodes.fail_item(overlap, column, spans, "in order, no overlap")
+
+
+def bounds(spans: Ragged, start: str, end: str) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of each span within its episode, int64."""
+    fields = (spans.values.field(name).to_numpy(zero_copy_only=False).astype(np.int64) for name in (start, end))
+    first, last = fields
+    return first, last
+
+
+def check_generated_runs(episodes: Episodes) -> None:
+    """Each run of mask-1 tokens lies in one assistant turn."""
+    turns, offsets = episodes.turns, episodes.token_ids.offsets
+    starts, ends = bounds(turns, "token_start", "token_end")
+    base = offsets[turns.rows]
+    assistant = episodes.replies
+    inside = np.where(assistant, episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts], 0)
+    covered = np.bincount(turns.rows, weights=inside, minlength=len(offsets) - 1)
+    total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
+    text = lambda row: f"1 on {int(total[row] - covered[row])} tokens outside assistant turns"  # noqa: E731
+    episodes.fail_row(covered != total, "loss_mask", "1 only within assistant turns", text)
+    # Two assistant turns may adjoin; a run that goes on over the border would lie in both.
+    border = assistant & (ends > starts) & (ends > 0) & (ends < episodes.token_ids.lengths[turns.rows])
+    before = (base + ends - 1)[border]
+    crossing = np.zeros(len(border), bool)
+    crossing[border] = (episodes.loss_mask[before] == 1) & (episodes.loss_mask[before + 1] == 1)
+    episodes.fail_item(crossing, "turns", turns, "each run of generated tokens lies in one assistant turn")
+
+
+def check_weight_spans(episodes: Episodes) -> None:
+    """Weight spans are in order, do not overlap, and every generated token has its weights."""
+    spans, offsets = Ragged.of(episodes.column("weight_spans")), episodes.token_ids.offsets
+    _check_order(episodes, "weight_spans", spans, "start", "end")
+    starts, ends = bounds(spans, "start", "end")
+    base = offsets[spans.rows]
+    inside = episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts]
+    covered = np.bincount(spans.rows, weights=inside, minlength=len(offsets) - 1)
+    total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
+    text = lambda row: f"{int(covered[row])} of {total[row]} generated tokens covered"  # noqa: E731
+    episodes.fail_row(covered != total, "weight_spans", "every generated token lies in a span", text)
+
+
+# The trajectory contract as rules, each one a check over whole columns.
+
+
+__all__ = ["CHECKS", "PART_COLUMNS", "TrajectoryError", "check_episodes"]
+
+CHECKS: tuple[Callable[[Episodes], None], ...] = (
+    check_identity,
+    check_outcome,
+    check_named_values,
+    check_value_columns,
+    check_lengths,
+    check_mask,
+    check_log_probs,
+    check_images,
+    check_image_pads,
+    check_turns,
+    check_credits,
+    check_generated_runs,
+    check_weight_spans,
+    check_group_advantages,
+)
+
+
+def check_episodes(table: pa.Table, nullable: Set[str], *, image_pad_id: int, merge_size: int) -> None:
+    """Run every check on a table whose types are already known to be those of the trajectory schema.
+
+    Args:
+        table: N episodes.
+        nullable: names of the columns that may be null.
+        image_pad_id, merge_size: as in the table's context.
+
+    Raises:
+        TrajectoryError: the first broken rule.
+    """
+    episodes = Episodes(table, image_pad_id, merge_size)
+    check_nulls(episodes, nullable)
+    for check in CHECKS:
+        check(episodes)

@@ -1,0 +1,287 @@
+"""No value passes the options and fails or misleads later: every number is bounded, relations are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from geo_sokoban_pipeline.config import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.geo3k_training import (
+    AnswerRewardOptions,
+    FormatRewardOptions,
+    Geo3kEnvOptions,
+    ToleranceRewardOptions,
+)
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.sokoban import MoveRewards, SokobanEnv
+from geo_sokoban_pipeline.envs.sokoban import env as sokoban_arguments
+from geo_sokoban_pipeline.preflight.own_code import check_plugins
+from geo_sokoban_pipeline.rewards import sokoban as sokoban_rewards
+
+MODELS = (ProjectParameters, Geo3kEnvOptions, AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
+# What stands above a number whose section needs it, so that only the number itself is judged.
+NEEDED = {"bars": {"player": "final", "at_least": 0.0}, "evaluations": {"name": "a", "title": "A"}}
+
+
+def numbers(schema: Mapping[str, Any], definitions: Mapping[str, Any], path: tuple = ()) -> Iterator[tuple]:
+    """All numbers of a JSON schema, with their paths: keys, and 0 for an item of a list."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    for choice in [*schema.get("anyOf", ()), *schema.get("allOf", ())]:
+        yield from numbers(choice, definitions, path)
+    if schema.get("type") in ("integer", "number"):
+        yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from numbers(part, definitions, (*path, name))
+    for part in [*schema.get("prefixItems", ())[:1], schema.get("items"), schema.get("additionalProperties")]:
+        if isinstance(part, Mapping):
+            step = "eval" if "additionalProperties" in schema else 0
+            yield from numbers(part, definitions, (*path, step))
+
+
+def all_numbers() -> list[tuple[type[BaseModel], tuple, Mapping[str, Any]]]:
+    found = []
+    for model in MODELS:
+        schema = model.model_json_schema()
+        found += [(model, path, part) for path, part in numbers(schema, schema.get("$defs", {}))]
+    # `run_id` and `checkpoint` are names that may look like numbers.
+    return [one for one in found if one[1][-1] not in ("run_id", "checkpoint")]
+
+
+NUMBERS = all_numbers()
+
+
+def nested(path: tuple, value: Any) -> Any:
+    """Parameters with one value at a path, and what its sections need."""
+    for step, above in reversed(list(zip(path, [None, *path[:-1]], strict=True))):
+        value = [value] if step == 0 else {**NEEDED.get(str(above), {}), step: value}
+        if isinstance(value, dict) and step in NEEDED:
+            value[step] = [{**NEEDED[step], **value[step][0]}]
+    return value
+
+
+def complaint(model: type[BaseModel], path: tuple, value: Any) -> str:
+    """The line about a value; empty where nothing is wrong with it."""
+    try:
+        validate_parameters(nested(path, value), model)
+    except ParameterError as error:
+        name = ".".join(map(str, path))
+        return next((line for line in str(error).splitlines() if line.strip().startswith(f"{name}=")), "")
+    return ""
+
+
+def test_the_walk_finds_numbers_everywhere() -> None:
+    names = {".".join(map(str, path)) for _, path, _ in NUMBERS}
+    assert len(names) > 300
+    assert {
+        "seed",
+        "train_sokoban.optimizer.betas.0",
+        "train_geo3k.rollout.server.ports.0",
+        "geo3k.problems.held_out_angles.eval",
+        "study_long.bars.0.at_least",
+        "max_turns",
+    } <= names
+
+
+def test_every_number_has_a_lower_and_an_upper_bound() -> None:
+    low, high = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
+    unbounded = [
+        ".".join(map(str, path)) for _, path, part in NUMBERS if not (low & part.keys() and high & part.keys())
+    ]
+    assert unbounded == []
+
+
+def test_every_number_refuses_what_lies_outside_its_bounds_and_what_is_no_number() -> None:
+    let_through = []
+    for model, path, part in NUMBERS:
+        above = part["maximum"] * 2 + 1 if "maximum" in part else part["exclusiveMaximum"]
+        below = part["minimum"] - abs(part["minimum"]) - 1 if "minimum" in part else part["exclusiveMinimum"]
+        for value in (math.nan, math.inf, -math.inf, above, below):
+            if not complaint(model, path, value):
+                let_through.append((".".join(map(str, path)), value))
+    assert let_through == []
+
+
+# Sokoban's arguments stand in no model: their bounds are tables beside what takes them.
+SOKOBAN = {
+    **{f"env.args.{name}": bounds for name, bounds in sokoban_arguments.BOUNDS.items()},
+    **{f"reward.args.{name}": bounds for name, bounds in sokoban_rewards.BOUNDS.items()},
+}
+
+
+def sokoban_complaint(path: str, value: Any, command: str = "train_sokoban") -> str:
+    """What a command says about a value before any work; empty where nothing is wrong with it."""
+    section = nested(tuple(path.split(".")), value)
+    try:
+        check_plugins(command, ProjectParameters.model_validate({"train_sokoban": section}))
+    except ParameterError as error:
+        return str(error)
+    return ""
+
+
+def test_every_number_of_sokobans_arguments_has_bounds() -> None:
+    signatures = {
+        "env.args": inspect.signature(SokobanEnv).parameters,
+        "reward.args": inspect.signature(sokoban_rewards.sokoban_reward).parameters,
+    }
+    numeric = {
+        f"{section}.{name}"
+        for section, found in signatures.items()
+        for name, one in found.items()
+        if one.annotation in ("int", "float", "int | None")
+        and (section == "env.args" or one.kind is inspect.Parameter.KEYWORD_ONLY)
+    }
+    numeric |= {f"env.args.rewards.{field.name}" for field in dataclasses.fields(MoveRewards)}
+    assert numeric == SOKOBAN.keys() and len(numeric) == 12
+
+
+@pytest.mark.parametrize("path", SOKOBAN)
+def test_sokobans_arguments_refuse_what_lies_outside_their_bounds_and_what_is_no_number(path: str) -> None:
+    least, most, integer = SOKOBAN[path]
+    word = "an integer" if integer else "a number"
+    no_number, low, high = f"must be {word} from {least} to {most}", f"at least {least}", f"at most {most}"
+    said = {
+        math.nan: no_number,
+        math.inf: no_number if integer else high,
+        -math.inf: no_number if integer else low,
+        "many": no_number,
+        True: no_number,
+        least - 1: low,
+        most * 2 + 1: high,
+    }
+    for value, bound in said.items():
+        text = sokoban_complaint(path, value)
+        assert text.startswith(f"train_sokoban.{path}={value!r}: ") and text.endswith(bound)
+    for value in (least, most):  # the size of a cell must be that of the data too
+        assert sokoban_complaint(path, value) == "" or path == "env.args.cell_px"
+
+
+@pytest.mark.parametrize("command", ["train", "rollout", "update", "evaluate", "control"])
+def test_every_command_refuses_a_weight_that_is_no_number(command: str) -> None:
+    """An update too: credit per turn takes the reward's arguments."""
+    text = sokoban_complaint("reward.args.distance_weight", math.nan, f"{command}_sokoban")
+    assert text == "train_sokoban.reward.args.distance_weight=nan: must be a number from -1000000 to 1000000"
+
+
+def test_rewards_of_moves_are_a_mapping() -> None:
+    assert sokoban_complaint("env.args.rewards", 5).startswith(
+        "train_sokoban.env.args.rewards=5: must be a mapping of blocked, moved,"
+    )
+
+
+# (what is typed, what the message says): values that would crash or mislead later.
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    # A ratio below 0 does not exist.
+    ({"train_sokoban.grpo.clip_low": 1.5}, "train_sokoban.grpo.clip_low=1.5: input should be less than or equal to 1."),
+    ({"train_sokoban.optimizer.betas": [0.9, 1]}, "train_sokoban.optimizer.betas.1=1: input should be less than 1."),
+    ({"train_sokoban.warm_start.betas": [-0.1, 0.9]}, "warm_start.betas.0=-0.1: input should be greater than or equal"),
+    (
+        {"train_sokoban.optimizer.eps": 1e-50},
+        "optimizer.eps=1e-50: input should be greater than or equal to 1e-16.",
+    ),
+    ({"train_sokoban.optimizer.learning_rate": 1e30}, "learning_rate=1e+30: input should be less than or equal to 1."),
+    ({"train_sokoban.optimizer.weight_decay": 2}, "weight_decay=2: input should be less than or equal to 1."),
+    (
+        {"train_sokoban.warm_start.matrix_rate": 5e4},
+        "train_sokoban.warm_start: matrix_rate=50000 with learning_rate=0.0015: Muon's learning rate is their product, "
+        "75; lower one of them until it is at most 1.",
+    ),
+    (
+        {"train_sokoban.policy.attention": "sdqa"},
+        "train_sokoban.policy.attention=\"sdqa\": input should be 'sdpa' or 'eager'. Did you mean sdpa?",
+    ),
+    (
+        {"train_sokoban.policy.attention": "flash_attention_2"},
+        "attention=\"flash_attention_2\": input should be 'sdpa' or",
+    ),
+    ({"train_sokoban.policy.tiny.hidden": 1}, "tiny.hidden=1: input should be greater than or equal to 8."),
+    (
+        {"train_sokoban.policy.tiny.kv_heads": 3},
+        "train_sokoban.policy.tiny: kv_heads=3 must divide heads=4: each key and value head serves equally many query",
+    ),
+    (
+        {"train_sokoban.policy.tiny.vision_hidden": 60},
+        "train_sokoban.policy.tiny: vision_hidden=60 must be a multiple of 4 × vision_heads=16.",
+    ),
+    ({"train_sokoban.policy.tiny.vision_heads": 3}, "vision_hidden=64 must be a multiple of 4 × vision_heads=12."),
+    (
+        {"train_sokoban.policy.tiny.layers": 2, "train_sokoban.policy.tiny.deepstack": [0, 0]},
+        "deepstack=(0, 0) names a layer twice; name each once.",
+    ),
+    (
+        {"train_sokoban.policy.tiny.min_pixels": 4096, "train_sokoban.policy.tiny.max_pixels": 1024},
+        "train_sokoban.policy.tiny: min_pixels=4096 is above max_pixels=1024; lower it.",
+    ),
+    ({"train_sokoban.rollout.sampling.temperature": 1e-9}, "sampling.temperature=1e-09: input should be greater than"),
+    ({"train_sokoban.evaluation.sampling.temperature": 0}, "evaluation.sampling.temperature=0: input should be"),
+    ({"train_sokoban.prompts.floor": 1e-320}, "train_sokoban.prompts.floor=1e-320: input should be greater than"),
+    (
+        {"train_sokoban.loop.iterations": 100_000},
+        "loop.iterations=100000: input should be less than or equal to 99999.",
+    ),
+    ({"train_sokoban.threads": 100_000}, "train_sokoban.threads=100000: input should be less than or equal to 1024."),
+    ({"train_sokoban.rollout.server.ports": [0]}, "rollout.server.ports.0=0: input should be greater than or equal"),
+    ({"train_sokoban.rollout.server.ports": [70_000]}, "ports.0=70000: input should be less than or equal to 65535."),
+    (
+        {"train_sokoban.rollout.server.ports": [4001, 4001], "train_sokoban.rollout.server.count": 2},
+        "train_sokoban.rollout.server: ports=[4001, 4001] names a port twice; give each server its own.",
+    ),
+    (
+        {
+            "train_sokoban.rollout.server.mode": "attach",
+            "train_sokoban.rollout.server.urls": ["http://a:1", "http://a:1/"],
+        },
+        "urls=['http://a:1', 'http://a:1/'] names a server twice; name each once.",
+    ),
+    (
+        {"train_sokoban.rollout.server.mode": "attach", "train_sokoban.rollout.server.urls": ["http://"]},
+        "train_sokoban.rollout.server: urls: http:// is no address; it must be http://host:port.",
+    ),
+    ({"train_sokoban.rollout.server.faults.tries": 5000}, "faults.tries=5000: input should be less than or equal"),
+    ({"train_sokoban.rollout.server.faults.reply_timeout": 1e30}, "reply_timeout=1e+30: input should be less than"),
+    ({"seed": 2**64}, "seed=18446744073709551616: input should be less than or equal to 9223372036854775807."),
+    ({"sokoban.height": 100}, "sokoban.height=100: input should be less than or equal to 64."),
+    (
+        {"sokoban.max_solution": 2**40},
+        "sokoban.max_solution=1099511627776: input should be less than or equal to 1000.",
+    ),
+    ({"sokoban.inner_walls": [0, 100]}, "sokoban: inner_walls=[0, 100]: a 6×6 board has 16 inner cells; lower"),
+    (
+        {"sokoban.boxes": 15},
+        "sokoban: boxes=15: a 6×6 board with 1 inner walls has 15 floor cells, and boxes and player need one each; "
+        "lower boxes, or raise height or width.",
+    ),
+    (
+        {"sokoban.height": 64, "sokoban.width": 64, "sokoban.cell_px": 128},
+        "sokoban: cell_px=128: images of 64×64 cells have 67108864 pixels, above limits.max_pixels=16777216; lower",
+    ),
+    (
+        {"geo3k.problems.picture_scale": 0.01},
+        "geo3k.problems.picture_scale=0.01: input should be greater than or equal",
+    ),
+    ({"geo3k.problems.lengths": [10, 100]}, "geo3k.problems.lengths.1=100: input should be less than or equal to 99."),
+    ({"geo3k.problems.lengths": [20, 10]}, "lengths=[20, 10]: [20, 10]: the least length is above the greatest"),
+    ({"geo3k.problems.held_out_angles": {"eval": 0}}, "held_out_angles.eval=0: input should be greater than 0."),
+    ({"geo3k.hub.dataset": ""}, 'geo3k.hub.dataset="": string should have at least 1 character.'),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), REFUSED, ids=lambda one: "+".join(one) if isinstance(one, dict) else "")
+def test_refused(typed: dict[str, Any], message: str) -> None:
+    params: dict[str, Any] = {}
+    for name, value in typed.items():
+        *sections, last = name.split(".")
+        place = params
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    with pytest.raises(ParameterError) as caught:
+        validate_parameters(params, ProjectParameters)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

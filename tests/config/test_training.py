@@ -1,0 +1,56 @@
+"""Options of training: what evaluation inherits, and combinations that could not train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+
+
+def test_evaluation_inherits_the_sampling_of_the_rollout() -> None:
+    """Worked example 13.9: temperature 0.8 and top_p 1 of the rollout, top_k 1 of the evaluation, one sample."""
+    options = TrainOptions.model_validate(
+        {
+            "rollout": {"sampling": {"temperature": 0.8}, "max_response_tokens": 4096},
+            "evaluation": {"sampling": {"top_k": 1}},
+        }
+    )
+    sampling = options.evaluation_sampling
+    assert (options.evaluation.samples, sampling.temperature, sampling.top_p, sampling.top_k) == (1, 0.8, 1.0, 1)
+    assert options.rollout.max_response_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout": {"sampling": {"greedy": True}}}, "training needs sampled episodes"),
+        ({"evaluation": {"checkpoint": "best"}, "loop": {"keep_best": False}}, "needs loop.keep_best"),
+        ({"grpo": {"max_log_prob_difference": 0.1}}, "needs old_log_probs=recompute"),
+        ({"grpo": {"importance_cap": 2.0}}, "needs old_log_probs=recompute"),
+        ({"grpo": {"reduction": "constant"}}, "needs constant_denominator"),
+        ({"grpo": {"credit": "episode", "baseline": "board"}}, "needs credit=turn"),
+        ({"policy": {"source": "folder"}}, "path is empty"),
+    ],
+)
+def test_combinations_that_could_not_train(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainOptions.model_validate(changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rollout": {"engine": "sglang"}, "processes": 2, "threads": 1}, "the servers do the playing, so processes=1"),
+        ({"rollout": {"over_sampling": 2}, "processes": 2, "threads": 1}, "take processes=1"),
+        ({"rollout": {"partial": True, "over_sampling": 2}}, "an interaction cannot be gone on with"),
+        ({"rollout": {"partial": True, "max_turns": 1}}, "nothing is ever aborted"),
+        ({"rollout": {"partial": True, "max_turns": 1, "over_sampling": 2}}, "would never be trained"),
+        ({"grpo": {"mixed_versions": "keep", "old_log_probs": "recompute"}}, "needs old_log_probs=rollout"),
+    ],
+)
+def test_rollouts_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainOptions.model_validate(options)
