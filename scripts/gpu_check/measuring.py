@@ -15,6 +15,7 @@ from model import Load, forward_flops
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
@@ -23,7 +24,6 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
 from geo_sokoban_pipeline.rollout.rollout import play_episodes
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
-from geo_sokoban_pipeline.training.objectives import GrpoObjective
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 _GROUP = 4

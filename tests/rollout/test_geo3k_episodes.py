@@ -15,6 +15,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.envs.geo3k.env import build_env
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
+from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
@@ -23,7 +24,6 @@ from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, Play
 from geo_sokoban_pipeline.rollout.rollout import play_episodes
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
-from geo_sokoban_pipeline.training.objectives import ImitationObjective
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
 
@@ -82,7 +82,7 @@ def caller(tiny_policy: Policy, rows: Rows) -> Iterator[Policy]:
     trainer = FsdpBackend(policy, OptimizerOptions(learning_rate=4e-3, clip=1.0))
     generator = random.Random(0)
     for _ in range(STEPS):
-        trainer.step([demonstrate(policy, rows, generator) for _ in range(8)], ImitationObjective(), 4e-3)
+        trainer.step([demonstrate(policy, rows, generator) for _ in range(8)], SftObjective(), 4e-3)
     trainer.close()
     yield policy
 

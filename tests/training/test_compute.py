@@ -11,13 +11,13 @@ import torch
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import device_of, load_as, save_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
 from geo_sokoban_pipeline.rollout.rollout import play_episodes
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.batch import build_sample
-from geo_sokoban_pipeline.training.objectives import GrpoObjective
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ import torch
 
 import heap
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
@@ -27,7 +28,6 @@ from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.checkpoint import compare_workers
-from geo_sokoban_pipeline.training.objectives import GrpoObjective
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.training.worker_group import Crew, CrewError, open_crew
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -129,7 +129,6 @@ def test_gradients_of_two_processes_are_those_of_one(
     for policy, helpers in ((alone, None), (together, crew)):
         backend = FsdpBackend(policy, OptimizerOptions(), crew=helpers)
         objective = GrpoObjective(GrpoOptions())
-        objective.begin(samples)
         results.append((backend._gradients(samples, objective), gradients(policy), backend.log_probs(samples)))
         policy.model.zero_grad()
         for _ in range(2):

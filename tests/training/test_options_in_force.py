@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
 from geo_sokoban_pipeline.training.batch import build_sample
@@ -32,7 +33,6 @@ from geo_sokoban_pipeline.training.grpo_loop import (
     run_grpo,
     update_policy,
 )
-from geo_sokoban_pipeline.training.objectives import GrpoObjective
 from geo_sokoban_pipeline.training.scoring import score_trajectories
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories

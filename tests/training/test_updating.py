@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate
-from geo_sokoban_pipeline.training.objectives import GrpoObjective, ImitationObjective
 
 # Sums of a few hundred float32 terms in another order.
 TOLERANCE = 2e-5
@@ -64,9 +64,7 @@ def test_log_probs_equal_the_library(tiny_policy: Policy, samples: list[TrainSam
 def test_gradients_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:
     policy = copy.deepcopy(tiny_policy)
     backend = FsdpBackend(policy, OptimizerOptions(max_tokens=128))
-    objective = ImitationObjective()
-    objective.begin(samples)
-    backend.gradient_pass.accumulate(samples, objective)
+    backend.gradient_pass.accumulate(samples, SftObjective(), StepSize.of(samples))
     ours = {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
     policy.model.zero_grad()
     total = sum(len(sample.targets) for sample in samples)
@@ -91,13 +89,13 @@ def test_a_step_is_the_same_however_it_is_cut(
 
 def test_state_survives_the_disk_bit_for_bit(tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path) -> None:
     live = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
-    live.step(samples, ImitationObjective(), 1e-3)
+    live.step(samples, SftObjective(), 1e-3)
     live.export(tmp_path)
     live.save_state(tmp_path)
     resumed = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
     resumed.load_state(tmp_path)
     for backend in (live, resumed):
-        backend.step(samples, ImitationObjective(), 1e-3)
+        backend.step(samples, SftObjective(), 1e-3)
     for (name, one), (_, other) in zip(live.iter_weights(), resumed.iter_weights(), strict=True):
         assert torch.equal(one, other), name
 

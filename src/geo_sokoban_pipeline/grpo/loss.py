@@ -1,17 +1,21 @@
-"""Log-probs of sampled tokens under the distribution they were sampled from, and comparisons of two such lists.
+"""The loss: log-probs of sampled tokens, the clipped policy loss, its reductions, and the objectives of a step.
 
 Trainer and engine must score a token alike: one temperature, one set of banned ids, float32. Nothing here gives a NaN,
-in a value or a gradient, for banned ids or masked positions.
+in a value or a gradient, for banned ids or masked positions. An objective divides by the numbers of the whole optimizer
+step, so the losses of its micro-batches add up to the loss of the step, however it was cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
 
 # exp(20) is 5e8: past every clip range, and far from the overflow whose gradient is NaN.
 MAX_LOG_RATIO = 20.0
@@ -158,22 +162,6 @@ def _importance_ratio(train_log_probs: Tensor, rollout_log_probs: Tensor, loss_m
 # Policy loss: clipped surrogate and reductions over (B, T) token tensors.
 
 
-__all__ = [
-    "PolicyLoss",
-    "TokenTerms",
-    "entropy",
-    "icepop_weights",
-    "kl_estimate",
-    "off_policy_metrics",
-    "policy_loss",
-    "policy_terms",
-    "reduce_tokens",
-    "reduction_weights",
-    "token_log_probs",
-    "token_log_probs_and_entropy",
-    "truncated_importance_weights",
-]
-
 Reduction = Literal["sample_mean", "token_mean", "constant"]
 
 
@@ -189,16 +177,6 @@ class PolicyLoss:
 
     loss: Tensor
     metrics: dict[str, float]
-
-
-@dataclass(frozen=True)
-class TokenTerms:
-    """Per-token parts of the policy loss, each of the shape of the log-probs; for callers with their own layout."""
-
-    loss: Tensor
-    clipped: Tensor
-    dual_clipped: Tensor
-    log_ratio: Tensor
 
 
 def policy_loss(
@@ -236,57 +214,45 @@ def policy_loss(
             f"log_probs {tuple(log_probs.shape)}, old_log_probs {tuple(old_log_probs.shape)} and loss_mask "
             f"{tuple(loss_mask.shape)} must have one shape (B, T)."
         )
-    mask = loss_mask.bool()
-    terms = policy_terms(
-        torch.where(mask, log_probs, 0.0),
-        torch.where(mask, old_log_probs, 0.0),
-        torch.where(mask, _per_token("advantages", advantages, log_probs), 0.0),
-        clip_low=clip_low,
-        clip_high=clip_high,
-        dual_clip=dual_clip,
-    )
-    token_loss = terms.loss
-    if importance_weights is not None:
-        token_loss = token_loss * torch.where(
-            mask, _per_token("importance_weights", importance_weights, log_probs), 0.0
-        )
-    weights = reduction_weights(loss_mask, reduction, denominator)
-    return PolicyLoss((token_loss * weights).sum(), _loss_metrics(terms, token_loss, weights))
-
-
-def policy_terms(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float | None = None,
-) -> TokenTerms:
-    """Per-token clipped loss `max(-r A, -clip(r) A)` of trained tokens, any one shape, float32 or better.
-
-    Log ratios beyond ±20 are held there (gradient 0), where the ratio is out of every clip range.
-    """
     if not 0.0 <= clip_low <= 1.0 or clip_high < 0.0:
         raise ValueError(
             f"clip_low={clip_low}, clip_high={clip_high}: clip_low must be in [0, 1], clip_high 0 or more."
         )
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip={dual_clip}: it must be greater than 1; None switches it off.")
-    wanted = advantages.detach().to(torch.promote_types(log_probs.dtype, torch.float32))
-    log_ratio = log_probs.to(wanted.dtype) - old_log_probs.detach().to(wanted.dtype)
+    mask = loss_mask.bool()
+    dtype = torch.promote_types(log_probs.dtype, torch.float32)
+    new = torch.where(mask, log_probs, 0.0).to(dtype)
+    old = torch.where(mask, old_log_probs, 0.0).detach().to(dtype)
+    wanted = torch.where(mask, _per_token("advantages", advantages, log_probs), 0.0).to(dtype)
+    log_ratio = new - old
+    # Held at ±20, out of every clip range: there the gradient is 0, beyond it the exponential overflows.
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     plain = -ratio * wanted
     limited = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * wanted
-    loss = torch.maximum(plain, limited)
-    clipped = (limited > plain).to(wanted.dtype)
+    token_loss = torch.maximum(plain, limited)
+    clipped = (limited > plain).to(dtype)
     dual_clipped = torch.zeros_like(clipped)
     if dual_clip is not None:
         bound = -dual_clip * wanted
-        over = (wanted < 0) & (loss > bound)
-        loss = torch.where(over, bound, loss)
-        dual_clipped = over.to(wanted.dtype)
-    return TokenTerms(loss, clipped, dual_clipped, log_ratio)
+        over = (wanted < 0) & (token_loss > bound)
+        token_loss = torch.where(over, bound, token_loss)
+        dual_clipped = over.to(dtype)
+    if importance_weights is not None:
+        token_loss = token_loss * torch.where(
+            mask, _per_token("importance_weights", importance_weights, log_probs), 0.0
+        )
+    weights = reduction_weights(loss_mask, reduction, denominator)
+    parts = {
+        "pg_loss": token_loss.detach(),
+        "pg_clipfrac": clipped,
+        "dual_clipfrac": dual_clipped,
+        "ppo_kl": log_ratio.detach().abs(),
+        "ppo_kl_signed": -log_ratio.detach(),
+    }
+    # One transfer for all numbers: each would otherwise wait for the accelerator on its own.
+    numbers = torch.stack([(part * weights).sum() for part in parts.values()]).tolist()
+    return PolicyLoss((token_loss * weights).sum(), dict(zip(parts, numbers, strict=True)))
 
 
 def reduce_tokens(
@@ -346,15 +312,132 @@ def _per_token(name: str, values: Tensor, like: Tensor) -> Tensor:
     return values.detach()
 
 
-def _loss_metrics(terms: TokenTerms, token_loss: Tensor, weights: Tensor) -> dict[str, float]:
-    log_ratio = terms.log_ratio.detach()
-    parts = {
-        "pg_loss": token_loss.detach(),
-        "pg_clipfrac": terms.clipped,
-        "dual_clipfrac": terms.dual_clipped,
-        "ppo_kl": log_ratio.abs(),
-        "ppo_kl_signed": -log_ratio,
-    }
-    # One transfer for all numbers: each would otherwise wait for the accelerator on its own.
-    numbers = torch.stack([(part * weights).sum() for part in parts.values()]).tolist()
-    return dict(zip(parts, numbers, strict=True))
+# Objectives: from the log-probs of a micro-batch to its share of an optimizer step's loss.
+
+
+class Sample(Protocol):
+    """What an objective reads of an episode: (M,) float32 per trained token, as in `TrainSample`."""
+
+    @property
+    def targets(self) -> np.ndarray: ...
+    @property
+    def old_log_probs(self) -> np.ndarray: ...
+    @property
+    def rollout_log_probs(self) -> np.ndarray: ...
+    @property
+    def ref_log_probs(self) -> np.ndarray | None: ...
+    @property
+    def advantages(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """What the losses of an optimizer step are divided by.
+
+    Attributes:
+        samples: episodes of the step, over all its micro-batches and processes.
+        tokens: trained tokens of the step.
+    """
+
+    samples: int
+    tokens: int
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> StepSize:
+        """Size of the step whose samples these are."""
+        return cls(len(samples), sum(len(sample.targets) for sample in samples))
+
+
+class Objective(Protocol):
+    """A loss over the trained tokens of a micro-batch; a value that another process can be sent."""
+
+    needs_entropy: bool
+
+    def __call__(
+        self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize
+    ) -> PolicyLoss:
+        """Loss of a micro-batch, and metrics that add up over the step.
+
+        Args:
+            samples: of the micro-batch.
+            log_probs, entropy, mask: (B, T) of their trained tokens, packed to the left.
+            step: size of the step that the micro-batch is a part of.
+        """
+
+
+class SftObjective:
+    """Negative log-likelihood of the demonstrated tokens, mean over the tokens of the step, in nats."""
+
+    needs_entropy = False
+
+    def __call__(
+        self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize
+    ) -> PolicyLoss:
+        """See `Objective`."""
+        loss = reduce_tokens(-log_probs, mask, "token_mean", float(step.tokens))
+        return PolicyLoss(loss, {"loss": float(loss.detach())})
+
+
+class GrpoObjective:
+    """Clipped policy loss, minus the entropy bonus, plus the KL to the reference policy (see `GrpoOptions`)."""
+
+    needs_entropy = True
+
+    def __init__(self, options: GrpoOptions) -> None:
+        self.options = options
+
+    def __call__(
+        self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize
+    ) -> PolicyLoss:
+        """See `Objective`."""
+        options = self.options
+        denominator = {
+            "constant": options.constant_denominator,
+            "token_mean": float(step.tokens),
+            "sample_mean": float(step.samples),
+        }[options.reduction]
+        old = pad([sample.old_log_probs for sample in samples], log_probs)
+        rollout = pad([sample.rollout_log_probs for sample in samples], log_probs)
+        advantages = pad([sample.advantages for sample in samples], log_probs)
+        weights = None
+        if options.importance_cap is not None:
+            weights = truncated_importance_weights(old, rollout, options.importance_cap, loss_mask=mask)
+        policy = policy_loss(
+            log_probs,
+            old,
+            advantages,
+            mask,
+            clip_low=options.clip_low,
+            clip_high=options.clip_high,
+            dual_clip=options.dual_clip,
+            importance_weights=weights,
+            reduction=options.reduction,
+            denominator=denominator,
+        )
+        bonus = reduce_tokens(entropy, mask, options.reduction, denominator)
+        loss = policy.loss - options.entropy_coefficient * bonus
+        gap = reduce_tokens((log_probs.detach() - rollout).abs(), mask, options.reduction, denominator)
+        metrics = {
+            **policy.metrics,
+            "entropy_loss": float(bonus.detach()),
+            "train_rollout_logprob_abs_diff": float(gap),
+        }
+        if weights is not None:
+            off_policy = off_policy_metrics(old, rollout, mask, cap=options.importance_cap or 1.0)
+            share = float(mask.sum()) / max(step.tokens, 1)
+            metrics |= {name: value * share for name, value in off_policy.items() if name.startswith("tis")}
+        references = [sample.ref_log_probs for sample in samples if sample.ref_log_probs is not None]
+        if options.kl_coefficient > 0:
+            kl = kl_estimate(log_probs, pad(references, log_probs), options.kl_kind, loss_mask=mask)
+            kl_mean = reduce_tokens(kl, mask, options.reduction, denominator)
+            loss = loss + options.kl_coefficient * kl_mean
+            metrics["kl_loss"] = float(kl_mean.detach())
+        return PolicyLoss(loss, {"loss": float(loss.detach()), **metrics})
+
+
+def pad(rows: Sequence[np.ndarray], like: Tensor) -> Tensor:
+    """(B, T) float32 tensor of rows of unequal length, zeros behind them, on the device and of the width of `like`."""
+    table = np.zeros((len(rows), like.shape[1]), np.float32)
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
+    return torch.from_numpy(table).to(like.device)

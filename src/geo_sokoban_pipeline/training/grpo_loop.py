@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.evaluation.metrics import response_metrics
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names, validate_policy
 from geo_sokoban_pipeline.grpo.batching import split_steps
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
@@ -44,7 +45,6 @@ from geo_sokoban_pipeline.training.checkpoint import (
     compare_workers,
     retained,
 )
-from geo_sokoban_pipeline.training.objectives import GrpoObjective
 from geo_sokoban_pipeline.training.partial_rollouts import Leftover, Leftovers
 from geo_sokoban_pipeline.training.runtime import (
     collect_garbage,

@@ -18,13 +18,13 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.study import ControlOptions
+from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, differences
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.tasks import Task, prompt_key
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.objectives import ImitationObjective
 from geo_sokoban_pipeline.training.runtime import freeze_survivors
 from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
@@ -141,7 +141,7 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
         began = time.process_time()
         for step in steps:
             samples = [teacher.demonstrate(number) for number in range(step * size, (step + 1) * size)]
-            backend.step(samples, ImitationObjective(), options.warm_start.learning_rate)
+            backend.step(samples, SftObjective(), options.warm_start.learning_rate)
         return (time.process_time() - began) / len(steps)
 
     take_steps(range(_WARMING))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.grpo.loss import Objective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -25,7 +26,6 @@ from geo_sokoban_pipeline.rollout.rollout import load_player
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.objectives import ImitationObjective, Objective
 from geo_sokoban_pipeline.training.runtime import collect_garbage, freeze_survivors, prepare_process
 from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, adopt_tensors
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -85,15 +85,16 @@ class Score:
 
 @dataclass(frozen=True)
 class Learn:
-    """Gradients of samples under an objective that has begun with all samples of the step."""
+    """Gradients of samples that are a part of a step."""
 
     samples: Sequence[TrainSample]
     objective: Objective
+    step: StepSize
     setting: PassSetting
 
     def __call__(self, member: Member) -> Part:
         """Do it."""
-        metrics = member.gradient_pass(self.setting).accumulate(self.samples, self.objective)
+        metrics = member.gradient_pass(self.setting).accumulate(self.samples, self.objective, self.step)
         return Part(metrics, names=tuple(member.hand_over()))
 
 
@@ -127,9 +128,8 @@ class Imitate:
 def imitate(numbers: range, teacher: Demonstrator, gradients: GradientPass) -> Part:
     """Make demonstrations and leave their gradients in the parameters, as the mean over their tokens."""
     samples = [teacher.demonstrate(number) for number in numbers]
-    objective = ImitationObjective()
-    objective.begin(samples)
-    return Part(gradients.accumulate(samples, objective), sum(len(sample.targets) for sample in samples))
+    size = StepSize.of(samples)
+    return Part(gradients.accumulate(samples, SftObjective(), size), size.tokens)
 
 
 # A member of a crew: the child's side, a process that does jobs on weights it shares with its parent.

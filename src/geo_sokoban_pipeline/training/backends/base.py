@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from geo_sokoban_pipeline.grpo.loss import Objective
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.objectives import Objective
 
 
 class TrainBackend(Protocol):

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
-from geo_sokoban_pipeline.grpo.loss import token_log_probs, token_log_probs_and_entropy
+from geo_sokoban_pipeline.grpo.loss import Objective, StepSize, token_log_probs, token_log_probs_and_entropy
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, encode_images, place_images, run_text
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.objectives import Objective
 
 
 class TrainForward:
@@ -161,15 +160,15 @@ class GradientPass:
                 rows[index] = values[row, : len(samples[index].targets)].float().cpu().numpy()
         return rows
 
-    def accumulate(self, samples: Sequence[TrainSample], objective: Objective) -> dict[str, float]:
-        """Add the gradients of an objective that has begun; returns its metrics, summed."""
+    def accumulate(self, samples: Sequence[TrainSample], objective: Objective, step: StepSize) -> dict[str, float]:
+        """Add the gradients of samples that are a part of a step; returns the objective's metrics, summed."""
         features = self._forward.encode(samples)
         leaves = None if features is None else _leaves(features)
         totals: dict[str, float] = {}
         for batch in self._forward.plan(samples):
             members = [samples[index] for index in batch]
             log_probs, entropy, mask = self._forward.log_probs(members, leaves, entropy=objective.needs_entropy)
-            part = objective(members, log_probs, entropy, mask)
+            part = objective(members, log_probs, entropy, mask, step)
             part.loss.backward()
             for name, value in part.metrics.items():
                 totals[name] = totals.get(name, 0.0) + value

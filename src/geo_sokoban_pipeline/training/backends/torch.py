@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.experts import published_weights, turn_experts
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
@@ -23,7 +24,6 @@ from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.objectives import Objective
 from geo_sokoban_pipeline.training.sharding import cut_samples
 from geo_sokoban_pipeline.training.worker import Learn, Part, Score
 from geo_sokoban_pipeline.training.worker_group import Crew, sum_metrics
@@ -76,7 +76,6 @@ class FsdpBackend:
         Raises:
             DivergedError: `max_skipped` steps in a row had no finite gradient norm.
         """
-        objective.begin(samples)
         return self.move(self._gradients(samples, objective), learning_rate)
 
     def move(self, metrics: dict[str, float], learning_rate: float) -> dict[str, float]:
@@ -135,12 +134,13 @@ class FsdpBackend:
 
     def _gradients(self, samples: Sequence[TrainSample], objective: Objective) -> dict[str, float]:
         """Leave the gradients of a step in the parameters; returns the objective's metrics."""
+        size = StepSize.of(samples)
         if self.crew is None:
-            return self.gradient_pass.accumulate(samples, objective)
+            return self.gradient_pass.accumulate(samples, objective, size)
         own, *others = cut_samples(samples, self.crew.size)
         parts: list[Part] = self.crew.work(
-            lambda: Part(self.gradient_pass.accumulate(own, objective)),
-            [Learn(part, objective, self.setting) for part in others],
+            lambda: Part(self.gradient_pass.accumulate(own, objective, size)),
+            [Learn(part, objective, size, self.setting) for part in others],
         )
         self.crew.add_gradients(parts)
         return sum_metrics(parts)
