@@ -38,15 +38,15 @@ FURTHER = ["tests/training/test_seeds.py", "tests/training/test_control.py"]
 # Modules, and the tests of each: the first pattern that fits counts. `{name}` is the module's own name.
 NEAREST: dict[str, list[str]] = {
     "grpo/loss.py": ["tests/grpo/test_loss.py", "tests/training/test_updating.py", *STEP],
+    "grpo/scoring.py": ["tests/grpo/test_scoring.py", *STEP],
     "grpo/*.py": ["tests/grpo/test_{name}.py", "tests/grpo", *STEP],
     "training/backends/*.py": ["tests/training/test_optimizers.py", "tests/training/test_updating.py", *STEP],
     "training/sft_control.py": ["tests/training/test_control.py"],
     "training/crew*.py": ["tests/training/test_crew_jobs.py", "tests/training/test_crew.py"],
     "training/shared_tensors.py": ["tests/training/test_crew.py"],
     "training/runtime.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
-    "training/partial_rollouts.py": ["tests/training/test_leftovers.py"],
-    "training/batch.py": ["tests/training/test_scoring.py", *STEP],
-    "training/scoring.py": ["tests/training/test_scoring.py", *STEP],
+    "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_leftovers.py", *LOOP],
+    "training/batch.py": ["tests/grpo/test_scoring.py", *STEP],
     "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
     "rollout/engines/*.py": ["tests/rollout/engines/test_{name}.py", "tests/rollout/engines"],
     "rollout/*.py": [

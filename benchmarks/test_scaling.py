@@ -24,14 +24,15 @@ from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
+from geo_sokoban_pipeline.grpo.scoring import score_groups
 from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
-from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, update_policy
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.training.runtime import prepare_process
-from geo_sokoban_pipeline.training.scoring import score_trajectories
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 from geo_sokoban_pipeline.trajectories.schema import TrajectoryContract
@@ -99,7 +100,7 @@ def cost_of_iterations(
         engine.update_weights(None, round_)
         costs: Costs = {}
         costs["rollout"], (played, _) = timed(lambda k=round_: collector.collect(k, sampler))  # type: ignore[misc]
-        costs["scoring"], _ = timed(lambda p=played: score_trajectories(p, grpo, options.reward.args))  # type: ignore[misc]
+        costs["scoring"], _ = timed(lambda p=played: score_groups(p, grpo, options.reward.args))  # type: ignore[misc]
         costs["rollout"] -= costs["scoring"]  # playing has scored them already
         costs["update"], _ = timed(
             lambda p=played, k=round_: update_policy(p, policy, backend, grpo, options.optimizer, k, 0)  # type: ignore[misc]

@@ -26,7 +26,8 @@ from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
-from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, update_policy
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 from geo_sokoban_pipeline.trajectories.schema import TrajectoryContract
 from geo_sokoban_pipeline.trajectories.types import Trajectory

@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, load_player, play_episodes
-from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from option_fields import leaves
 from rollout.scripted import PROMPT, ScriptedEngine, made, make_settings, play_scripted

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builders import make_trajectories
-from geo_sokoban_pipeline.training.grpo_loop import describe_rollout
+from geo_sokoban_pipeline.training.collecting import describe_rollout
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 

@@ -14,12 +14,12 @@ import pytest
 from coins import rows_of
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
-from geo_sokoban_pipeline.training import grpo_loop
+from geo_sokoban_pipeline.training import collecting
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
-from geo_sokoban_pipeline.training.scoring import score_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from training.world import SIZES, settings
 
@@ -62,11 +62,10 @@ def gain(means: Sequence[float]) -> float:
     return (sum(means[-COMPARED:]) - sum(means[:COMPARED])) / COMPARED
 
 
-def turned(trajectories: Sequence[Trajectory], *options: Any, **named: Any) -> dict[str, float]:
-    metrics = score_trajectories(trajectories, *options, **named)
+def turned(trajectories: Sequence[Trajectory], scores: Scores) -> None:
+    apply_scores(trajectories, scores)
     for episode in trajectories:
         episode.advantage = None if episode.advantage is None else -episode.advantage
-    return metrics
 
 
 def test_grpo_raises_the_reward(start: PolicyFolder, train_options: TrainOptions) -> None:
@@ -78,7 +77,7 @@ def test_grpo_raises_the_reward(start: PolicyFolder, train_options: TrainOptions
 def test_with_the_sign_of_its_advantages_turned_it_lowers_the_reward(
     start: PolicyFolder, train_options: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo_loop, "score_trajectories", turned)
+    monkeypatch.setattr(collecting, "apply_scores", turned)
     assert gain(rewards(start, train_options, seed=0)) < -5 * NOISE
 
 

@@ -1,4 +1,4 @@
-"""Leftovers: an aborted reply of one turn is gone on with, token for token, each part with its own weights."""
+"""Partial rollouts: an aborted response of one turn goes on token for token, each part with its own weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from geo_sokoban_pipeline.rollout.engines.base import Result, join_results
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask
 from geo_sokoban_pipeline.rollout.rollout import play_episodes
-from geo_sokoban_pipeline.training.partial_rollouts import Leftovers, past_of
+from geo_sokoban_pipeline.training.collecting import PartialRollouts, past_of
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, make_settings
 
 SETTINGS = {"max_turns": 1, "max_tokens_per_turn": 9}
@@ -25,7 +25,7 @@ def test_an_aborted_reply_is_gone_on_with():
     engine = ScriptedEngine({0: [("abcdef", "stop")], 1: [("xyz", "stop")]})
     first = play(engine, enough=lambda over: True)
     assert [episode.status for episode in first] == ["aborted", "completed"]
-    leftovers = Leftovers()
+    leftovers = PartialRollouts()
     leftovers.keep(first, {0: 40, 1: 41})
     (group,) = leftovers.take(5)
     assert (group.prompt, group.seeds, leftovers.groups) == (40, [10], [])

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.grpo.scoring import is_solved
 from geo_sokoban_pipeline.pipelines.train.nodes import train_grpo
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo, update_policy
-from geo_sokoban_pipeline.training.scoring import is_solved
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
 from geo_sokoban_pipeline.training.batch import build_sample
@@ -33,7 +34,6 @@ from geo_sokoban_pipeline.training.grpo_loop import (
     run_grpo,
     update_policy,
 )
-from geo_sokoban_pipeline.training.scoring import score_trajectories
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from training import reference
@@ -143,7 +143,7 @@ def dropped_groups(world: World, _: Path) -> None:
     }
     for (kind, least), groups in wanted.items():
         changes = {"grpo.filter": kind, "grpo.min_groups": least, "grpo.credit": "episode"}
-        score_trajectories(episodes, settings(world.options, changes).grpo, {})
+        apply_scores(episodes, score_groups(episodes, settings(world.options, changes).grpo, {}))
         assert sorted({episode.group_index for episode in episodes if episode.trained}) == groups, (kind, least)
 
 
@@ -152,7 +152,7 @@ def gap_of_trainer_and_engine(world: World, _: Path) -> None:
     """The trained policy is not the one that played: the mean gap decides, from either side of the bound."""
     options = settings(world.options, {"grpo.old_log_probs": "recompute"})
     episodes = copy.deepcopy(world.episodes)
-    score_trajectories(episodes, options.grpo, options.reward.args)
+    apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
     backend = FsdpBackend(copied(world.trained), options.optimizer)
     samples = [build_sample(episode, world.policy) for episode in episodes]
     gaps = [np.abs(values - s.rollout_log_probs) for values, s in zip(backend.log_probs(samples), samples, strict=True)]
@@ -173,7 +173,7 @@ def gap_of_trainer_and_engine(world: World, _: Path) -> None:
 def size_of_passes(world: World, _: Path) -> None:
     """How many rows the output head gets at once; that the step stays the same is a case of the reference step."""
     episodes = copy.deepcopy(world.episodes)
-    score_trajectories(episodes, world.options.grpo, world.options.reward.args)
+    apply_scores(episodes, score_groups(episodes, world.options.grpo, world.options.reward.args))
     samples = [build_sample(episode, world.policy) for episode in episodes]
     tokens = sum(len(sample.targets) for sample in samples)
 

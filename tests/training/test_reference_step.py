@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
-from geo_sokoban_pipeline.training.scoring import score_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from training import reference
 from training.step_cases import CASES, StepCase
@@ -64,7 +64,7 @@ def updated(world: World, changes: dict[str, Any], case: StepCase) -> tuple[Tens
     backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
     scorer = FsdpBackend(world.policy, options.optimizer, options.rollout.sampling.temperature)
     episodes = played(world, case)
-    score_trajectories(episodes, options.grpo, options.reward.args)
+    apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
     metrics = update_policy(
         episodes, policy, backend, options.grpo, options.optimizer, case.iteration, 7, scorer.log_probs
     )

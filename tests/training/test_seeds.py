@@ -26,8 +26,9 @@ from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, update_policy
+from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 Stream = tuple[int, ...]

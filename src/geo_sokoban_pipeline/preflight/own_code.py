@@ -435,7 +435,7 @@ def _made_of_turns(options: TrainOptions) -> bool:
 
 
 def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], infos: list[Any]) -> list[Check]:
-    from geo_sokoban_pipeline.training.scoring import adds_up, turn_worth
+    from geo_sokoban_pipeline.grpo.scoring import adds_up, turn_worth
 
     turns = [SimpleNamespace(role="assistant", reward=info.get("turn_reward"), info=info) for info in infos]
     episode = SimpleNamespace(turns=turns, reward_parts={n: value for n, value in parts.items() if n != "reward"})

@@ -482,7 +482,8 @@ def _time(
 ) -> Timing:
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
-    from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, update_policy
+    from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.worker_group import open_crew
 
     options, seed = subject.options, subject.parameters.seed

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from geo_sokoban_pipeline.evaluation.metrics import PairedTest, paired_test
+from geo_sokoban_pipeline.grpo.scoring import assistant_turns, turn_credit
 from geo_sokoban_pipeline.reporting import curves, formats, tables
 from geo_sokoban_pipeline.reporting.episodes import (
     PlayerData,
@@ -60,7 +61,6 @@ from geo_sokoban_pipeline.reporting.training_episodes import (
 )
 from geo_sokoban_pipeline.runs.provenance import RunTime, summarise_commands
 from geo_sokoban_pipeline.tasks import TASKS
-from geo_sokoban_pipeline.training.scoring import replies, turn_credit
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _credit_pair(pair: LevelPair, inputs: ReportInputs) -> LevelPair:
                     shares = turn_credit(episode, inputs.option("reward", "args") or {})
                 except ValueError:  # a reward that is no sum over turns; training would have refused it
                     continue
-                for turn, share in zip(replies(episode), shares, strict=True):
+                for turn, share in zip(assistant_turns(episode), shares, strict=True):
                     turn.credit = float(share)
     return pair
 

@@ -38,7 +38,8 @@ def collect_trajectories(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-    from geo_sokoban_pipeline.training.grpo_loop import Collector, build_sampler, partition
+    from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+    from geo_sokoban_pipeline.training.grpo_loop import partition
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_crew
     from geo_sokoban_pipeline.trajectories.parquet import name_parts

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from builders import make_trajectories
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.grpo.scoring import apply_scores, assistant_turns, score_groups
 from geo_sokoban_pipeline.training.batch import sampled_by
-from geo_sokoban_pipeline.training.scoring import replies, score_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 SUM = {"aggregate": "sum", "distance_weight": 0.1}
@@ -21,7 +23,7 @@ def play(rewards: list[list[float]], solved: list[bool], group: int = 0, dist0: 
         episode.trajectory_id = f"g{group}/s{number}"
         episode.group_index, episode.sample_index = group, number
         episode.advantage, episode.trained, episode.drop_reason = None, False, None
-        turns = replies(episode)
+        turns = assistant_turns(episode)
         for index, turn in enumerate(turns):
             turn.reward = earned[index] if index < len(earned) else None
             turn.advantage = None
@@ -33,9 +35,35 @@ def play(rewards: list[list[float]], solved: list[bool], group: int = 0, dist0: 
     return episodes
 
 
+def score(episodes: list[Trajectory], options: GrpoOptions, args: dict[str, Any], **limits: int) -> dict[str, float]:
+    """Score and apply, as the loop does; the metrics."""
+    scores = score_groups(episodes, options, args, **limits)
+    apply_scores(episodes, scores)
+    return scores.metrics
+
+
+@pytest.mark.parametrize("credit", ["turn", "episode"])
+def test_scoring_changes_nothing_and_applying_it_twice_is_applying_it_once(credit: str) -> None:
+    episodes = play([[0.2, 0.1], [0.2, -0.1]], [True, False])
+    failed = play([[0.1], [0.3]], [False, False], group=1)
+    failed[0].status, failed[0].reward, failed[0].drop_reason = "failed", None, "failed"
+    episodes += failed
+    options = GrpoOptions(credit=credit, normalize="rms", filter="zero_variance", min_groups=0)
+    before = [repr(episode) for episode in episodes]
+    scores = score_groups(episodes, options, SUM)
+    assert [repr(episode) for episode in episodes] == before
+    assert [score is None for score in scores.episodes] == [False, False, True, False]
+    apply_scores(episodes, scores)
+    once = [repr(episode) for episode in episodes]
+    assert once != before and once[2] == before[2], "an episode without a reward stays as it is"
+    apply_scores(episodes, score_groups(episodes, options, SUM))
+    assert [repr(episode) for episode in episodes] == once
+    assert scores.trained_groups == 1
+
+
 def test_equal_rewards_give_no_advantage_and_are_dropped() -> None:
     episodes = play([[0.9], [0.9], [0.9]], [False, False, False])
-    metrics = score_trajectories(episodes, GrpoOptions(credit="episode", filter="zero_variance", min_groups=0), SUM)
+    metrics = score(episodes, GrpoOptions(credit="episode", filter="zero_variance", min_groups=0), SUM)
     assert [episode.advantage for episode in episodes] == [0.0, 0.0, 0.0]
     assert not any(episode.trained for episode in episodes)
     assert {episode.drop_reason for episode in episodes} == {"zero_std"}
@@ -44,35 +72,35 @@ def test_equal_rewards_give_no_advantage_and_are_dropped() -> None:
 
 def test_episode_credit_is_normalised_within_the_group() -> None:
     episodes = play([[1.0], [0.0]], [True, False])
-    score_trajectories(episodes, GrpoOptions(credit="episode", normalize="std", filter="none"), SUM)
+    score(episodes, GrpoOptions(credit="episode", normalize="std", filter="none"), SUM)
     assert np.isclose(episodes[0].advantage, 2**-0.5, atol=1e-5)
     assert episodes[1].advantage == -episodes[0].advantage
-    assert all(turn.advantage is None for episode in episodes for turn in replies(episode))
+    assert all(turn.advantage is None for episode in episodes for turn in assistant_turns(episode))
 
 
 def test_mixed_groups_alone_are_trained_and_rms_scales_over_them() -> None:
     mixed = play([[0.0, 0.0], [0.0, 0.0]], [True, False], group=0)
     solved = play([[0.0, 0.5], [0.0, 0.0]], [True, True], group=1)
     options = GrpoOptions(credit="turn", gamma=1.0, normalize="rms", filter="mixed_success", min_groups=0)
-    score_trajectories([*mixed, *solved], options, SUM)
+    score([*mixed, *solved], options, SUM)
     assert all(episode.trained for episode in mixed)
     assert {episode.drop_reason for episode in solved} == {"all_solved"}
-    values = np.array([turn.advantage for episode in mixed for turn in replies(episode)])
+    values = np.array([turn.advantage for episode in mixed for turn in assistant_turns(episode)])
     assert np.isclose(np.sqrt((values**2).mean()), 1.0)
 
 
 def test_a_reply_the_environment_never_saw_is_worth_nothing() -> None:
     episodes = play([[0.2], [0.2, 0.2]], [False, False])
-    score_trajectories(episodes, GrpoOptions(credit="turn", normalize="none", filter="none", gamma=1.0), SUM)
-    cut = replies(episodes[0])
+    score(episodes, GrpoOptions(credit="turn", normalize="none", filter="none", gamma=1.0), SUM)
+    cut = assistant_turns(episodes[0])
     assert cut[1].reward is None
-    assert cut[1].advantage < 0 < replies(episodes[1])[1].advantage
+    assert cut[1].advantage < 0 < assistant_turns(episodes[1])[1].advantage
 
 
 @pytest.mark.parametrize("credit", ["turn", "episode"])
 def test_turns_keep_the_credit_that_was_trained_on(credit: str) -> None:
     episodes = play([[0.2, -0.01], [0.2]], [True, False])
-    score_trajectories(episodes, GrpoOptions(credit=credit, normalize="none", filter="none"), SUM)
+    score(episodes, GrpoOptions(credit=credit, normalize="none", filter="none"), SUM)
     given = [[turn.credit for turn in episode.turns] for episode in episodes]
     if credit == "episode":
         assert given == [[None] * 4] * 2
@@ -88,13 +116,13 @@ def test_turns_that_do_not_add_up_are_an_error() -> None:
     episodes = play([[0.2], [0.1]], [False, False])
     episodes[1].reward += 1.0
     with pytest.raises(ValueError, match="g0/s1 has reward .* use credit=episode"):
-        score_trajectories(episodes, GrpoOptions(credit="turn"), SUM)
+        score(episodes, GrpoOptions(credit="turn"), SUM)
 
 
 def test_failed_episodes_leave_the_group_to_the_others() -> None:
     episodes = play([[1.0], [0.0], [0.0]], [True, False, False])
     episodes[2].status, episodes[2].reward, episodes[2].error = "failed", None, "boom"
-    score_trajectories(episodes, GrpoOptions(credit="episode", normalize="none", filter="none"), SUM)
+    score(episodes, GrpoOptions(credit="episode", normalize="none", filter="none"), SUM)
     assert [episode.trained for episode in episodes] == [True, True, False]
     assert episodes[2].advantage is None
     assert np.isclose(episodes[0].advantage + episodes[1].advantage, 0.0)
@@ -105,7 +133,7 @@ def test_no_more_groups_than_wanted_and_whole_ones_only() -> None:
     broken = groups[0][1]
     broken.status, broken.reward = "aborted", None
     episodes = [episode for group in groups for episode in group]
-    score_trajectories(episodes, GrpoOptions(credit="episode", filter="none"), SUM, most=2)
+    score(episodes, GrpoOptions(credit="episode", filter="none"), SUM, most=2)
     assert [episode.trained for episode in episodes] == [False, False, True, True, True, True, False, False]
     assert {episode.drop_reason for episode in (groups[0][0], *groups[3])} == {"surplus"}
 
@@ -124,7 +152,7 @@ def test_tokens_of_older_weights(rule: str, trained: list[bool], reasons: list[s
         start, end = (int(np.flatnonzero(episode.loss_mask)[index]) for index in (0, -1))
         middle = start + 1
         episode.weight_spans = [(versions[0], start, middle), (versions[1], middle, end + 1)]
-    score_trajectories(episodes, GrpoOptions(credit="episode", filter="none", mixed_versions=rule), SUM)
+    score(episodes, GrpoOptions(credit="episode", filter="none", mixed_versions=rule), SUM)
     assert [episode.trained for episode in episodes] == trained
     assert [episode.drop_reason for episode in episodes] == reasons
     masks = [sampled_by(episode, 4) * episode.loss_mask for episode in episodes]
@@ -140,5 +168,5 @@ def test_an_episode_that_was_given_up_may_have_the_newest_tokens() -> None:
     episodes[0].weight_spans.append((4, len(episodes[0].token_ids), len(episodes[0].token_ids)))  # added no token
     episodes[1].status, episodes[1].reward, episodes[1].drop_reason = "aborted", None, "aborted"
     options = GrpoOptions(credit="episode", filter="none", min_groups=0, mixed_versions="mask")
-    score_trajectories(episodes, options, SUM)
+    score(episodes, options, SUM)
     assert [(episode.trained, episode.drop_reason) for episode in episodes] == [(False, "stale"), (False, "aborted")]

@@ -1,0 +1,285 @@
+"""Collecting: an iteration's prompts become rolled-out, scored episodes.
+
+Dynamic sampling: groups are drawn until `grpo.groups` of them carry a signal, at most `grpo.max_refill` times as many
+as wanted. Over-sampling: more groups are started than are wanted, and the rest is aborted once enough are complete.
+Partial rollouts: what was aborted is continued in the next iteration. Prompts, seeds and ids follow from run seed,
+iteration and group number alone, so equal runs collect equal episodes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.evaluation.metrics import response_metrics
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, SamplerOptions
+from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Result, RolloutEngine
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.rollout import Play, load_player
+from geo_sokoban_pipeline.seeding import derive_seed
+from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+_SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "bucket", "prompt_solve_rate": "prompt"}
+Rows = Sequence[dict[str, Any]]
+
+
+# Partial rollouts: only tasks of one turn have them, since what is kept is the prompt and what was sampled after it,
+# with the weights that sampled it. They live in memory; a run that is continued begins without.
+
+
+@dataclass(frozen=True)
+class PartialGroup:
+    """A group that was aborted before all its episodes were complete.
+
+    Attributes:
+        prompt: number of its prompt.
+        seeds, pasts: of its episodes; a past is None where nothing was sampled.
+    """
+
+    prompt: int
+    seeds: list[int]
+    pasts: list[Result | None]
+
+
+@dataclass
+class PartialRollouts:
+    """Aborted groups, first in, first out."""
+
+    groups: list[PartialGroup] = field(default_factory=list)
+
+    def take(self, count: int) -> list[PartialGroup]:
+        """So many groups at most."""
+        taken, self.groups = self.groups[:count], self.groups[count:]
+        return taken
+
+    def keep(self, trajectories: Sequence[Trajectory], prompts: Mapping[int, int]) -> None:
+        """Keep the groups that have an aborted episode.
+
+        Args:
+            trajectories: of an iteration, whole groups.
+            prompts: number of the prompt of each group.
+        """
+        broken = sorted({episode.group_index for episode in trajectories if episode.status == "aborted"})
+        for group in broken:
+            members = [episode for episode in trajectories if episode.group_index == group]
+            pasts = [past_of(member) for member in members]
+            self.groups.append(PartialGroup(prompts[group], [member.seed for member in members], pasts))
+
+
+def past_of(episode: Trajectory) -> Result | None:
+    """What an episode of one turn has sampled so far; None where that is nothing."""
+    start = episode.prompt_length
+    count = int(episode.loss_mask.sum())
+    if not count:
+        return None
+    spans = tuple((version, first - start, last - start) for version, first, last in episode.weight_spans)
+    return Result(
+        id=-1,
+        token_ids=episode.token_ids[start : start + count].astype(np.int32),
+        log_probs=episode.rollout_log_probs[start : start + count],
+        finish_reason=_reason(episode),
+        weight_version=episode.policy_version,
+        weight_spans=spans,
+    )
+
+
+def _reason(episode: Trajectory) -> FinishReason:
+    if episode.status == "aborted":
+        return "abort"
+    return "length" if episode.finish_reason == "length" else "stop"
+
+
+# Collecting.
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Collects iterations of GRPO.
+
+    Attributes:
+        run: namespace of the run, the first part of trajectory ids.
+        seed: seed of the run.
+        prompts: rows of the training prompts.
+        play: plays the episodes; None: `rollout.function`, in this process.
+        leftovers: groups that earlier iterations have aborted, with `rollout.partial`.
+    """
+
+    run: str
+    seed: int
+    options: TrainOptions
+    prompts: Rows
+    policy: Policy
+    engine: RolloutEngine
+    play: Play | None = None
+    leftovers: PartialRollouts = field(default_factory=PartialRollouts)
+
+    def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
+        """Roll out and score one iteration; moves the sampler on.
+
+        Returns:
+            Trajectories (groups in order, dropped ones included) and metrics `rollout/…`, `perf/…`.
+        """
+        began = time.perf_counter()
+        grpo, rollout = self.options.grpo, self.options.rollout
+        first = math.ceil(grpo.groups * rollout.over_sampling)
+        limit = max(first, math.ceil(grpo.groups * grpo.max_refill))
+        chosen: list[int] = []  # prompt of each group
+        trajectories: list[Trajectory] = []
+        wanted, attempt = first, 0
+        while True:
+            # Aborted groups of earlier iterations come first, then new prompts.
+            before = self.leftovers.take(wanted)
+            drawn = sampler.draw(iteration, wanted - len(before), attempt)
+            trajectories += self._play(iteration, drawn, len(chosen), before)
+            chosen += [*(group.prompt for group in before), *drawn]
+            attempt += 1
+            if len(chosen) >= limit:
+                break
+            found = self._probe(trajectories).trained_groups
+            if found >= grpo.groups:
+                break
+            wanted = min(grpo.groups - found, limit - len(chosen))
+        scores = score_groups(
+            trajectories, grpo, self.options.reward.args, most=grpo.groups if rollout.over_sampling > 1 else None
+        )
+        apply_scores(trajectories, scores)
+        if rollout.partial:
+            self.leftovers.keep(trajectories, dict(enumerate(chosen)))
+        self._follow(sampler, chosen, trajectories)
+        seconds = time.perf_counter() - began
+        watched = task_of(self.options.task).watched
+        processes = 1 if self.play is None else self.options.processes
+        return trajectories, {**describe_rollout(trajectories, seconds, watched, processes), **scores.metrics}
+
+    def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
+        """Scores of the groups so far.
+
+        The fallback of `grpo.min_groups` is for the end: here it would hide that signal is scarce.
+        """
+        return score_groups(trajectories, self.options.grpo, self.options.reward.args, min_groups=0)
+
+    def _play(
+        self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[PartialGroup]
+    ) -> list[Trajectory]:
+        """Episodes of aborted groups, then of the prompts that were drawn."""
+        options = self.options
+        size = options.grpo.group_size
+        new = [
+            PartialGroup(
+                index,
+                [derive_seed(self.seed, "rollout", iteration, group, sample) for sample in range(size)],
+                [None] * size,
+            )
+            for group, index in enumerate(drawn, start=first_group + len(before))
+        ]
+        tasks = [
+            EpisodeTask(
+                trajectory_id=f"{self.run}/i{iteration:05d}/g{group:03d}/s{sample:02d}",
+                prompt=self.prompts[members.prompt],
+                group_index=group,
+                sample_index=sample,
+                seed=seed,
+                past=past,
+            )
+            for group, members in enumerate([*before, *new], start=first_group)
+            for sample, (seed, past) in enumerate(zip(members.seeds, members.pasts, strict=True))
+        ]
+        settings = PlaySettings(
+            options.env,
+            options.reward,
+            options.rollout,
+            options.rollout.sampling,
+            iteration,
+            options.task,
+            self.engine.version,
+        )
+        play = self.play or load_player(options.rollout)
+        if self.options.rollout.over_sampling <= 1:
+            return play(self.engine, self.policy, tasks, settings)
+        return play(self.engine, self.policy, tasks, settings, enough=self._suffice)
+
+    def _suffice(self, over: list[Trajectory]) -> bool:
+        """Whether the groups that are complete give the update its `grpo.groups`."""
+        return self._probe(over).trained_groups >= self.options.grpo.groups
+
+    def _follow(self, sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
+        rates: dict[int, list[float]] = {}
+        for episode in trajectories:
+            solved = is_solved(episode)
+            if solved is not None:
+                rates.setdefault(episode.group_index, []).append(float(solved))
+        groups = sorted(rates)
+        sampler.update([chosen[group] for group in groups], [float(np.mean(rates[group])) for group in groups])
+
+
+def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
+    """Prompt sampler of a run, new or continued; its buckets are the task's difficulties."""
+    order = options.prompts
+    settings = SamplerOptions(
+        seed=derive_seed(seed, "prompts"),
+        kind=_SAMPLER_KINDS[order.order],
+        floor=order.floor,
+        smoothing=order.smoothing,
+    )
+    buckets = [task_of(options.task).difficulty_of(row) for row in prompts]
+    return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)
+
+
+def describe_rollout(
+    trajectories: Sequence[Trajectory],
+    seconds: float,
+    watched: Sequence[tuple[str, str]] = (),
+    processes: int = 1,
+) -> dict[str, float | None]:
+    """Metrics of played episodes under slime's names; what no episode can tell is None.
+
+    Response lengths count sampled tokens, as do the means of log-probs; `returns` are the episodes' rewards, which GRPO
+    without a critic equates.
+
+    Args:
+        seconds: that the rollout took.
+        watched: further metrics of the episodes whose means are reported, as (metric, name).
+        processes: that played side by side; the seconds of engine and environment are means over them.
+    """
+    rewards = [episode.reward for episode in trajectories if episode.reward is not None]
+    solved = [float(value) for episode in trajectories if (value := is_solved(episode)) is not None]
+    sampled = [episode.rollout_log_probs[episode.loss_mask == 1] for episode in trajectories]
+    responses = response_metrics(
+        [len(tokens) for tokens in sampled],
+        [episode.status == "truncated" for episode in trajectories],
+        [episode.response for episode in trajectories],
+    )
+    count = len(trajectories)
+    return {
+        "rollout/episodes": float(count),
+        "rollout/raw_reward": _mean(rewards),
+        "rollout/returns": _mean(rewards),
+        "rollout/advantages": _mean([e.advantage for e in trajectories if e.advantage is not None]),
+        "rollout/rollout_log_probs": _mean(np.concatenate([np.empty(0), *sampled])),
+        "rollout/success_rate": _mean(solved),
+        **{f"rollout/{name}": value for name, value in responses.items()},
+        "rollout/turns/mean": _mean([e.metrics.get("turns", 0.0) for e in trajectories]),
+        **{
+            f"rollout/{name}": _mean([e.metrics[metric] for e in trajectories if metric in e.metrics])
+            for metric, name in watched
+        },
+        "rollout/failed_ratio": _mean([float(e.status == "failed") for e in trajectories]),
+        "rollout/trained_ratio": _mean([float(e.trained) for e in trajectories]),
+        "perf/rollout_time": seconds,
+        "perf/engine_time": sum(e.timings.get("engine", 0.0) for e in trajectories) / processes,
+        "perf/env_time": sum(e.timings.get("env", 0.0) for e in trajectories) / processes,
+        "perf/tokens_per_second": sum(len(e.token_ids) for e in trajectories) / max(seconds, 1e-9),
+    }
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float | None:
+    return float(np.mean(values)) if len(values) else None
