@@ -37,8 +37,8 @@ from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout import episode
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -84,17 +84,17 @@ def make_tasks(rows: Rows, groups: int, group_size: int) -> list[EpisodeTask]:
     return [EpisodeTask(f"g{g}/s{s}", rows[g], g, s, seed=1000 * g + s) for g, s in pairs]
 
 
-def make_settings(options: TrainOptions, rollout: RolloutOptions, **env: Any) -> PlaySettings:
+def make_settings(options: TrainOptions, rollout: RolloutOptions, **env: Any) -> RolloutSettings:
     env_options = EnvOptions(args=options.env.args | env)
-    return PlaySettings(env_options, options.reward, rollout, rollout.sampling, 0, "sokoban")
+    return RolloutSettings(env_options, options.reward, rollout, rollout.sampling, 0, "sokoban")
 
 
 def play_timed(
-    engine: RolloutEngine, policy: Policy, tasks: Sequence[EpisodeTask], settings: PlaySettings
+    engine: RolloutEngine, policy: Policy, tasks: Sequence[EpisodeTask], settings: RolloutSettings
 ) -> tuple[float, list[Trajectory]]:
     """CPU-seconds of a rollout, and its episodes."""
     began = time.process_time()
-    episodes = play_episodes(engine, policy, tasks, settings)
+    episodes = rollout(engine, policy, tasks, settings)
     return time.process_time() - began, episodes
 
 

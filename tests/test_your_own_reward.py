@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.grpo.advantages import group_advantages
 from geo_sokoban_pipeline.preflight.own_code import sample_level
-from geo_sokoban_pipeline.rollout.episode import Outcome
+from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from runs import ROOT
@@ -32,7 +32,7 @@ EXAMPLES = ("careful", "near")
 
 
 def test_every_field_of_an_outcome_is_on_the_page():
-    fields = {field.name for field in dataclasses.fields(Outcome)} - {"measure"} | {"metrics"}
+    fields = {field.name for field in dataclasses.fields(EpisodeResult)} - {"measure"} | {"metrics"}
     assert fields == set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
 
 

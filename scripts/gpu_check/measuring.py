@@ -20,8 +20,8 @@ from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -113,18 +113,18 @@ def measure(policy: Policy, work: Work) -> Figures:
 
 def _play(policy: Policy, work: Work) -> list[Trajectory]:
     rows = _prompts(max(1, work.episodes // _GROUP))
-    rollout = RolloutOptions.model_validate({
+    limits = RolloutOptions.model_validate({
         "max_turns": work.turns, "max_tokens_per_turn": work.tokens, "max_failed_share": 0.0, "draft_share": None,
     })  # fmt: skip
     env = EnvOptions(args={"cell_px": 64, "observation_style": "full", "end_when_lost": False})
-    settings = PlaySettings(env, RewardOptions(), rollout, SamplingOptions(temperature=0.8), 0, "sokoban")
+    settings = RolloutSettings(env, RewardOptions(), limits, SamplingOptions(temperature=0.8), 0, "sokoban")
     tasks = [
         EpisodeTask(f"gpu/{number}", rows[number // _GROUP % len(rows)], number // _GROUP, number, number)
         for number in range(work.episodes)
     ]
     engine = FullReplies(policy, draft_share=None)
     try:
-        return play_episodes(engine, policy, tasks, settings)
+        return rollout(engine, policy, tasks, settings)
     finally:
         engine.close()
 

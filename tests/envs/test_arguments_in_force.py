@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.envs.sokoban.board import Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env
 from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward, sokoban_reward
-from geo_sokoban_pipeline.rollout.episode import Outcome
+from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 
 # The box is two moves from its target; below it a corner in which it is lost.
 LEVEL = "#######\n#@ $ .#\n#     #\n#######"
@@ -229,8 +229,10 @@ def _graders() -> None:
 # Rewards
 
 
-def outcome(*replies: str, truth: str = "5", response: str = "", **env: Any) -> Outcome:
-    return Outcome({"id": "r", "answer": truth}, "completed", list(replies), response or "".join(replies), [], env)
+def outcome(*replies: str, truth: str = "5", response: str = "", **env: Any) -> EpisodeResult:
+    return EpisodeResult(
+        {"id": "r", "answer": truth}, "completed", list(replies), response or "".join(replies), [], env
+    )
 
 
 @shows("rewards", "aggregate", "distance_weight")

@@ -40,8 +40,8 @@ from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
@@ -55,7 +55,7 @@ LIMITED = "!"  # before a reply that ends at the limit of tokens
 class Played:
     """One call of the rollout function."""
 
-    settings: PlaySettings
+    settings: RolloutSettings
     tasks: Sequence[EpisodeTask]
     requests: list[Request]
     trajectories: list[Trajectory]
@@ -111,9 +111,9 @@ class Answering:
         """Nothing is held."""
 
 
-def play(engine: Any, policy: Policy, tasks: Any, settings: PlaySettings, *rest: Any) -> list[Trajectory]:
+def play(engine: Any, policy: Policy, tasks: Any, settings: RolloutSettings, *rest: Any) -> list[Trajectory]:
     answering: Any = Answering(engine.version, policy, tasks)
-    trajectories = play_episodes(answering, policy, tasks, settings, *rest)
+    trajectories = rollout(answering, policy, tasks, settings, *rest)
     calls.append(Played(settings, tasks, answering.requests, trajectories))
     return trajectories
 

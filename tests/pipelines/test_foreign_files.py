@@ -89,9 +89,9 @@ def test_torn_rows_stop_a_continued_run_before_any_work(finished_run, clone, nam
 ENGINE = '''
 """A rollout whose engine dies while a file is there."""
 from pathlib import Path
-from geo_sokoban_pipeline.rollout.rollout import play_episodes as play
+from geo_sokoban_pipeline.rollout.rollout import rollout as play
 
-def play_episodes(engine, policy, tasks, settings, progress=None):
+def rollout(engine, policy, tasks, settings, progress=None):
     if settings.iteration == 1 and Path(__file__).with_name("dead").exists():
         engine.poll = die
     return play(engine, policy, tasks, settings, progress)

@@ -9,8 +9,8 @@ from PIL import Image
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from policies.library import library_log_probs
 from policies.thin import VOCABULARY, write_thin_policy
 
@@ -40,10 +40,10 @@ def test_it_plays_and_its_log_probs_are_those_of_a_plain_pass(real_policy, sokob
     rows = sokoban_rows(2)[:2]
     env = EnvOptions(args={"cell_px": 16, "max_actions_per_turn": 3})
     # A random policy never ends its reply by itself: truncated replies are played on, as the original rules do.
-    rollout = RolloutOptions(max_turns=2, max_tokens_per_turn=5, max_failed_share=0.0)
-    settings = PlaySettings(env, RewardOptions(), rollout, SamplingOptions(), 0, "sokoban")
+    limits = RolloutOptions(max_turns=2, max_tokens_per_turn=5, max_failed_share=0.0)
+    settings = RolloutSettings(env, RewardOptions(), limits, SamplingOptions(), 0, "sokoban")
     tasks = [EpisodeTask(f"e{number}", row, 0, number, number) for number, row in enumerate(rows)]
-    for episode in play_episodes(TransformersEngine(real_policy), real_policy, tasks, settings):
+    for episode in rollout(TransformersEngine(real_policy), real_policy, tasks, settings):
         assert episode.status == "truncated"
         assert not np.isin(episode.token_ids[episode.loss_mask == 1], real_policy.banned_ids).any()
         expected = library_log_probs(real_policy, episode)

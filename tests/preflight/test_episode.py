@@ -16,8 +16,8 @@ from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_plugins,
 RUN = "train_sokoban"
 FILES = {
     "few.py": "def build_env(sample): ...\ndef reward(outcome): ...\ndef build_teacher(name): ...\n"
-    "def play_episodes(engine): ...\n",
-    "number.py": "build_env = reward = build_teacher = play_episodes = 3\n",
+    "def rollout(engine): ...\n",
+    "number.py": "build_env = reward = build_teacher = rollout = 3\n",
     "broken.py": "def build_env(sample, args): raise OSError('no display')\n"
     "def reward(outcome, args): raise KeyError('dist')\n"
     "def build_teacher(name, patience, noise): raise RuntimeError('no teacher today')\n",

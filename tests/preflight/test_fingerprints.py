@@ -135,7 +135,7 @@ OWN = {
     "prices.py": "PRICE = 1\n",
     "inner/world.py": "def build_env(sample, args): ...\n",
     "inner/expert.py": "def build_teacher(name, patience, noise): ...\n",
-    "play.py": "def play_episodes(*_): ...\n",
+    "play.py": "def rollout(*_): ...\n",
 }
 
 

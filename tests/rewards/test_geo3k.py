@@ -13,14 +13,14 @@ from geo_sokoban_pipeline.config.rollout import RewardOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.grpo import group_advantages
 from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
-from geo_sokoban_pipeline.rollout.episode import Outcome
+from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 
 THOUGHT = "<think>sum of angles</think>"
 
 
-def outcome(*replies: str, truth: str | None = "5", response: str | None = None) -> Outcome:
+def outcome(*replies: str, truth: str | None = "5", response: str | None = None) -> EpisodeResult:
     whole = "<|im_end|>\n".join(replies) if response is None else response
-    return Outcome({"id": "r", "answer": truth}, "completed", list(replies), whole, [])
+    return EpisodeResult({"id": "r", "answer": truth}, "completed", list(replies), whole, [])
 
 
 def boxed(text: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 PROMPT = "nine char"
@@ -135,12 +135,12 @@ def one_per_reply(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
     return {"reward": float(len(outcome.replies)) * args.get("factor", 1.0), "length": float(len(outcome.response))}
 
 
-def make_settings(env: dict[str, Any] | None = None, reward: str = "one_per_reply", **rollout: Any) -> PlaySettings:
+def make_settings(env: dict[str, Any] | None = None, reward: str = "one_per_reply", **rollout: Any) -> RolloutSettings:
     """Settings over the stand-ins; the separator is off, so that an observation costs 8 tokens more than its text."""
     rules = RolloutRules(turn_separator=False, **rollout.pop("rules", {}))
     options = RolloutOptions(**{"max_tokens_per_turn": None, "max_failed_share": 1.0, "rules": rules} | rollout)
     function = reward if "." in reward else f"{__name__}.{reward}"
-    return PlaySettings(
+    return RolloutSettings(
         EnvOptions(factory=f"{__name__}.build_env", args=env or {}),
         RewardOptions(function=function),
         options,
@@ -151,11 +151,11 @@ def make_settings(env: dict[str, Any] | None = None, reward: str = "one_per_repl
 
 
 def play_scripted(
-    replies: dict[int, list[Reply]] | list[Reply], settings: PlaySettings, rows: list[dict[str, Any]] | None = None
+    replies: dict[int, list[Reply]] | list[Reply], settings: RolloutSettings, rows: list[dict[str, Any]] | None = None
 ) -> tuple[list[Trajectory], ScriptedEngine]:
     """Play one episode per row (one row by default) with scripted replies."""
     made.clear()
     engine = ScriptedEngine(replies)
     rows = rows or [{}]
     tasks = [EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
-    return play_episodes(engine, CharacterPolicy(), tasks, settings), engine
+    return rollout(engine, CharacterPolicy(), tasks, settings), engine

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
 
 FOUR, THREE = ("abcd", "stop"), ("efg", "stop")
@@ -122,7 +122,7 @@ def test_weight_spans_say_who_wrote_what(versions, spans):
     engine = ScriptedEngine([FOUR, THREE])
     engine.versions = versions.__getitem__
     task = EpisodeTask("t", {"id": "r", "prompt": PROMPT}, 0, 0, 0)
-    (episode,) = play_episodes(engine, CharacterPolicy(), [task], make_settings({"ends_after": 2}))
+    (episode,) = rollout(engine, CharacterPolicy(), [task], make_settings({"ends_after": 2}))
     assert episode.weight_spans == spans
     assert episode.policy_version == 3
 

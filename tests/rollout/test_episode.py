@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
@@ -107,7 +107,7 @@ def test_progress_counts_every_episode():
     tasks = [EpisodeTask(f"t{n}", {"id": "r", "prompt": "p", **row}, 0, n, n) for n, row in enumerate(rows)]
     ended = []
     engine = ScriptedEngine({0: [STOP, STOP], 2: [STOP]})
-    play_episodes(engine, CharacterPolicy(), tasks, make_settings(), ended.append)
+    rollout(engine, CharacterPolicy(), tasks, make_settings(), ended.append)
     assert sum(ended) == 3
     assert sorted(engine.released) == [0, 2]
 
@@ -153,7 +153,7 @@ def test_every_episode_keeps_the_contract(worlds, preset, max_turns, context, pe
 
 SOURCE = """
 from rollout.scripted import TalkEnv
-from geo_sokoban_pipeline.rollout.rollout import play_episodes as play
+from geo_sokoban_pipeline.rollout.rollout import rollout as play
 
 def build_env(sample, args):
     return TalkEnv(ends_after=args["turns"])
@@ -161,7 +161,7 @@ def build_env(sample, args):
 def reward(outcome, args):
     return {"reward": args["worth"] * len(outcome.replies), "status_known": float(outcome.status == "completed")}
 
-def play_episodes(engine, policy, tasks, settings, progress=None):
+def rollout(engine, policy, tasks, settings, progress=None):
     return play(engine, policy, tasks[:1], settings, progress)
 """
 
@@ -174,14 +174,14 @@ def own_task(tmp_path, separator):
 def own_settings(factory, reward):
     base = make_settings()
     env, worth = EnvOptions(factory=factory, args={"turns": 2}), RewardOptions(function=reward, args={"worth": 3})
-    return PlaySettings(env, worth, base.rollout, base.sampling, 0, "own")
+    return RolloutSettings(env, worth, base.rollout, base.sampling, 0, "own")
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_own_code_from_a_file(tmp_path, named):
     spec = own_task(tmp_path, named)
     own = own_settings(spec("build_env"), spec("reward"))
-    play = load_object(spec("play_episodes"), default_name="play_episodes")
+    play = load_object(spec("rollout"), default_name="rollout")
     tasks = [EpisodeTask(f"t{n}", {"id": "r", "prompt": "p"}, 0, n, n) for n in range(3)]
     episodes = play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), tasks, own)
     assert [(e.reward, e.reward_parts, e.task) for e in episodes] == [(6.0, {"status_known": 1.0}, "own")]
@@ -192,7 +192,7 @@ def test_own_code_by_dotted_path(tmp_path, monkeypatch):
     (tmp_path / "my_task.py").rename(tmp_path / "my_dotted_task.py")
     monkeypatch.syspath_prepend(tmp_path)
     own = own_settings("my_dotted_task.build_env", "my_dotted_task.reward")
-    play = load_object("my_dotted_task.play_episodes")
+    play = load_object("my_dotted_task.rollout")
     task = EpisodeTask("t", {"id": "r", "prompt": "p"}, 0, 0, 0)
     assert play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), [task], own)[0].reward == 6
 
@@ -200,7 +200,7 @@ def test_own_code_by_dotted_path(tmp_path, monkeypatch):
 def test_a_wrong_name_stops_before_any_episode():
     own = own_settings("rollout.scripted.build_envs", "rollout.scripted.one_per_reply")
     with pytest.raises(PluginError, match="build_envs"):
-        play_episodes(ScriptedEngine([]), CharacterPolicy(), [], own)
+        rollout(ScriptedEngine([]), CharacterPolicy(), [], own)
 
 
 def test_null_images_leave_a_placeholder_as_text():
@@ -223,7 +223,7 @@ def test_episodes_are_given_up_once_enough_groups_are_over():
     tasks = [EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(6)]
     engine = ScriptedEngine({n: [STOP] for n in range(6)})
     made.clear()
-    episodes = play_episodes(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}), enough=enough)
+    episodes = rollout(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}), enough=enough)
     assert [episode.status for episode in episodes] == ["aborted", "aborted", *["completed"] * 4]
     assert seen == [["t4", "t5"], ["t2", "t3", "t4", "t5"]]
     for episode in episodes[:2]:

@@ -11,8 +11,8 @@ import pytest
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grader
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import CharacterPolicy, ScriptedEngine
 
 BOMBS, PATIENCE, TURNS = 512, 3.0, 2
@@ -39,8 +39,8 @@ def reply(answer: str) -> str:
     return f"<tool_call>{call}</tool_call> \\boxed{{{answer}}}"
 
 
-def settings() -> PlaySettings:
-    return PlaySettings(
+def settings() -> RolloutSettings:
+    return RolloutSettings(
         EnvOptions(factory="geo_sokoban_pipeline.envs.geo3k.env.build_env", args={"max_turns": TURNS}),
         RewardOptions(function="geo_sokoban_pipeline.rewards.geo3k.math_reward"),
         RolloutOptions(max_turns=TURNS, max_tokens_per_turn=None, max_failed_share=0.0),
@@ -58,7 +58,7 @@ def test_a_batch_of_bombs_ends_by_its_deadlines(monkeypatch):
     tasks = [EpisodeTask(f"e{n}", {"id": f"e{n}", "prompt": "p", "answer": LABEL}, n, 0, n) for n in talks]
     engine = BatchEngine({n: [(text, "stop") for text in texts] for n, texts in talks.items()})
     start = time.monotonic()
-    episodes = play_episodes(engine, CharacterPolicy(), tasks, settings())
+    episodes = rollout(engine, CharacterPolicy(), tasks, settings())
     # Each turn waits for its calls, and the end for the last texts: 9 s, and the loop's own work on a busy machine. To
     # work on all of them would take 20 minutes.
     assert time.monotonic() - start < 60

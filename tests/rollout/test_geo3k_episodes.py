@@ -20,8 +20,8 @@ from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
@@ -32,11 +32,11 @@ STEPS = 120
 Rows = list[dict[str, Any]]
 
 
-def settings(factory: str = "env", reward: str = "math_reward", **changes: Any) -> PlaySettings:
+def settings(factory: str = "env", reward: str = "math_reward", **changes: Any) -> RolloutSettings:
     preset = changes.pop("preset", "default")
     rollout = {"max_turns": TURNS, "max_tokens_per_turn": 64, "max_failed_share": 0.0} | changes
     env = {"preset": preset, "max_turns": TURNS, "feedback": "brief"} if factory == "env" else {"preset": preset}
-    return PlaySettings(
+    return RolloutSettings(
         EnvOptions(factory=f"geo_sokoban_pipeline.envs.geo3k.{factory}.build_env", args=env),
         RewardOptions(function=f"geo_sokoban_pipeline.rewards.geo3k.{reward}", args={"preset": preset}),
         RolloutOptions(**rollout),
@@ -87,13 +87,13 @@ def caller(tiny_policy: Policy, rows: Rows) -> Iterator[Policy]:
     yield policy
 
 
-def play(policy: Policy, rows: Rows, chosen: PlaySettings, samples: int = 4) -> list[Trajectory]:
+def play(policy: Policy, rows: Rows, chosen: RolloutSettings, samples: int = 4) -> list[Trajectory]:
     tasks = [
         EpisodeTask(f"p{group}/s{sample}", row, group, sample, 1000 * group + sample)
         for group, row in enumerate(rows)
         for sample in range(samples)
     ]
-    return play_episodes(build_engine(policy, chosen.rollout), policy, tasks, chosen)
+    return rollout(build_engine(policy, chosen.rollout), policy, tasks, chosen)
 
 
 def check(policy: Policy, episodes: list[Trajectory], *, turn_separator: bool = True) -> list[Trajectory]:

@@ -22,8 +22,8 @@ from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, load_player, play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, load_rollout_fn, rollout
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from option_fields import leaves
@@ -118,7 +118,7 @@ def _separator(bench: Bench) -> None:
         settings = make_settings(max_turns=2)
         rules = settings.rollout.rules.model_copy(update={"turn_separator": on})
         rollout = settings.rollout.model_copy(update={"rules": rules})
-        (episode,), _ = play_scripted([FIVE, FIVE], PlaySettings(**{**vars(settings), "rollout": rollout}))
+        (episode,), _ = play_scripted([FIVE, FIVE], RolloutSettings(**{**vars(settings), "rollout": rollout}))
         # One more for each of two observations.
         lengths.append(len(episode.token_ids))
     assert lengths[1] - lengths[0] == 2
@@ -173,20 +173,20 @@ def _failures(bench: Bench) -> None:
                 play_scripted({0: [FIVE], 1: [FIVE]}, settings, rows)
 
 
-asked: list[PlaySettings] = []
+asked: list[RolloutSettings] = []
 
 
-def own_player(engine: Any, policy: Any, tasks: Any, settings: PlaySettings) -> list[Trajectory]:
+def own_player(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> list[Trajectory]:
     asked.append(settings)
     return []
 
 
 @effect_of("function")
 def _function(bench: Bench) -> None:
-    assert load_player(RolloutOptions()) is play_episodes
+    assert load_rollout_fn(RolloutOptions()) is rollout
     settings = make_settings()
     asked.clear()
-    assert load_player(RolloutOptions(function=f"{__name__}.own_player"))(None, None, [], settings) == []
+    assert load_rollout_fn(RolloutOptions(function=f"{__name__}.own_player"))(None, None, [], settings) == []
     assert asked == [settings]
 
 
@@ -264,17 +264,17 @@ def _drafts(bench: Bench) -> None:
     assert alone[-1] == (1, 1) and ahead[-1][1] > 1
 
 
-def collector(bench: Bench, tasks: list[list[EpisodeTask]], **rollout: Any) -> Collector:
+def collector(bench: Bench, tasks: list[list[EpisodeTask]], **changes: Any) -> Collector:
     values = bench.options.model_dump()
     values["env"], values["reward"] = {"factory": "coins.build_env"}, {"function": "coins.solved_reward"}
-    values["rollout"] |= {"max_turns": 1, "max_tokens_per_turn": 6, "max_conversations": 2} | rollout
+    values["rollout"] |= {"max_turns": 1, "max_tokens_per_turn": 6, "max_conversations": 2} | changes
     values["grpo"] |= {"groups": 3, "group_size": 2, "filter": "none", "credit": "episode", "max_refill": 1.0}
     values["grpo"]["mixed_versions"] = "mask"
     options = TrainOptions.model_validate(values)
 
     def play(engine: Any, policy: Any, given: list[EpisodeTask], settings: Any, **kw: Any) -> list[Trajectory]:
         tasks.append(given)
-        return play_episodes(engine, policy, given, settings, **kw)
+        return rollout(engine, policy, given, settings, **kw)
 
     return Collector("run", 0, options, rows_of(8), bench.policy, build_engine(bench.policy, options.rollout), play)
 

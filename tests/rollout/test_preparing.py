@@ -11,8 +11,8 @@ import pytest
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
 
 events: list[tuple[str, ...]] = []
@@ -71,9 +71,9 @@ class BatchEngine(ScriptedEngine):
         return sorted(results, key=lambda result: result.id)
 
 
-def play(replies, *worlds, **rollout):
-    base = make_settings(**rollout)
-    settings = PlaySettings(
+def play(replies, *worlds, **limits):
+    base = make_settings(**limits)
+    settings = RolloutSettings(
         EnvOptions(factory=f"{__file__}:build_env"),
         RewardOptions(function=f"{__file__}:slow_reward"),
         base.rollout,
@@ -83,7 +83,7 @@ def play(replies, *worlds, **rollout):
     )
     tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(worlds)]
     seen().clear()
-    return play_episodes(BatchEngine(dict(enumerate(replies))), CharacterPolicy(), tasks, settings)
+    return rollout(BatchEngine(dict(enumerate(replies))), CharacterPolicy(), tasks, settings)
 
 
 def seen() -> list[tuple[str, ...]]:
@@ -136,13 +136,13 @@ def build_gated(sample, args):
 
 def play_gated(engine, *worlds):
     base = make_settings()
-    settings = PlaySettings(
+    settings = RolloutSettings(
         EnvOptions(factory=f"{__file__}:build_gated"), base.reward, base.rollout, base.sampling, 0, "slow"
     )
     tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(worlds)]
     seen().clear()
     load_object(f"{__file__}:GatedEnv").gates = {"slow": Future()}
-    return play_episodes(engine, CharacterPolicy(), tasks, settings)
+    return rollout(engine, CharacterPolicy(), tasks, settings)
 
 
 @pytest.mark.parametrize("engine", [ScriptedEngine, BatchEngine])

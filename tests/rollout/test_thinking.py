@@ -18,8 +18,8 @@ from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from policies.thin import thinking_template, write_thin_policy
@@ -75,8 +75,8 @@ def call(answer: str) -> str:
     return f'<tool_call>{{"name": "calc_score", "arguments": {{"answer": "{answer}"}}}}</tool_call>'
 
 
-def geometry(reward: str = "math_reward") -> PlaySettings:
-    return PlaySettings(
+def geometry(reward: str = "math_reward") -> RolloutSettings:
+    return RolloutSettings(
         EnvOptions(factory=f"{GEOMETRY}.env.build_env", args={"max_turns": 3}),
         RewardOptions(function=f"geo_sokoban_pipeline.rewards.geo3k.{reward}"),
         RolloutOptions(max_turns=3, max_tokens_per_turn=None, max_failed_share=0.0),
@@ -86,8 +86,8 @@ def geometry(reward: str = "math_reward") -> PlaySettings:
     )
 
 
-def play(thinker: Policy, row: dict[str, Any], texts: Sequence[str], settings: PlaySettings) -> Trajectory:
-    (episode,) = play_episodes(Writer(thinker, texts), thinker, [EpisodeTask("t", row, 0, 0, 0)], settings)
+def play(thinker: Policy, row: dict[str, Any], texts: Sequence[str], settings: RolloutSettings) -> Trajectory:
+    (episode,) = rollout(Writer(thinker, texts), thinker, [EpisodeTask("t", row, 0, 0, 0)], settings)
     validate_trajectories(trajectories_to_table([replace(episode, advantage=0.0)], thinker.table_context))
     return episode
 
@@ -146,7 +146,7 @@ def test_thoughts_that_the_prompt_opened_have_the_form(thinker, problem):
 
 
 def test_moves_are_read_behind_the_thoughts(thinker, sokoban_rows):
-    settings = PlaySettings(
+    settings = RolloutSettings(
         EnvOptions(factory=f"{SOKOBAN}.env.build_env", args={"cell_px": 64, "observation_style": "full"}),
         RewardOptions(),
         RolloutOptions(max_turns=2, max_tokens_per_turn=None, max_failed_share=0.0),

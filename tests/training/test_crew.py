@@ -22,8 +22,8 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, Trai
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -71,8 +71,8 @@ def tasks(rows: Rows, groups: int) -> list[EpisodeTask]:
     ]
 
 
-def settings(options: TrainOptions, version: int = 3) -> PlaySettings:
-    return PlaySettings(
+def settings(options: TrainOptions, version: int = 3) -> RolloutSettings:
+    return RolloutSettings(
         options.env, options.reward, options.rollout, options.rollout.sampling, 0, "sokoban", version=version
     )
 
@@ -96,7 +96,7 @@ def test_two_processes_play_as_one(
         engine.update_weights(None, 3)
     crew.renew(3)
     ended: list[int] = []
-    expected = play_episodes(alone, tiny_policy, tasks(rows, groups), settings(options))
+    expected = rollout(alone, tiny_policy, tasks(rows, groups), settings(options))
     played = crew.play(together, shared_policy, tasks(rows, groups), settings(options), ended.append)
     assert sum(ended) == len(expected) == 4 * groups
     for one, other in zip(expected, played, strict=True):
@@ -122,7 +122,7 @@ def test_gradients_of_two_processes_are_those_of_one(
     crew: Crew, shared_policy: Policy, tiny_policy: Policy, options: TrainOptions, rows: Rows
 ) -> None:
     alone, together = copy.deepcopy(tiny_policy), shared_policy
-    episodes = play_episodes(build_engine(alone, options.rollout), alone, tasks(rows, 3), settings(options))
+    episodes = rollout(build_engine(alone, options.rollout), alone, tasks(rows, 3), settings(options))
     samples = samples_of(episodes, alone)
     before = {name: weight.clone() for name, weight in together.model.named_parameters()}
     results = []

@@ -7,7 +7,7 @@ import pytest
 
 from geo_sokoban_pipeline.rollout.engines.base import Result, join_results
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.collecting import PartialRollouts, past_of
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, make_settings
 
@@ -18,7 +18,7 @@ def play(engine, pasts=(None, None), enough=None):
     tasks = [
         EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n, 0, 10 + n, past) for n, past in enumerate(pasts)
     ]
-    return play_episodes(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}, **SETTINGS), enough=enough)
+    return rollout(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}, **SETTINGS), enough=enough)
 
 
 def test_an_aborted_reply_is_gone_on_with():

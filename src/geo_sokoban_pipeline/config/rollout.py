@@ -95,8 +95,8 @@ class RolloutOptions(StrictModel):
     )
     server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
-        "geo_sokoban_pipeline.rollout.rollout.play_episodes",
-        description="`play(engine, policy, tasks, options, …) -> list[Trajectory]`: a dotted path or `.py` file.",
+        "geo_sokoban_pipeline.rollout.rollout.rollout",
+        description="`rollout(engine, policy, tasks, settings, …) -> list[Trajectory]`: a dotted path or `.py` file.",
     )
     sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
     max_turns: Count = Field(10, description="Responses of an episode at most.")

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.envs.sokoban.expert import SokobanTeacher, build_teach
 from geo_sokoban_pipeline.evaluation.levels import moves_per_turn
 from geo_sokoban_pipeline.evaluation.metrics import Ending, Rows
 from geo_sokoban_pipeline.evaluation.scorers import scorer_of
-from geo_sokoban_pipeline.rollout.episode import Outcome, begin_reward, check_reward, check_step, conclude_episode
+from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward, check_step, conclude_episode
 from geo_sokoban_pipeline.runs.fingerprint import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import World, task_of
@@ -143,7 +143,7 @@ def _play(
         replies.append(text)
         _, done, info = check_step(env.step(text), options.env.factory)
         infos.append(info)
-    outcome = conclude_episode(env, Outcome(row, "completed", replies, "", infos))
+    outcome = conclude_episode(env, EpisodeResult(row, "completed", replies, "", infos))
     given = begin_reward(reward, outcome, options.reward.args)()
     ret = check_reward(given, options.reward.function)["reward"]
     ending = Ending(row=row, metrics=outcome.metrics, ret=ret, replies=replies)

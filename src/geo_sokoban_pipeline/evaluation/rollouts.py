@@ -14,8 +14,8 @@ from geo_sokoban_pipeline.evaluation.metrics import read_ending
 from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import Play, load_player
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -34,7 +34,7 @@ def play_prompts(
     samples: int = 1,
     iteration: int = 0,
     blank: bool = False,
-    play: Play | None = None,
+    play: RolloutFn | None = None,
 ) -> list[Trajectory]:
     """Play prompts under the run's own limits.
 
@@ -59,7 +59,7 @@ def play_prompts(
         for index, row in enumerate(prompts)
         for sample in range(samples)
     ]
-    settings = PlaySettings(
+    settings = RolloutSettings(
         options.env,
         options.reward,
         options.rollout,
@@ -69,7 +69,7 @@ def play_prompts(
         engine.version,
         blank_image if blank else None,
     )
-    play = play or load_player(options.rollout)
+    play = play or load_rollout_fn(options.rollout)
     with track(f"evaluating {label}", len(tasks), keep=False) as progress:
         played: list[Trajectory] = play(engine, policy, tasks, settings, progress.advance)
     return played
@@ -106,7 +106,7 @@ def validate_policy(
     policy: Policy,
     engine: RolloutEngine,
     version: int,
-    play: Play | None = None,
+    play: RolloutFn | None = None,
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Play validation prompts once sampled and once greedily.
 

@@ -30,9 +30,9 @@ from geo_sokoban_pipeline.preflight.stored import TRAINING
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import (
     Conversation,
+    EpisodeResult,
     EpisodeTask,
-    Outcome,
-    PlaySettings,
+    RolloutSettings,
     begin_reward,
     check_environment,
     check_reward,
@@ -191,7 +191,7 @@ def check_signatures(run: str, options: TrainOptions) -> list[Check]:
     wanted: list[tuple[str, str, str, tuple[Any, ...], dict[str, Any]]] = [
         ("env.factory", options.env.factory, "build_env", ("sample", "args"), {}),
         ("reward.function", options.reward.function, "reward", ("outcome", "args"), {}),
-        ("rollout.function", options.rollout.function, "play_episodes", ("engine", "policy", [], "settings", None), {}),
+        ("rollout.function", options.rollout.function, "rollout", ("engine", "policy", [], "settings", None), {}),
     ]
     if options.warm_start.steps:  # without one, nobody is imitated
         teacher = options.warm_start.teacher
@@ -276,7 +276,7 @@ def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: in
 def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Conversation:
     # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
     rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
-    settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
+    settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
     return Conversation(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
 
 
@@ -405,7 +405,7 @@ def _try_episode(
             if done or len(replies) >= options.rollout.max_turns:
                 break
         status = "truncated" if cut else "completed"
-        outcome = conclude_episode(env, Outcome(row, status, replies, "".join(replies), infos))
+        outcome = conclude_episode(env, EpisodeResult(row, status, replies, "".join(replies), infos))
         parts = check_reward(begin_reward(reward, outcome, options.reward.args)(), options.reward.function)
         _ = outcome.metrics
     finally:

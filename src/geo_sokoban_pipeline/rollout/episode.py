@@ -100,7 +100,7 @@ class TokenLedger:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeResult:
     """A finished episode.
 
     Attributes:
@@ -135,7 +135,7 @@ ImageFilter = Callable[[Image.Image], Image.Image]
 
 
 @dataclass(frozen=True)
-class PlaySettings:
+class RolloutSettings:
     """What one call of the episode loop is played with; `version` is that of the engine's weights."""
 
     env: EnvOptions
@@ -192,7 +192,7 @@ class Transcript:
         replies: texts of the policy's messages.
     """
 
-    def __init__(self, policy: Policy, settings: PlaySettings) -> None:
+    def __init__(self, policy: Policy, settings: RolloutSettings) -> None:
         self.ledger = TokenLedger(np.empty(0, np.int32))
         self.images: list[EncodedImage] = []
         self.turns: list[Turn] = []
@@ -302,7 +302,7 @@ _METHODS = ("reset", "step", "format_observation", "close")
 _STEP = 3  # observation, done, info
 
 
-def conclude_episode(env: Any, outcome: Outcome) -> Outcome:
+def conclude_episode(env: Any, outcome: EpisodeResult) -> EpisodeResult:
     """Tell an environment that its episode is over (`InteractionEnv.conclude`), and take its state into the outcome."""
     if hasattr(env, "conclude"):
         env.conclude(outcome.replies, outcome.status)
@@ -319,7 +319,7 @@ def measure_episode(env: Any) -> dict[str, float]:
     return _finite("final_metrics of the environment", env.final_metrics()) if hasattr(env, "final_metrics") else {}
 
 
-def begin_reward(reward: Callable[..., Any], outcome: Outcome, args: Mapping[str, Any]) -> Callable[[], Any]:
+def begin_reward(reward: Callable[..., Any], outcome: EpisodeResult, args: Mapping[str, Any]) -> Callable[[], Any]:
     """What gives the parts of an episode's reward.
 
     A reward whose work is slow may have a method `begin` that takes the same arguments, sets the work going without
@@ -400,7 +400,7 @@ def close_environment(env: Any, episode: str) -> None:
         logger.warning("closing the environment of %s failed", episode, exc_info=True)
 
 
-def describe_sampling(engine: RolloutEngine, settings: PlaySettings) -> str:
+def describe_sampling(engine: RolloutEngine, settings: RolloutSettings) -> str:
     """How an episode's tokens were sampled, as JSON."""
     rollout = settings.rollout
     values = {
@@ -416,7 +416,7 @@ def describe_sampling(engine: RolloutEngine, settings: PlaySettings) -> str:
     return json.dumps(values)
 
 
-def _call_reward(reward: Callable[..., Any], outcome: Outcome, args: Mapping[str, Any]) -> Any:
+def _call_reward(reward: Callable[..., Any], outcome: EpisodeResult, args: Mapping[str, Any]) -> Any:
     given = reward(outcome, args)
     return _reward_loop().run(_await(given)) if inspect.isawaitable(given) else given
 
@@ -490,7 +490,7 @@ class EpisodeTask:
 class Conversation:
     """An episode between its start and its trajectory."""
 
-    def __init__(self, identity: int, task: EpisodeTask, policy: Policy, settings: PlaySettings) -> None:
+    def __init__(self, identity: int, task: EpisodeTask, policy: Policy, settings: RolloutSettings) -> None:
         self.id = identity
         self.task = task
         self.status = "pending"
@@ -502,7 +502,7 @@ class Conversation:
         self._finish_reason: str | None = None
         self._error: str | None = None
         self._begun: list[Future[Any]] = []
-        self._outcome: Outcome | None = None
+        self._outcome: EpisodeResult | None = None
         self._parts: Callable[[], Mapping[str, float]] | None = None
         self._env_seconds = 0.0
 
@@ -605,7 +605,7 @@ class Conversation:
             return
         try:
             said = self._said
-            outcome = Outcome(self.task.prompt, self.status, said.replies, said.response(), self._infos)
+            outcome = EpisodeResult(self.task.prompt, self.status, said.replies, said.response(), self._infos)
             self._outcome = conclude_episode(self._env, outcome)
             if self.status != "aborted":
                 self._parts = begin_reward(reward, self._outcome, self._settings.reward.args)

@@ -16,27 +16,27 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, PlaySettings, share_infos
+from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, RolloutSettings, share_infos
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 Progress = Callable[[int], None]
 # Whether the groups that are over (all their episodes) suffice, so that the others may be given up.
 Enough = Callable[["list[Trajectory]"], bool]
-# (engine, policy, tasks, settings[, progress, enough]) → trajectories, as `play_episodes`
-Play = Callable[..., "list[Trajectory]"]
+# (engine, policy, tasks, settings[, progress, enough]) → trajectories, as `rollout`
+RolloutFn = Callable[..., "list[Trajectory]"]
 
 
 class TooManyFailuresError(RuntimeError):
     """More episodes failed than `rollout.max_failed_share` allows."""
 
 
-def load_player(options: RolloutOptions) -> Play:
-    """What `rollout.function` names: `play_episodes`, or an own function with its signature."""
-    play: Play = load_object(options.function, default_name="play_episodes")
-    return play if play is play_episodes else partial(_play_own, play, options.function)
+def load_rollout_fn(options: RolloutOptions) -> RolloutFn:
+    """What `rollout.function` names: `rollout`, or an own function with its signature."""
+    play: RolloutFn = load_object(options.function, default_name="rollout")
+    return play if play is rollout else partial(_play_own, play, options.function)
 
 
-def _play_own(play: Play, name: str, *arguments: Any, **named: Any) -> list[Trajectory]:
+def _play_own(play: RolloutFn, name: str, *arguments: Any, **named: Any) -> list[Trajectory]:
     """An own function's trajectories.
 
     Raises:
@@ -49,11 +49,11 @@ def _play_own(play: Play, name: str, *arguments: Any, **named: Any) -> list[Traj
     return given
 
 
-def play_episodes(
+def rollout(
     engine: RolloutEngine,
     policy: Policy,
     tasks: Sequence[EpisodeTask],
-    settings: PlaySettings,
+    settings: RolloutSettings,
     progress: Progress | None = None,
     enough: Enough | None = None,
 ) -> list[Trajectory]:

@@ -22,8 +22,8 @@ from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, Sample
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Result, RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import Play, load_player
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -119,7 +119,7 @@ class Collector:
     prompts: Rows
     policy: Policy
     engine: RolloutEngine
-    play: Play | None = None
+    play: RolloutFn | None = None
     leftovers: PartialRollouts = field(default_factory=PartialRollouts)
 
     def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
@@ -193,7 +193,7 @@ class Collector:
             for group, members in enumerate([*before, *new], start=first_group)
             for sample, (seed, past) in enumerate(zip(members.seeds, members.pasts, strict=True))
         ]
-        settings = PlaySettings(
+        settings = RolloutSettings(
             options.env,
             options.reward,
             options.rollout,
@@ -202,7 +202,7 @@ class Collector:
             options.task,
             self.engine.version,
         )
-        play = self.play or load_player(options.rollout)
+        play = self.play or load_rollout_fn(options.rollout)
         if self.options.rollout.over_sampling <= 1:
             return play(self.engine, self.policy, tasks, settings)
         return play(self.engine, self.policy, tasks, settings, enough=self._suffice)

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, PlaySettings
+from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -44,7 +44,7 @@ class Demonstrator:
         turns = self._teacher.max_turns or options.rollout.max_turns
         # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
-        self._settings = PlaySettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
+        self._settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
         self._seed, self._purpose = seed, purpose
         self._task = task = task_of(options.task)
         if not prompts:

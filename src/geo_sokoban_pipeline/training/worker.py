@@ -21,8 +21,8 @@ from geo_sokoban_pipeline.grpo.loss import Objective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import load_player
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -63,11 +63,11 @@ class Play:
     """Play episodes; the result is their trajectories, in order."""
 
     tasks: Sequence[EpisodeTask]
-    settings: PlaySettings
+    settings: RolloutSettings
 
     def __call__(self, member: Member) -> list[Trajectory]:
         """Do it."""
-        play = load_player(self.settings.rollout)
+        play = load_rollout_fn(self.settings.rollout)
         return play(member.engine, member.policy, self.tasks, self.settings)
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, multiprocessing
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_player
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
 from geo_sokoban_pipeline.training.sharding import deal_groups
 from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, share_like, share_model
 from geo_sokoban_pipeline.training.worker import Blueprint, Failed, Job, Part, Play, Renew, serve
@@ -202,11 +202,11 @@ class Crew:
         engine: RolloutEngine,
         policy: Policy,
         tasks: Sequence[EpisodeTask],
-        settings: PlaySettings,
+        settings: RolloutSettings,
         progress: Progress | None = None,
     ) -> list[Trajectory]:
         """Play as `rollout.function` does, groups dealt out among the processes; this one uses the given engine."""
-        play = load_player(settings.rollout)
+        play = load_rollout_fn(settings.rollout)
         dealt = deal_groups(tasks, self.size)
         # Which share of the episodes failed is a question to all of them together.
         lenient = replace(settings, rollout=settings.rollout.model_copy(update={"max_failed_share": 1.0}))

@@ -11,8 +11,8 @@ from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, Rollo
 from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
 from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from policies.library import library_log_probs
@@ -37,9 +37,9 @@ def tasks(sokoban_rows):
 
 def play(policy, tasks, sampling=SAMPLED, turns=5, **engine):
     args = {"max_actions_per_turn": 1, "cell_px": 16, "observation_style": "brief"}
-    rollout = RolloutOptions(max_turns=turns, max_tokens_per_turn=9)
-    chosen = PlaySettings(EnvOptions(args=args), RewardOptions(), rollout, sampling, 0, "sokoban")
-    return play_episodes(TransformersEngine(policy, **engine), policy, tasks, chosen)
+    limits = RolloutOptions(max_turns=turns, max_tokens_per_turn=9)
+    chosen = RolloutSettings(EnvOptions(args=args), RewardOptions(), limits, sampling, 0, "sokoban")
+    return rollout(TransformersEngine(policy, **engine), policy, tasks, chosen)
 
 
 def assert_equal_episodes(left, right):

@@ -10,8 +10,8 @@ import pytest
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, PlaySettings
-from geo_sokoban_pipeline.rollout.rollout import play_episodes
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from servers import strays
 
 ENV = {"max_actions_per_turn": 1, "cell_px": 16, "observation_style": "brief", "max_steps": 100}
@@ -55,8 +55,8 @@ def play() -> Callable[..., list[Any]]:
     """`play(engine, policy, tasks, sampling, turns=…)`: episodes to their ends."""
 
     def run(engine: Any, policy: Policy, tasks: list[EpisodeTask], sampling: SamplingOptions, turns: int = 8) -> list:
-        rollout = RolloutOptions(max_turns=turns, max_tokens_per_turn=8)
-        settings = PlaySettings(EnvOptions(args=ENV), RewardOptions(), rollout, sampling, 0, "sokoban")
-        return play_episodes(engine, policy, tasks, settings)
+        limits = RolloutOptions(max_turns=turns, max_tokens_per_turn=8)
+        settings = RolloutSettings(EnvOptions(args=ENV), RewardOptions(), limits, sampling, 0, "sokoban")
+        return rollout(engine, policy, tasks, settings)
 
     return run
