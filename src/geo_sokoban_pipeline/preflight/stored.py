@@ -25,7 +25,6 @@ from geo_sokoban_pipeline.runs.fingerprint import (
 )
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json, read_manifest
-from geo_sokoban_pipeline.trajectories.schema import COMPLETE
 
 TRAINING = "train_"  # only runs of this kind continue from what they have stored
 _INPUTS = "input."  # names of a fingerprint that need the data themselves
@@ -315,6 +314,8 @@ def _iteration_bytes(outputs: Path) -> int | None:
 
 
 def _progress(subject: Subject) -> str:
+    from geo_sokoban_pipeline.trajectories.schema import COMPLETE
+
     goal = subject.options.loop.iterations
     done = stored_iterations(subject.models)
     mark = subject.models / "checkpoints" / f"{COMPLETE}.json"

@@ -254,7 +254,7 @@ def read_versions() -> dict[str, str]:
 
 
 def _look_at_prompts(rows: list[dict[str, Any]], options: TrainOptions, seed: int) -> None:
-    from geo_sokoban_pipeline.preflight.flight import look_at_prompts
+    from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
 
     try:
         look_at_prompts(rows, options, seed)
