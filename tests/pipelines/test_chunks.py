@@ -10,7 +10,7 @@ from kedro.io import AbstractDataset, DataCatalog
 from kedro.pipeline import node, pipeline
 from kedro.runner import SequentialRunner
 
-from geo_sokoban_pipeline.pipelines.train.nodes import release
+from geo_sokoban_pipeline.pipelines.chunks import frees_saved
 
 CHUNKS = 60  # Kedro's streams free their items in blocks of 57
 
@@ -38,11 +38,10 @@ class Recorder(AbstractDataset[dict[str, Any], None]):
         return {}
 
 
+@frees_saved
 def make_chunks() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for number in range(CHUNKS):
-        chunk = {f"left {number}": Payload()}, {f"right {number}": Payload()}
-        yield chunk
-        release(chunk)
+        yield {f"left {number}": Payload()}, {f"right {number}": Payload()}
 
 
 def test_what_is_saved_is_freed() -> None:

@@ -202,13 +202,9 @@ def _engine(bench: Bench) -> None:
 def passes(policy: Policy) -> Iterator[list[tuple[int, int]]]:
     """(conversations, tokens of each) of every pass through the language model."""
     seen: list[tuple[int, int]] = []
-    layer = policy.model.model.language_model.layers[0]
+    layer = policy.network.language.layers[0]
 
-    def note(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        states = given[0] if given else named["hidden_states"]
-        seen.append((states.shape[0], states.shape[1]))
-
-    handle = layer.register_forward_pre_hook(note, with_kwargs=True)
+    handle = layer.register_forward_pre_hook(lambda _, given: seen.append((given[0].shape[0], given[0].shape[1])))
     try:
         yield seen
     finally:

@@ -56,7 +56,8 @@ class PolicyDataset(AbstractDataset[PolicyFolder | FolderWriter, PolicyFolder]):
 def _bytes_needed(data: PolicyFolder | FolderWriter) -> int | None:
     if isinstance(data, PolicyFolder):
         return sum(file["bytes"] for file in data.manifest["files"].values())
-    return None
+    stated: int | None = getattr(data, "bytes_needed", None)
+    return stated
 
 
 class PolicyStateDataset(AbstractDataset[None, PolicyState]):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from geo_sokoban_pipeline.policies.images import PatchReader, load_image_process
 from geo_sokoban_pipeline.runs.policy_folder import check_policy_files
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.types import TableContext
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.policies.qwen3_vl import PolicyNetwork
 
 _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
@@ -35,7 +38,7 @@ class Policy:
     """A vision-language policy in memory.
 
     Attributes:
-        model: a Qwen3-VL model with language-model head.
+        model: a Qwen3-VL model of transformers with language-model head: weights by their names, and configuration.
         tokenizer: Hugging Face tokenizer with the chat template.
         image_processor: `Qwen2VLImageProcessorPil` with the policy's values.
         folder: it was loaded from; its weights may have changed since. None: it was made in memory.
@@ -55,6 +58,13 @@ class Policy:
         if self.compute is None:
             return nullcontext()
         return torch.autocast(self.model.device.type, getattr(torch, self.compute))
+
+    @cached_property
+    def network(self) -> PolicyNetwork:
+        """The model's forward pass for prefill, decode and training; its weights are those of `model`."""
+        from geo_sokoban_pipeline.policies.qwen3_vl import PolicyNetwork
+
+        return PolicyNetwork(self.model, self.image_processor)
 
     @cached_property
     def codec(self) -> ChatCodec:

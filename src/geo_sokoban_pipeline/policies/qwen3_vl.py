@@ -1,34 +1,43 @@
-"""M-RoPE positions of a growing conversation: text counts on, a picture spans a block of (time, height, width).
+"""Qwen3-VL's forward pass as one module: pictures to features, tokens to states, states to logits.
 
-Positions of a sequence do not depend on what follows, so a conversation's later turns extend its earlier positions; the
-result equals `Qwen3VLModel.get_rope_index` (tested).
+`PolicyNetwork` computes with the weights of a Hugging Face model; its parameters keep their names. It gives the
+numbers of the library's own forward pass (tested) in another order of the work: images of one size pass the tower
+together, the last layer runs only at positions that are read, and a cache may have rows of unequal length. Every weight
+is used inside the `forward` of `vision` or of `language`, and layers are called whole, so either can be sharded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
-    Qwen3VLTextDecoderLayer,
     apply_rotary_pos_emb_vision,
+    eager_attention_forward,
     rotate_half,
 )
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from geo_sokoban_pipeline.policies.images import EncodedImage
 
+VISION_BATCH_PATCHES = 16_384
+_PROBED_ROWS = 64
+
 
 def extend_positions(
     token_ids: np.ndarray, grids: Sequence[tuple[int, int, int]], image_pad_id: int, merge_size: int, start: int = 0
 ) -> tuple[np.ndarray, int]:
-    """Positions of the next tokens of a conversation.
+    """M-RoPE positions of the next tokens of a conversation: text counts on, an image spans a block of (t, h, w).
+
+    Positions do not depend on what follows, so later turns extend earlier positions; the result equals
+    `Qwen3VLModel.get_rope_index` (tested).
 
     Args:
         token_ids: (L,) ids with image pads expanded; each picture's pads are consecutive and complete.
@@ -66,103 +75,159 @@ def _block(time: int, rows: int, columns: int) -> np.ndarray:
     return np.indices((time, rows, columns)).reshape(3, -1)
 
 
-# Forward pass over the vision tower of a Qwen3-VL model, for pictures in batches of equal size.
-
-
-VISION_BATCH_PATCHES = 16_384
-_PROBED_ROWS = 64
-
-
 @dataclass
 class ImageFeatures:
-    """Vision features of distinct pictures, ready to be looked up token by token.
+    """Features of distinct images, ready to be looked up token by token.
 
     Attributes:
-        embeddings: (N, hidden) rows that replace the image-pad embeddings.
-        deepstack: one (N, hidden) tensor per early language layer, added to its output.
-        offsets: first row of each picture, by picture key.
-        counts: number of rows of each picture, by picture key.
+        tables: (N, hidden) each: first the rows that replace image-pad embeddings, then those that are added to the
+            output of each early language layer (deepstack).
+        offsets: first row of each image, by its key.
+        counts: number of rows of each image, by its key.
     """
 
-    embeddings: Tensor
-    deepstack: list[Tensor]
+    tables: list[Tensor]
     offsets: dict[str, int]
     counts: dict[str, int]
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
-        """(M,) int64 row numbers of pictures, one after the other."""
+        """(M,) int64 row numbers of images, one after the other."""
         if not keys:
             return np.empty(0, np.int64)
         return np.concatenate([np.arange(self.offsets[k], self.offsets[k] + self.counts[k]) for k in keys])
 
 
-def encode_images(visual: nn.Module, images: Sequence[EncodedImage], processor: Any) -> ImageFeatures:
-    """Vision features of distinct pictures; gradients flow to the vision weights where they are on.
+class KvCache(Protocol):
+    """Keys and values of earlier tokens."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Store (B, heads, L, dim) keys and values of a layer; returns all that its queries may attend to."""
+
+
+class PolicyNetwork(nn.Module):
+    """The forward pass of a policy, for prefill, decode and training.
 
     Args:
-        visual: the model's vision tower.
-        images: distinct pictures, any sizes, at least one.
-        processor: image processor whose `rescale_factor`, `image_mean`, `image_std` hold.
+        model: `Qwen3VLForConditionalGeneration` or its mixture of experts, whose weights are used in place.
+        image_processor: its `rescale_factor`, `image_mean` and `image_std` hold.
+
+    Attributes:
+        vision: the vision tower; a call encodes images of any sizes, so it is one unit where weights are sharded.
+        language: the language model with its output head; each of its layers is a unit of its own.
     """
-    merge = visual.spatial_merge_size**2
-    by_grid: dict[tuple[int, int, int], list[EncodedImage]] = {}
-    for image in images:
-        by_grid.setdefault(image.grid, []).append(image)
-    offsets: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    embeddings: list[Tensor] = []
-    deepstack: list[list[Tensor]] = [[] for _ in visual.deepstack_merger_list]
-    total = 0
-    for grid, members in by_grid.items():
-        patches = grid[0] * grid[1] * grid[2]
-        size = max(1, VISION_BATCH_PATCHES // patches)
-        for first in range(0, len(members), size):
-            batch = members[first : first + size]
-            pooled, layers = _encode_equal(visual, batch, grid, processor)
-            embeddings.append(pooled)
-            for collected, layer in zip(deepstack, layers, strict=True):
-                collected.append(layer)
-            for image in batch:
-                offsets[image.key], counts[image.key] = total, patches // merge
-                total += patches // merge
-    return ImageFeatures(torch.cat(embeddings), [torch.cat(layer) for layer in deepstack], offsets, counts)
+
+    def __init__(self, model: Any, image_processor: Any) -> None:
+        super().__init__()
+        self.vision = VisionTower(model.model.visual, image_processor)
+        self.language = LanguageModel(model.model.language_model, model.lm_head, model.config.image_token_id)
+
+    def encode(self, images: Sequence[EncodedImage]) -> ImageFeatures:
+        """Features of distinct images, at least one, any sizes."""
+        order = [image for members in _by_grid(images).values() for image in members]
+        counts = {image.key: image.token_count(self.vision.merge_size) for image in order}
+        ends = np.cumsum(list(counts.values())).tolist()
+        offsets = {key: end - count for (key, count), end in zip(counts.items(), ends, strict=True)}
+        return ImageFeatures(self.vision(images), offsets, counts)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, **options: Any) -> Any:
+        """States of the language model, or what a head makes of them: see `LanguageModel.forward`."""
+        return self.language(token_ids, positions, **options)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(..., vocabulary) logits of (..., hidden) states that `forward` gave."""
+        logits: Tensor = self.language.head(states)
+        return logits
 
 
-def _encode_equal(
-    visual: nn.Module, images: Sequence[EncodedImage], grid: tuple[int, int, int], processor: Any
-) -> tuple[Tensor, list[Tensor]]:
-    count, device = len(images), visual.pos_embed.weight.device
-    raw = np.stack([image.patches for image in images])
-    hidden = _embed_patches(visual, raw, processor) + _grid_embedding(visual, grid, device)
-    cos, sin = visual.rotary_pos_emb(
-        hidden, get_vision_position_ids(_grid_tensor(grid, device), visual.spatial_merge_size)
-    )
-    layers: list[Tensor] = []
-    for index, block in enumerate(visual.blocks):
-        hidden = hidden + _attend(block.attn, block.norm1(hidden), cos, sin)
+# The vision tower: images in batches of equal size.
+
+
+class VisionTower(nn.Module):
+    """Vision features of images; gradients flow to its weights where they are on."""
+
+    def __init__(self, visual: Any, image_processor: Any) -> None:
+        super().__init__()
+        self.visual = visual
+        self.blocks = nn.ModuleList(VisionBlock(block) for block in visual.blocks)
+        self.merge_size = int(visual.spatial_merge_size)
+        self._processor = image_processor
+
+    def forward(self, images: Sequence[EncodedImage]) -> list[Tensor]:
+        """`ImageFeatures.tables` of distinct images; those of one grid follow each other, grids in order."""
+        parts: list[list[Tensor]] = []
+        for grid, members in _by_grid(images).items():
+            size = max(1, VISION_BATCH_PATCHES // (grid[0] * grid[1] * grid[2]))
+            parts += [self._encode(members[first : first + size], grid) for first in range(0, len(members), size)]
+        return [torch.cat(tables) for tables in zip(*parts, strict=True)]
+
+    def _encode(self, images: Sequence[EncodedImage], grid: tuple[int, int, int]) -> list[Tensor]:
+        visual, device = self.visual, self.visual.pos_embed.weight.device
+        shape = torch.tensor([grid], dtype=torch.long, device=device)
+        hidden = self._embed(np.stack([image.patches for image in images])) + self._grid_embedding(shape)
+        rotary = visual.rotary_pos_emb(hidden, get_vision_position_ids(shape, self.merge_size))
+        deepstack: list[Tensor] = []
+        for index, block in enumerate(self.blocks):
+            hidden = block(hidden, rotary)
+            if index in visual.deepstack_visual_indexes:
+                merger = visual.deepstack_merger_list[list(visual.deepstack_visual_indexes).index(index)]
+                deepstack.append(merger(hidden.flatten(0, 1)))
+        return [visual.merger(hidden.flatten(0, 1)), *deepstack]
+
+    def _embed(self, raw: np.ndarray) -> Tensor:
+        """(N, P, hidden) embeddings of (N, P, 3·patch²) uint8 patches."""
+        projection, processor = self.visual.patch_embed.proj, self._processor
+        weight, device = projection.weight, projection.weight.device
+        # A still picture repeats its frame, so the temporal taps of the kernel add up; the normalisation of pixels,
+        # (value · scale − mean) / std per channel, is part of the same linear map.
+        taps = weight.sum(dim=2).flatten(2).float()
+        mean = torch.tensor(processor.image_mean, device=device).view(1, 3, 1)
+        std = torch.tensor(processor.image_std, device=device).view(1, 3, 1)
+        kernel = (taps * (processor.rescale_factor / std)).flatten(1)
+        offset = projection.bias.float() - (taps * (mean / std)).flatten(1).sum(1)
+        rows, inverse = _distinct_rows(raw.reshape(-1, raw.shape[-1]))
+        embedded = F.linear(torch.from_numpy(rows).to(device).float(), kernel, offset).to(weight.dtype)
+        if inverse is not None:
+            embedded = embedded.index_select(0, torch.from_numpy(inverse).to(device))
+        return embedded.view(*raw.shape[:2], -1)
+
+    def _grid_embedding(self, shape: Tensor) -> Tensor:
+        """(P, hidden) learned position embeddings, interpolated to a grid."""
+        visual = self.visual
+        indices, weights = get_vision_interpolation_indices_and_weights(
+            shape,
+            num_grid_per_side=visual.num_grid_per_side,
+            mode=visual.interpolation_mode,
+            align_corners=visual.interpolation_align_corners,
+            spatial_merge_size=self.merge_size,
+        )
+        embedded = visual.pos_embed(indices)
+        return (embedded * weights[:, :, None].to(embedded.dtype)).sum(1)
+
+
+class VisionBlock(nn.Module):
+    """A block of the tower over images of equal size; the library's attends to one image after the other."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """(N, P, hidden) of (N, P, hidden); rotary: cosines and sines, (P, head dimension) each."""
+        block, attention = self.block, self.block.attn
+        qkv = attention.qkv(block.norm1(hidden)).view(*hidden.shape[:2], 3, attention.num_heads, -1)
+        queries, keys, values = qkv.unbind(2)
+        queries, keys = apply_rotary_pos_emb_vision(queries, keys, *rotary)
+        mixed = _attend(attention, queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), None)
+        hidden = hidden + attention.proj(mixed)
         hidden = hidden + block.mlp(block.norm2(hidden))
-        if index in visual.deepstack_visual_indexes:
-            merger = visual.deepstack_merger_list[list(visual.deepstack_visual_indexes).index(index)]
-            layers.append(merger(hidden.reshape(count * hidden.shape[1], -1)))
-    return visual.merger(hidden.reshape(count * hidden.shape[1], -1)), layers
+        return hidden
 
 
-def _embed_patches(visual: nn.Module, raw: np.ndarray, processor: Any) -> Tensor:
-    """(N, P, hidden) embeddings of (N, P, 3·patch²) uint8 patches."""
-    projection = visual.patch_embed.proj
-    weight, device = projection.weight, projection.weight.device
-    # A still picture repeats its frame, so the temporal taps of the kernel add up; the normalisation of pixels,
-    # (value · scale − mean) / std per channel, is part of the same linear map.
-    taps = weight.sum(dim=2).flatten(2).float()
-    mean = torch.tensor(processor.image_mean, device=device).view(1, 3, 1)
-    std = torch.tensor(processor.image_std, device=device).view(1, 3, 1)
-    kernel = (taps * (processor.rescale_factor / std)).flatten(1)
-    offset = projection.bias.float() - (taps * (mean / std)).flatten(1).sum(1)
-    rows, inverse = _distinct_rows(raw.reshape(-1, raw.shape[-1]))
-    embedded = F.linear(torch.from_numpy(rows).to(device).float(), kernel, offset).to(weight.dtype)
-    if inverse is not None:
-        embedded = embedded.index_select(0, torch.from_numpy(inverse).to(device))
-    return embedded.view(*raw.shape[:2], -1)
+def _by_grid(images: Sequence[EncodedImage]) -> dict[tuple[int, int, int], list[EncodedImage]]:
+    groups: dict[tuple[int, int, int], list[EncodedImage]] = {}
+    for image in images:
+        groups.setdefault(image.grid, []).append(image)
+    return groups
 
 
 def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -179,154 +244,152 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     return np.frombuffer(bytearray().join(numbers), np.uint8).reshape(len(numbers), -1), inverse
 
 
-def _grid_embedding(visual: nn.Module, grid: tuple[int, int, int], device: torch.device) -> Tensor:
-    indices, weights = get_vision_interpolation_indices_and_weights(
-        _grid_tensor(grid, device),
-        num_grid_per_side=visual.num_grid_per_side,
-        mode=visual.interpolation_mode,
-        align_corners=visual.interpolation_align_corners,
-        spatial_merge_size=visual.config.spatial_merge_size,
-    )
-    table = visual.pos_embed.weight
-    return (F.embedding(indices, table) * weights[:, :, None].to(table.dtype)).sum(1)
+# The language model with its output head.
 
 
-def _attend(attention: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    count, length, width = hidden.shape
-    queries, keys, values = attention.qkv(hidden).view(count, length, 3, attention.num_heads, -1).unbind(2)
-    queries, keys = apply_rotary_pos_emb_vision(queries, keys, cos, sin)
-    mixed = F.scaled_dot_product_attention(
-        queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), scale=attention.scaling
-    )
-    return attention.proj(mixed.transpose(1, 2).reshape(count, length, width))
+class LanguageModel(nn.Module):
+    """Tokens with images in place, to states that predict the next token, to logits."""
+
+    def __init__(self, model: Any, head: nn.Module, image_pad_id: int) -> None:
+        super().__init__()
+        self.embed_tokens = model.embed_tokens
+        self.rotary_emb = model.rotary_emb
+        self.layers = nn.ModuleList(DecoderLayer(layer) for layer in model.layers)
+        self.norm = model.norm
+        self.head = head
+        self._config = model.config
+        self._image_pad_id = image_pad_id
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        *,
+        features: Sequence[Tensor] = (),
+        rows: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KvCache | None = None,
+        wanted: Tensor | None = None,
+        head: Callable[[Tensor, Callable[[Tensor], Tensor]], Any] | None = None,
+    ) -> Any:
+        """Run the language model.
+
+        Args:
+            token_ids: (B, L) int64.
+            positions: (3, B, L) int64 M-RoPE positions.
+            features: `ImageFeatures.tables`.
+            rows: (number of image pads,) int64 rows of the tables, in row-major order of the tokens; None: no images.
+            attention_mask: (B or 1, 1, L, S) bool, True where attention is allowed; None: causal over the L tokens, or,
+                with L = 1, all that the cache gives.
+            cache: of earlier tokens.
+            wanted: (B, T) int64 indices along L of the states to return; None: all.
+            head: `head(states, logits)`, called inside this pass where weights are gathered; None: no logits.
+
+        Returns:
+            (B, L, hidden) states, (B, T, hidden) at the wanted positions, or what the head returns.
+        """
+        hidden = self.embed_tokens(token_ids)
+        where: Tensor | None = None
+        deepstack: list[Tensor] = []
+        if rows is not None:
+            where = (token_ids == self._image_pad_id).reshape(-1).nonzero().squeeze(1)
+            placed, *deepstack = [table.index_select(0, rows).to(hidden.dtype) for table in features]
+            hidden = hidden.flatten(0, 1).index_copy(0, where, placed).view_as(hidden)
+        rotary = self.rotary_emb(hidden, positions)
+        # The last layer runs at few positions alone, unless image features are added to what it gives.
+        few = wanted is not None and 2 * wanted.shape[1] <= token_ids.shape[1] and len(deepstack) < len(self.layers)
+        mask = self._as_taken(attention_mask, hidden)
+        for index, layer in enumerate(self.layers):
+            if few and index == len(self.layers) - 1:
+                assert wanted is not None
+                there = self._as_taken(_mask_at(wanted, attention_mask, token_ids.shape[1]), hidden)
+                hidden = layer(hidden, rotary, there, cache, wanted)
+            else:
+                hidden = layer(hidden, rotary, mask, cache)
+            if where is not None and index < len(deepstack):
+                hidden = hidden.flatten(0, 1).index_add(0, where, deepstack[index]).view_as(hidden)
+        if wanted is not None and not few:
+            hidden = _pick(hidden, wanted)
+        states = self.norm(hidden)
+        return states if head is None else head(states, self.head)
+
+    def _as_taken(self, mask: Tensor | None, hidden: Tensor) -> Tensor | None:
+        """A mask as the attention takes it.
+
+        `eager` adds it: a mask of bools would count as 0 and 1, and none would show it the future.
+        """
+        if self._config._attn_implementation != "eager":
+            return mask
+        if mask is None:
+            length = hidden.shape[1]
+            mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden.device).tril()
+        allowed = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device)
+        return allowed.masked_fill(~mask, torch.finfo(hidden.dtype).min)
 
 
-def _grid_tensor(grid: tuple[int, int, int], device: torch.device) -> Tensor:
-    return torch.tensor([grid], dtype=torch.long, device=device)
+class DecoderLayer(nn.Module):
+    """A layer of the language model, at all positions or at few."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: KvCache | None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Output at the wanted positions, or at all; keys and values are those of all positions.
+
+        Args:
+            hidden: (B, L, hidden).
+            rotary: cosines and sines, (B, L, head dimension) each.
+            mask: of the positions that the output is wanted at, as the attention takes it.
+            wanted: (B, T) int64 indices along L.
+        """
+        layer, attention = self.layer, self.layer.self_attn
+        normed = layer.input_layernorm(hidden)
+        if wanted is None:
+            queries = self._queries(normed, rotary)
+        keys = attention.k_norm(_heads(attention.k_proj(normed), attention))
+        keys, values = _rotate(keys, *rotary), _heads(attention.v_proj(normed), attention).transpose(1, 2)
+        if cache is not None:
+            keys, values = cache.update(keys, values, attention.layer_idx)
+        if wanted is not None:
+            queries = self._queries(_pick(normed, wanted), (_pick(rotary[0], wanted), _pick(rotary[1], wanted)))
+        mixed = attention.o_proj(_attend(attention, queries, keys, values, mask))
+        hidden = (hidden if wanted is None else _pick(hidden, wanted)) + mixed
+        output: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return output
+
+    def _queries(self, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        attention = self.layer.self_attn
+        return _rotate(attention.q_norm(_heads(attention.q_proj(normed), attention)), *rotary)
 
 
-# Forward pass over the language model of a Qwen3-VL model, from embeddings with the pictures in place.
+def _attend(attention: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, L, heads · dim) of (B, heads, L, dim) queries, by the attention that the policy was loaded with."""
+    name = attention.config._attn_implementation
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
+    dropout = attention.attention_dropout if attention.training else 0.0
+    mixed: Tensor = function(attention, queries, keys, values, mask, dropout=dropout, scaling=attention.scaling)[0]
+    return mixed.flatten(2)
 
 
-def run_text(
-    language_model: nn.Module,
-    embeddings: Tensor,
-    positions: Tensor,
-    *,
-    attention_mask: Tensor | None = None,
-    cache: Any = None,
-    image_mask: Tensor | None = None,
-    deepstack: Sequence[Tensor] = (),
-    wanted: Tensor | None = None,
-) -> Tensor:
-    """Last hidden states of the language model.
-
-    Args:
-        embeddings: (B, L, hidden), pictures already in place.
-        positions: (3, B, L) int64 M-RoPE positions.
-        attention_mask: (B or 1, 1, L, S) bool, True where attention is allowed; None means causal over the L tokens.
-        cache: object with `update(keys, values, layer)` that returns all keys and values to attend to, or None.
-        image_mask: (B, L) bool, True at image pads.
-        deepstack: per early layer (number of pads, hidden), in row-major order of `image_mask`.
-        wanted: (B, T) int64 indices along L of the positions to return; None: all.
-
-    Returns:
-        (B, L, hidden), or (B, T, hidden) at the wanted positions.
-    """
-    eager = language_model.config._attn_implementation == "eager"
-    mask = _as_addend(attention_mask, embeddings) if eager else attention_mask
-    rotary = language_model.rotary_emb(embeddings, positions)
-    layers = list(language_model.layers)
-    hidden = embeddings
-    partial = wanted is not None and _is_worth_it(layers[-1], wanted, embeddings) and len(deepstack) < len(layers)
-    for index, layer in enumerate(layers[:-1] if partial else layers):
-        hidden = layer(hidden, attention_mask=mask, past_key_values=cache, position_embeddings=rotary)
-        if image_mask is not None and index < len(deepstack):
-            hidden = language_model._deepstack_process(hidden, image_mask, deepstack[index])
-    if wanted is not None:
-        hidden = (
-            _run_layer_at(layers[-1], hidden, wanted, rotary, attention_mask, cache)
-            if partial
-            else _pick(hidden, wanted)
-        )
-    return language_model.norm(hidden)
-
-
-def place_images(embeddings: Tensor, image_mask: Tensor, features: Tensor) -> Tensor:
-    """Replace the rows at image pads.
-
-    Args:
-        embeddings: (B, L, hidden).
-        image_mask: (B, L) bool.
-        features: (number of pads, hidden), in row-major order.
-    """
-    flat = embeddings.reshape(-1, embeddings.shape[-1])
-    where = image_mask.reshape(-1).nonzero().squeeze(1)
-    return flat.index_copy(0, where, features.to(flat.dtype)).view_as(embeddings)
-
-
-def _as_addend(mask: Tensor | None, embeddings: Tensor) -> Tensor:
-    """A mask as `eager` attention takes it: 0 where attention is allowed, the least number elsewhere.
-
-    That attention adds a mask of bools as 0 and 1, and sees every token without one.
-    """
-    if mask is None:
-        length = embeddings.shape[1]
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=embeddings.device).tril()
-    allowed = torch.zeros(mask.shape, dtype=embeddings.dtype, device=embeddings.device)
-    return allowed.masked_fill(~mask, torch.finfo(embeddings.dtype).min)
-
-
-def _is_worth_it(layer: nn.Module, wanted: Tensor, embeddings: Tensor) -> bool:
-    """Few positions, and a layer whose insides are known and whose own call may be left out.
-
-    A mixture of experts routes in ways of its own. FSDP2 makes a class of its own of a layer and gathers its weights in
-    hooks, which only a call of the layer runs.
-    """
-    plain = type(layer) is Qwen3VLTextDecoderLayer and not any(map(_has_hooks, (layer, layer.self_attn)))
-    return plain and 2 * wanted.shape[1] <= embeddings.shape[1]
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    forward, backward = (module._forward_hooks, module._forward_pre_hooks), (module._backward_hooks,)
-    return any((*forward, *backward, module._backward_pre_hooks))
-
-
-def _run_layer_at(
-    layer: nn.Module,
-    hidden: Tensor,
-    wanted: Tensor,
-    rotary: tuple[Tensor, Tensor],
-    attention_mask: Tensor | None,
-    cache: Any,
-) -> Tensor:
-    """(B, T, hidden) output of a decoder layer at the wanted positions; keys and values are those of all positions."""
-    attention = layer.self_attn
-    cos, sin = rotary
-    normed = layer.input_layernorm(hidden)
-    heads = (*normed.shape[:2], -1, attention.head_dim)
-    keys = _rotate(attention.k_norm(attention.k_proj(normed).view(heads)), cos, sin)
-    values = attention.v_proj(normed).view(heads).transpose(1, 2)
-    if cache is not None:
-        keys, values = cache.update(keys, values, attention.layer_idx)
-    few = (*wanted.shape, -1, attention.head_dim)
-    queries = attention.q_norm(attention.q_proj(_pick(normed, wanted)).view(few))
-    queries = _rotate(queries, _pick(cos, wanted), _pick(sin, wanted))
-    groups = attention.num_key_value_groups
-    if groups > 1:
-        keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    mask = _mask_at(wanted, attention_mask, keys.shape[2])
-    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=attention.scaling)
-    output = _pick(hidden, wanted) + attention.o_proj(mixed.transpose(1, 2).reshape(*wanted.shape, -1))
-    return output + layer.mlp(layer.post_attention_layernorm(output))
-
-
-def _mask_at(wanted: Tensor, attention_mask: Tensor | None, total: int) -> Tensor:
+def _mask_at(wanted: Tensor, mask: Tensor | None, total: int) -> Tensor:
     """(B, 1, T, S) bool mask of the wanted positions."""
-    if attention_mask is None:
+    if mask is None:
         return (torch.arange(total, device=wanted.device) <= wanted[:, :, None])[:, None]
-    rows = attention_mask.expand(len(wanted), -1, -1, -1)
+    rows = mask.expand(len(wanted), -1, -1, -1)
     return rows.gather(2, wanted[:, None, :, None].expand(-1, 1, -1, rows.shape[-1]))
+
+
+def _heads(states: Tensor, attention: Any) -> Tensor:
+    """(B, L, heads, dim) of (B, L, heads · dim)."""
+    return states.view(*states.shape[:2], -1, attention.head_dim)
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ def features(names, counts):
         offsets[name], total = total, total + count
         tables.append(torch.full((count, 2), float(hash(name) % 997)))
     table = torch.cat(tables)
-    return ImageFeatures(table, [table + 1], offsets, dict(zip(names, counts, strict=True)))
+    return ImageFeatures([table, table + 1], offsets, dict(zip(names, counts, strict=True)))
 
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=6))
@@ -31,8 +31,8 @@ def test_every_picture_keeps_its_rows(batches):
             rows = bank.rows([name])
             assert name in bank and len(rows) == count
             expected = torch.full((count, 2), float(hash(name) % 997))
-            assert torch.equal(bank.embeddings[rows], expected)
-            assert torch.equal(bank.deepstack[0][rows], expected + 1)
+            assert torch.equal(bank.tables[0][rows], expected)
+            assert torch.equal(bank.tables[1][rows], expected + 1)
     assert len(bank) == len(sizes)
     order = list(sizes)[::-1]
     assert bank.rows(order).tolist() == [row for name in order for row in bank.rows([name])]

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rollout.engines import transformers
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from rollout.engines.talks import Plan, Talk, play_alone, say
 
@@ -126,10 +125,8 @@ def test_only_new_tokens_are_prefilled(talker, monkeypatch):
 @pytest.mark.parametrize("reuse", [True, False])
 def test_a_picture_is_encoded_once_per_weight_version(talker, monkeypatch, reuse):
     seen: list[str] = []
-    encode = transformers.encode_images
-    monkeypatch.setattr(
-        transformers, "encode_images", lambda v, images, p: seen.extend(i.key for i in images) or encode(v, images, p)
-    )
+    encode = talker.network.encode
+    monkeypatch.setattr(talker.network, "encode", lambda images: seen.extend(i.key for i in images) or encode(images))
     engine = TransformersEngine(talker, reuse_cache=reuse)
     talks = [Talk(number, Plan(number, number % 3, (4, 4, 4)), talker) for number in range(6)]
 

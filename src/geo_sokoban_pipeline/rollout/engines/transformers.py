@@ -17,13 +17,7 @@ from torch import Tensor
 from geo_sokoban_pipeline.policies.experts import turn_experts
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.qwen3_vl import (
-    ImageFeatures,
-    encode_images,
-    extend_positions,
-    place_images,
-    run_text,
-)
+from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result
 from geo_sokoban_pipeline.rollout.engines.kv_cache import ConversationCache
 from geo_sokoban_pipeline.rollout.engines.sampling import sample_tokens, uniform_draws
@@ -31,10 +25,14 @@ from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
 
 
 class FeatureBank:
-    """Growing tables of feature rows."""
+    """Growing tables of feature rows.
+
+    Attributes:
+        tables: as those of `ImageFeatures`, with room behind the rows in use.
+    """
 
     def __init__(self) -> None:
-        self._tables: list[Tensor] = []
+        self.tables: list[Tensor] = []
         self._rows: dict[str, np.ndarray] = {}
         self._used = 0
 
@@ -44,24 +42,14 @@ class FeatureBank:
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def embeddings(self) -> Tensor:
-        """(rows, hidden) features that replace image-pad embeddings."""
-        return self._tables[0]
-
-    @property
-    def deepstack(self) -> list[Tensor]:
-        """(rows, hidden) features of each early language layer."""
-        return self._tables[1:]
-
     def add(self, features: ImageFeatures) -> None:
         """Append the features of new pictures."""
-        new = [features.embeddings, *features.deepstack]
-        count = len(features.embeddings)
-        if not self._tables:
-            self._tables = [torch.empty((0, table.shape[1]), dtype=table.dtype, device=table.device) for table in new]
+        new = features.tables
+        count = len(new[0])
+        if not self.tables:
+            self.tables = [torch.empty((0, table.shape[1]), dtype=table.dtype, device=table.device) for table in new]
         self._reserve(self._used + count)
-        for table, rows in zip(self._tables, new, strict=True):
+        for table, rows in zip(self.tables, new, strict=True):
             table[self._used : self._used + count] = rows
         for key, offset in features.offsets.items():
             self._rows[key] = np.arange(offset, offset + features.counts[key]) + self._used
@@ -72,14 +60,14 @@ class FeatureBank:
         return np.concatenate([self._rows[key] for key in keys]) if len(keys) else np.empty(0, np.int64)
 
     def _reserve(self, rows: int) -> None:
-        held = len(self._tables[0])
+        held = len(self.tables[0])
         if rows <= held:
             return
         size = max(rows, 2 * held)
-        for index, table in enumerate(self._tables):
+        for index, table in enumerate(self.tables):
             grown = table.new_empty((size, table.shape[1]))
             grown[: self._used] = table[: self._used]
-            self._tables[index] = grown
+            self.tables[index] = grown
 
 
 # Seating: which conversation holds which row of the cache. A turn's batch always sits in the first rows.
@@ -233,8 +221,6 @@ class Reader:
         self.policy = policy
         self._cache = cache
         self._bank = FeatureBank()
-        self._core = policy.model.model
-        self._head = policy.model.lm_head
         self._device = policy.model.device
 
     def look(self, talks: Sequence[HeldConversation]) -> None:
@@ -245,8 +231,7 @@ class Reader:
                 if image.key not in self._bank:
                     missing[image.key] = image
         if missing:
-            processor = self.policy.image_processor
-            self._bank.add(encode_images(self._core.visual, list(missing.values()), processor))
+            self._bank.add(self.policy.network.encode(list(missing.values())))
 
     def read(
         self, talks: Sequence[HeldConversation], feeds: Sequence[np.ndarray], drafts: Drafts, mask: Tensor | None
@@ -289,31 +274,21 @@ class Reader:
 
     def score_step(self, states: Tensor, step: int, active: list[int]) -> Tensor:
         """(len(active), V) logits of some conversations after `step` tokens of their drafts."""
-        scores: Tensor = self._head(states[active, step])
-        return scores
+        return self.policy.network.logits(states[active, step])
 
     def _run(
         self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, mask: Tensor | None, wanted: np.ndarray
     ) -> Tensor:
-        language = self._core.language_model
-        tokens = torch.from_numpy(ids).to(self._device)
-        embeddings = language.embed_tokens(tokens)
-        image_mask, deepstack = None, []
-        if len(rows):
-            image_mask = tokens == self.policy.codec.image_pad_id
-            picked = torch.from_numpy(rows).to(self._device)
-            embeddings = place_images(embeddings, image_mask, self._bank.embeddings.index_select(0, picked))
-            deepstack = [layer.index_select(0, picked) for layer in self._bank.deepstack]
-        return run_text(
-            language,
-            embeddings,
+        states: Tensor = self.policy.network(
+            torch.from_numpy(ids).to(self._device),
             torch.from_numpy(positions).to(self._device),
+            features=self._bank.tables,
+            rows=torch.from_numpy(rows).to(self._device) if len(rows) else None,
             attention_mask=None if mask is None else mask.to(self._device),
             cache=self._cache,
-            image_mask=image_mask,
-            deepstack=deepstack,
             wanted=torch.from_numpy(wanted).to(self._device),
         )
+        return states
 
 
 def cut_passes(items: list[Any], lengths: Sequence[int], budget: int) -> list[list[Any]]:
@@ -485,7 +460,7 @@ class TransformersEngine:
 
     def _forget(self) -> None:
         # New buffers too: how far the old ones have grown must not show in anything.
-        cache = ConversationCache(len(self.policy.model.model.language_model.layers), self._rows)
+        cache = ConversationCache(len(self.policy.network.language.layers), self._rows)
         self._seating = Seating(cache)
         self._reader = Reader(self.policy, cache)
         self._drafts = DraftTree() if self._draft_share is None else DraftTree(share=self._draft_share)

@@ -1,0 +1,67 @@
+"""What FSDP2 needs of the network: every weight is used inside the `forward` of a unit, whose hooks gather it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from geo_sokoban_pipeline.grpo.loss import SftObjective, StepSize
+from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.batch import TrainSample
+from policies.test_text import conversation
+
+
+@pytest.fixture
+def mesh():
+    """Of this process alone: weights leave their modules between passes as with many ranks."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def samples(policy):
+    found = []
+    for sizes in ([(96, 96), (32, 64)], [(64, 32)], []):
+        ids, images = conversation(policy, sizes)
+        positions, _ = extend_positions(ids, [i.grid for i in images], policy.codec.image_pad_id, 2)
+        targets = np.array([2, len(ids) - 1])
+        found.append(TrainSample(ids.astype(np.int64), positions, targets, ids[targets].astype(np.int64), images))
+    return found
+
+
+def learn(policy, batch, **setting):
+    chosen = {"temperature": 1.0, "max_tokens": 64, "logit_chunk": 100} | setting
+    passes = GradientPass(policy, PassSetting(**chosen))
+    before = passes.log_probs(batch)
+    return before, passes.accumulate(batch, SftObjective(), StepSize.of(batch))["loss"]
+
+
+@pytest.mark.parametrize("logit_chunk", [100, 2], ids=["at once", "in chunks"])
+def test_sharded_units_give_the_same_gradients(policy, mesh, logit_chunk):
+    plain, sharded = copy.deepcopy(policy), copy.deepcopy(policy)
+    network = sharded.network
+    for layer in network.language.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(network.language, mesh=mesh)
+    fully_shard(network.vision, mesh=mesh)
+    batch = samples(policy)
+    expected, loss = learn(plain, batch, logit_chunk=logit_chunk)
+    found, sharded_loss = learn(sharded, batch, logit_chunk=logit_chunk)
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-6)
+    assert sharded_loss == pytest.approx(loss, abs=1e-6)
+    assert isinstance(network.language, FSDPModule)
+    theirs = dict(plain.model.named_parameters())
+    for name, parameter in sharded.model.named_parameters():
+        assert isinstance(parameter, DTensor), name
+        assert isinstance(parameter.grad, DTensor), name
+        torch.testing.assert_close(parameter.grad.full_tensor(), theirs[name].grad, atol=1e-6, rtol=1e-4)
