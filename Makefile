@@ -115,8 +115,9 @@ format: $(DEV_STAMP) ## Rewrite the code in the project's format.
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
-docs: $(DEV_STAMP) ## Write docs/parameters.md from the option models and conf/base.
+docs: $(DEV_STAMP) ## Write docs/parameters.md from the option models and conf/base, then build the docs site into site/.
 	$(BIN)/python -m scripts.parameter_docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 	@echo 'Installing into $(PEER_VENV), which takes a minute or two'

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.peer.report import describe_ratio
-from markupsafe import Markup
 
-from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart
-from geo_sokoban_pipeline.reporting.study_docs import CHART_SIZE, frame_chart
+from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
+from geo_sokoban_pipeline.reporting.study_docs import CHART_SIZE
 
 Found = Mapping[str, Any]
 PHASES = ("rollout", "scoring", "update", "writing")
@@ -100,11 +99,8 @@ def draw_scaling(found: Found) -> str:
         Series(phase, _COLOURS[phase], list(zip(map(float, found["sizes"]), row, strict=True)), style="dots")
         for phase, row in costs.items()
     ]
-    top = 1.15 * max(costs["in all"])
-    shape = Shape("episodes of an iteration", *CHART_SIZE, (0.0, top), left=46)
-    chart = draw_chart("CPU time per episode, ms", series, shape)
-    legend = [(line.name, line.colour) for line in series]
-    return frame_chart("What an episode costs, ms of CPU time", Markup("") if chart is None else chart.svg, legend)
+    shape = Shape("episodes of an iteration", *CHART_SIZE, (0.0, 1.15 * max(costs["in all"])))
+    return draw_chart_file("What an episode costs, ms of CPU time", series, shape)
 
 
 def render_engine(found: Found) -> str:

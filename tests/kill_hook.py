@@ -1,35 +1,43 @@
 """A Kedro hook of the tests: kills its process with SIGKILL at a named point of a run.
 
-Points are the signposts of the code and Kedro's own moments: `before_node:<node>`, `before_save:<dataset>` and
-`after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` names one, `GEO_SOKOBAN_KILL_NTH` says at which arrival (default 1). A run
-takes the hook from `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
+Points are the package's log messages, those of level DEBUG included (`iteration 3: update`), and Kedro's own moments:
+`before_node:<node>`, `before_save:<dataset>` and `after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` is a pattern of one,
+such as `iteration *: update`, `GEO_SOKOBAN_KILL_NTH` says at which arrival (default 1). A run takes the hook from
+`GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from fnmatch import fnmatchcase
 from typing import Any
 
 from kedro.framework.hooks import hook_impl
 
-from geo_sokoban_pipeline import signposts
 
-
-class KillHook:
+class KillHook(logging.Handler):
     def __init__(self) -> None:
-        self._name = os.environ["GEO_SOKOBAN_KILL_AT"]
+        super().__init__(logging.DEBUG)
+        self._pattern = os.environ["GEO_SOKOBAN_KILL_AT"]
         self._arrivals_left = int(os.environ.get("GEO_SOKOBAN_KILL_NTH", "1"))
-        # Kept: a context manager that is collected leaves its block.
-        self._listening = signposts.listen(self._arrive)
-        self._listening.__enter__()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._arrive(record.getMessage())
 
     def _arrive(self, name: str) -> None:
-        if name != self._name:
+        if not fnmatchcase(name, self._pattern):
             return
         self._arrivals_left -= 1
         if self._arrivals_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    @hook_impl
+    def before_pipeline_run(self) -> None:
+        logger = logging.getLogger("geo_sokoban_pipeline")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(self)
 
     @hook_impl
     def before_node_run(self, node: Any) -> None:

@@ -165,19 +165,19 @@ def test_make_takes_torch_from_the_given_index():
 
 def test_kill_hook_strikes_at_the_given_arrival():
     code = """
+import logging
 from kill_hook import KillHook
-from geo_sokoban_pipeline.signposts import reached
-hook = KillHook()
-for name in ("collecting", "update", "collecting"):
+KillHook().before_pipeline_run()
+for number, name in enumerate(("collect", "update", "collect")):
     print(name, flush=True)
-    reached(name)
+    logging.getLogger("geo_sokoban_pipeline.training").debug("iteration %d: %s", number, name)
 print("survived")
 """
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    point = {"PYTHONPATH": path, "GEO_SOKOBAN_KILL_AT": "collecting"}
+    point = {"PYTHONPATH": path, "GEO_SOKOBAN_KILL_AT": "iteration *: collect"}
     first = run(sys.executable, "-c", code, **point)
     second = run(sys.executable, "-c", code, **point, GEO_SOKOBAN_KILL_NTH="2")
     third = run(sys.executable, "-c", code, **point, GEO_SOKOBAN_KILL_NTH="3")
-    assert (first.returncode, first.stdout.split()) == (-9, ["collecting"])
-    assert (second.returncode, second.stdout.split()) == (-9, ["collecting", "update", "collecting"])
+    assert (first.returncode, first.stdout.split()) == (-9, ["collect"])
+    assert (second.returncode, second.stdout.split()) == (-9, ["collect", "update", "collect"])
     assert (third.returncode, third.stdout.split()[-1]) == (0, "survived")

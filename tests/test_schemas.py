@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import CONTEXT, PAD, make_trajectories
+from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories, write_trajectories
 from geo_sokoban_pipeline.trajectories.schema import (
     TRAJECTORY_SCHEMA,
@@ -360,10 +361,10 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def test_contract_returns_tables_and_names_the_partition() -> None:
     batch = TrajectoryBatch(make_trajectories(4), CONTEXT)
-    result = TrajectoryContract().validate({"PRUNE": 3, "iter=00004/part-000": batch})
-    assert result["PRUNE"] == 3
+    result = TrajectoryContract().validate({"iter=00004/part-000": batch})
     assert result["iter=00004/part-000"].equals(batch.to_table())
     assert TrajectoryContract().validate({}) == {}
+    assert TrajectoryContract().validate(Rewind(3)) == Rewind(3)
     batch.trajectories[0].status = "pending"
     with pytest.raises(TrajectoryError, match=r"^iter=00004/part-000: status of trajectory"):
         TrajectoryContract().validate({"iter=00004/part-000": batch})

@@ -28,6 +28,9 @@ from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.policy_folder import open_policy, write_policy
 from geo_sokoban_pipeline.runs.storage import (
     MANIFEST,
+    Complete,
+    NewCheckpoint,
+    Rewind,
     read_json,
     read_manifest,
     remove_folder,
@@ -161,7 +164,8 @@ def checkpoints(folder: Path) -> CheckpointsDataset:
 
 
 def save_three(folder: Path) -> None:
-    checkpoints(folder).save({f"iter={n:05d}": fill(str(n)) for n in range(3)} | {"COMPLETE": {"iterations": 3}})
+    checkpoints(folder).save({f"iter={n:05d}": NewCheckpoint(fill(str(n))) for n in range(3)})
+    checkpoints(folder).save(Complete(3))
 
 
 def look_checkpoints(folder: Path) -> Any:
@@ -176,7 +180,8 @@ def look_checkpoints(folder: Path) -> Any:
 
 
 def save_fourth(folder: Path) -> None:
-    checkpoints(folder).save({"iter=00003": fill("3"), "RETAIN": [1, 3], "COMPLETE": {"iterations": 4}})
+    checkpoints(folder).save({"iter=00003": NewCheckpoint(fill("3"), keep=[1, 3])})
+    checkpoints(folder).save(Complete(4))
 
 
 EPISODES = [trajectories_to_table(make_trajectories(4, seed=seed), CONTEXT) for seed in range(3)]
@@ -231,25 +236,25 @@ CASES: dict[str, Case] = {
             ([0, 1, 2], True),
             ([0, 1, 2], False),
             ([0, 1, 2, 3], False),
-            ([0, 1, 2, 3], True),
-            ([1, 2, 3], True),
+            ([1, 2, 3], False),
+            ([1, 3], False),
             ([1, 3], True),
         ],
-        lambda folder: checkpoints(folder).save({"PRUNE": 9}),
+        lambda folder: checkpoints(folder).save(Rewind(9)),
     ),
     "checkpoints that are taken back": Case(
         save_three,
-        lambda folder: checkpoints(folder).save({"PRUNE": 0}),
+        lambda folder: checkpoints(folder).save(Rewind(0)),
         look_checkpoints,
         [([0, 1, 2], True), ([0, 1, 2], False), ([0, 1], False), ([0], False)],
-        lambda folder: checkpoints(folder).save({"PRUNE": 9}),
+        lambda folder: checkpoints(folder).save(Rewind(9)),
     ),
     "parts of episodes": Case(
         lambda folder: TrajectoriesDataset(str(folder)).save({PARTS[0]: EPISODES[0]}),
         lambda folder: TrajectoriesDataset(str(folder)).save(dict(zip(PARTS, EPISODES[1:], strict=True))),
         look_episodes,
         [[0], [1], [1, 2]],
-        lambda folder: TrajectoriesDataset(str(folder)).save({"PRUNE": 9}),
+        lambda folder: TrajectoriesDataset(str(folder)).save(Rewind(9)),
     ),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.config.geo3k_training import (
 from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.envs.sokoban import MoveRewards, SokobanEnv
 from geo_sokoban_pipeline.envs.sokoban import env as sokoban_arguments
-from geo_sokoban_pipeline.preflight.own_code import check_plugins
+from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.rewards import sokoban as sokoban_rewards
 
 MODELS = (ProjectParameters, Geo3kEnvOptions, AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)

@@ -10,6 +10,7 @@ import pytest
 from kedro.io import DatasetError
 
 from geo_sokoban_pipeline.datasets import MetricsDataset
+from geo_sokoban_pipeline.runs.storage import Rewind
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_rows_come_in_order(metrics: MetricsDataset) -> None:
     rows = [{"iteration": 2, "train/loss": None}, {"iteration": 10, "train/loss": 0.1 + 0.2}]
     assert metrics.load() == rows
     metrics.save({})
-    metrics.save({"PRUNE": 2})
+    metrics.save(Rewind(2))
     assert metrics.load() == rows[:1]
 
 

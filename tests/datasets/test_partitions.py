@@ -12,7 +12,7 @@ from kedro.io import DatasetError
 
 from geo_sokoban_pipeline.datasets import IterationPartitions, StorageError
 from geo_sokoban_pipeline.runs import storage
-from geo_sokoban_pipeline.runs.storage import explain_storage_errors
+from geo_sokoban_pipeline.runs.storage import Rewind, explain_storage_errors
 
 
 class Notes(IterationPartitions):
@@ -75,7 +75,7 @@ def test_parts_lie_in_a_folder_per_iteration(tmp_path: Path) -> None:
 def test_other_ids_are_refused_before_anything_happens(name: str, notes: Notes) -> None:
     notes.save({"iter=00000": "kept", "iter=00001": "kept"})
     with pytest.raises(DatasetError, match="form"):
-        notes.save({"PRUNE": 0, "iter=00002": "x", name: "y"})
+        notes.save({"iter=00002": "x", name: "y"})
     assert list(contents(notes)) == ["iter=00000", "iter=00001"]
 
 
@@ -93,24 +93,18 @@ def test_other_values_than_dicts_are_refused(notes: Notes) -> None:
     ("after", "left"),
     [(-1, []), (0, [0]), (2, [0, 1, 2]), (9, [0, 1, 2, 3])],
 )
-def test_prune_drops_later_iterations(after: int, left: list[int], notes: Notes) -> None:
+def test_rewind_drops_later_iterations(after: int, left: list[int], notes: Notes) -> None:
     notes.save({f"iter={iteration:05d}": "x" for iteration in range(4)})
-    notes.save({"PRUNE": after})
+    notes.save(Rewind(after))
     assert list(contents(notes)) == [f"iter={iteration:05d}" for iteration in left]
 
 
-def test_prune_comes_before_writing(notes: Notes) -> None:
-    notes.save({"iter=00001": "old", "iter=00002": "old"})
-    notes.save({"iter=00001": "new", "PRUNE": 0})
-    assert contents(notes) == {"iter=00001": "new"}
-
-
-def test_prune_takes_all_parts_and_leftovers(tmp_path: Path) -> None:
+def test_rewind_takes_all_parts_and_leftovers(tmp_path: Path) -> None:
     parted = PartedNotes(str(tmp_path))
     parted.save({f"iter=0000{i}/part-00{p}": "x" for i in range(3) for p in range(2)})
     leftover = tmp_path / "iter=00000" / ".part-000.txt.0123abcd.tmp"
     leftover.write_text("half")
-    parted.save({"PRUNE": 0})
+    parted.save(Rewind(0))
     assert list(contents(parted)) == ["iter=00000/part-000", "iter=00000/part-001"]
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["iter=00000", "part-000.txt", "part-001.txt"]
 

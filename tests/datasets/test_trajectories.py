@@ -16,6 +16,7 @@ from kedro.validation.exceptions import DataValidationError
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset, TrajectoriesFrameDataset
+from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.trajectories.parquet import TornFileError, name_parts
 from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import TrajectoryBatch, trajectories_to_table
@@ -59,7 +60,7 @@ def test_kedro_refuses_a_broken_episode_and_keeps_what_is_there(tmp_path: Path) 
     broken = batch(1)
     broken.trajectories[2].loss_mask[0] = 1
     with pytest.raises(DataValidationError, match=r"iter=00001/part-000: loss_mask of trajectory '.*0000/02'"):
-        catalog.save("trajectories", {"PRUNE": -1, "iter=00001/part-000": broken})
+        catalog.save("trajectories", {"iter=00001/part-000": broken})
     assert list(catalog.load("trajectories")) == ["iter=00000/part-000"]
 
 
@@ -68,7 +69,7 @@ def test_a_generator_node_streams_its_iterations(tmp_path: Path) -> None:
     seen: list[list[str]] = []
 
     def loop(start: int) -> Any:
-        yield {"PRUNE": start}
+        yield Rewind(start)
         for iteration in range(3):
             seen.append(sorted(path.name for path in tmp_path.glob("iter=*")))
             yield name_parts(iteration, make_trajectories(2, iteration=iteration), CONTEXT)
@@ -137,9 +138,10 @@ def test_a_run_of_another_version_is_not_continued(tmp_path: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"schema_version": b"1"}), path)
     with pytest.raises(DatasetError, match=r"iter=00000/part-000\.parquet was written by another version.*fresh=true"):
-        dataset.save({"PRUNE": 1, "iter=00002/part-000": batch(2)})
+        dataset.save(Rewind(1))
     assert dataset.partitions() == ["iter=00000/part-000", "iter=00001/part-000"]
-    dataset.save({"PRUNE": -1, "iter=00000/part-000": batch(0)})  # fresh: nothing of the other version stays
+    dataset.save(Rewind(-1))  # fresh: nothing of the other version stays
+    dataset.save({"iter=00000/part-000": batch(0)})
     assert dataset.partitions() == ["iter=00000/part-000"]
 
 

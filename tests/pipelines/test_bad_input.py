@@ -11,11 +11,11 @@ import pytest
 import torch
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline import signposts
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError
 from geo_sokoban_pipeline.runs import storage
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+from geo_sokoban_pipeline.training import grpo_loop
 from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
 from runs import assert_same_run, read_run
 
@@ -205,7 +205,11 @@ def poison(monkeypatch):
     steps, seen = set(), [0]
     original = FsdpBackend.move
     looping = []
-    listening = signposts.listen(lambda name: looping.append(name) if name == "update" else None)
+    update = grpo_loop.update_policy
+
+    def note_and_update(*arguments):
+        looping.append(True)
+        return update(*arguments)
 
     def move(self, metrics, learning_rate):
         if looping:
@@ -215,8 +219,8 @@ def poison(monkeypatch):
         return original(self, metrics, learning_rate)
 
     monkeypatch.setattr(FsdpBackend, "move", move)
-    with listening:
-        yield steps
+    monkeypatch.setattr(grpo_loop, "update_policy", note_and_update)
+    return steps
 
 
 def short(**optimizer):

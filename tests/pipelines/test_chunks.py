@@ -10,7 +10,7 @@ from kedro.io import AbstractDataset, DataCatalog
 from kedro.pipeline import node, pipeline
 from kedro.runner import SequentialRunner
 
-from geo_sokoban_pipeline.pipelines.chunks import frees_saved
+from geo_sokoban_pipeline.pipelines.train.nodes import release
 
 CHUNKS = 60  # Kedro's streams free their items in blocks of 57
 
@@ -38,10 +38,11 @@ class Recorder(AbstractDataset[dict[str, Any], None]):
         return {}
 
 
-@frees_saved
 def make_chunks() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for number in range(CHUNKS):
-        yield {f"left {number}": Payload()}, {f"right {number}": Payload()}
+        chunk = {f"left {number}": Payload()}, {f"right {number}": Payload()}
+        yield chunk
+        release(chunk)
 
 
 def test_what_is_saved_is_freed() -> None:

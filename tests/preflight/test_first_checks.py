@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
 from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.envs.sokoban import Board, solve
-from geo_sokoban_pipeline.preflight.flight import look_at_prompts, look_first
+from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts, look_first
 from geo_sokoban_pipeline.preflight.own_code import sample_level, try_own_code
 from geo_sokoban_pipeline.preflight.problems import sample_problems
 
@@ -152,7 +152,7 @@ def test_what_it_looks_at_imports_nothing_heavy(tmp_path):
         "import sys\nfrom pathlib import Path\nimport geo_sokoban_pipeline.settings\n"
         "from geo_sokoban_pipeline.config.project import ProjectParameters\n"
         "parameters = ProjectParameters()\n"
-        "from geo_sokoban_pipeline.preflight.flight import look_first\n"
+        "from geo_sokoban_pipeline.preflight.first_checks import look_first\n"
         "for kind in ('train', 'rollout', 'update', 'evaluate', 'control'):\n"
         "    for task in ('sokoban', 'geo3k', 'geo3k_multi_turn'): look_first(f'{kind}_{task}', parameters, Path())\n"
         "heavy = {'torch', 'transformers', 'datasets', 'mlflow', 'plotly', 'ray', 'sglang', 'sympy'}\n"

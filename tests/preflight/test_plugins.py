@@ -9,7 +9,7 @@ import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.project import ProjectParameters
-from geo_sokoban_pipeline.preflight.own_code import check_plugins
+from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 
 RUN = "train_sokoban"
 

@@ -13,7 +13,7 @@ from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
 from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.preflight.checks import Subject, guard
-from geo_sokoban_pipeline.preflight.own_code import check_plugins
+from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.preflight.problems import (
     check_counts_drawn,
     check_stored_prompts,

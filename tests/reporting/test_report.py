@@ -31,7 +31,7 @@ from reporting.run_numbers import make_metrics, make_summary
 
 HOSTILE = "</script><script>alert(1)</script><img src=https://evil.example/x onerror=alert(2)>\"'&{{ 7*7 }}"
 VOID = {"meta", "img", "input", "br", "link", "hr"}
-SVG_VOID = {"line", "circle", "polyline", "polygon"}
+SVG_VOID = {"g", "path", "use"}
 
 
 class Page(HTMLParser):
@@ -70,7 +70,8 @@ class Page(HTMLParser):
 
     @property
     def ids(self) -> set[str]:
-        return set(self.attributes("id"))
+        """Of sections; the marks of charts have names too."""
+        return {values["id"] or "" for tag, values in self.tags if "id" in values and tag not in SVG_VOID}
 
 
 @pytest.fixture(scope="module")

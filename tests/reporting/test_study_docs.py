@@ -179,7 +179,7 @@ def test_how_geometry_policies_answer_is_in_tables():
 
 def test_figure_of_a_geometry_study():
     root = ElementTree.fromstring(draw_study(make_answer_results()))
-    words = " ".join(part for part in root.itertext())
+    words = " ".join(part.text or "" for part in root.iter("{http://www.w3.org/2000/svg}text"))
     assert "Geometry: accuracy on 256 validation problems, sampled" in words
     assert "most frequent answer" in words and "teacher" in words and "random" not in words
 
@@ -269,9 +269,10 @@ def test_figure_stands_alone():
     root = ElementTree.fromstring(text)
     words = " ".join(part for part in root.itertext())
     assert "GRPO" in words and "random legal moves" in words and "prefers-color-scheme:dark" in words
-    used = set(re.findall(r"s-([a-z]+)", re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)))
-    assert used and all(f".s-{name}{{--c:" in text for name in used)
-    assert text.count("<polyline") == 3 * 3 + 2
+    used = re.findall(r"var\(--([a-z]+)\)", text)
+    assert used and all(text.count(f"--{name}:#") == 2 for name in used)  # light and dark
+    drawn = [name for name in used if name not in ("ink", "soft", "line", "paper")]
+    assert len(drawn) == 3 * 3 + 2 + 5  # lines of the seeds and their mean, dashed ones, legend
 
 
 def test_everything_is_written_and_prose_stays(tmp_path):

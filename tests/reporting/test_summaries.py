@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 
 import pytest
 
@@ -225,3 +227,23 @@ def test_single_and_constant_points_are_drawn(value):
         rows = [{"iteration": at, "rollout/raw_reward": value} for at in range(count)]
         svg = curves.reward_chart(rows).svg
         assert "nan" not in svg and "inf" not in svg
+
+
+def test_pointed_values_are_those_of_every_line_at_one_x():
+    chart = curves.success_chart(make_metrics(7))
+    places = [html.unescape(text).split("\n") for text in re.findall(r'data-at="([^"]*)"', chart.svg)]
+    assert [place[0] for place in places] == [f"iterations trained: {at}" for at in range(7)]
+    assert [row.split("\t")[:2] for row in places[0][1:]] == [
+        ["training", "training"],
+        ["greedy", "validation, greedy"],
+        ["final", "validation, sampled"],
+    ]
+    assert re.fullmatch(
+        r"final\tvalidation, sampled\t[\d.]+ % \[[\d.]+ % – [\d.]+ %\]", places[0][3].replace("\u202f", " ")
+    )
+    assert len(re.findall("data-at", curves.reward_chart(make_metrics(1000)).svg)) <= 240
+
+
+def test_charts_take_their_colours_from_the_page():
+    svg = curves.success_chart(make_metrics(60)).svg
+    assert "var(--final)" in svg and not re.search(r"#[0-9a-f]{6}|url\(|<style|<script", svg)

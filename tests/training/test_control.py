@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.tasks import SOKOBAN
-from geo_sokoban_pipeline.training.checkpoint import policy_and_trainer_writer
+from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
 from geo_sokoban_pipeline.training.sft_control import (
@@ -128,7 +128,7 @@ def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_
     rows = sokoban_rows(24, max_solution=3)
     whole, _, _ = imitate(tiny_policy, rows, options, steps=5)
     _, backend, history = imitate(tiny_policy, rows, options)
-    folder = write_policy(tmp_path / "policy", policy_and_trainer_writer(backend, {"history": history}))
+    folder = write_policy(tmp_path / "policy", CheckpointWriter(backend, {"history": history}))
     assert {"optimizer.safetensors", "trainer_state.json"} <= set(folder.manifest["files"])
     budget = Budget(1.0, 0.1, steps=2, first=3 * 4)
     continued = load_policy(folder.path)
@@ -154,7 +154,7 @@ def test_timing_leaves_no_trace_and_sees_the_cost_of_a_teacher(
 ):
     rows = sokoban_rows(24, max_solution=3)
     _, backend, history = imitate(tiny_policy, rows, options)
-    folder = write_policy(tmp_path / "policy", policy_and_trainer_writer(backend, {"history": history}))
+    folder = write_policy(tmp_path / "policy", CheckpointWriter(backend, {"history": history}))
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
     monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._TIMED", 4)
     monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._WARMING", 1)
@@ -198,9 +198,7 @@ def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path,
     (tmp_path / "busy.py").write_text(BUSY, encoding="utf-8")
     teacher = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
     warm = options.warm_start.model_copy(update={"teacher": teacher, "episodes_per_step": 1})
-    folder = write_policy(
-        tmp_path / "policy", policy_and_trainer_writer(build_imitator(copy.deepcopy(tiny_policy), warm), {})
-    )
+    folder = write_policy(tmp_path / "policy", CheckpointWriter(build_imitator(copy.deepcopy(tiny_policy), warm), {}))
     assert time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0) < 0.15
 
 

@@ -258,7 +258,7 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
         "train_sokoban.grpo.old_log_probs=recompute,train_sokoban.warm_start.steps=6",
     )
     finish(kedro_command(*command, data_root=tmp_path / "one"))
-    killed = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": "update"}
+    killed = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": "iteration *: update"}
     process = kedro_command(*command, data_root=tmp_path / "two", **killed, GEO_SOKOBAN_KILL_NTH="2")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, output[-3000:]

@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.runs.folders import START, RunStore, best_iteration
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import write_folder
 from geo_sokoban_pipeline.tasks import GEO3K
-from geo_sokoban_pipeline.training.grpo_loop import better_choice
+from geo_sokoban_pipeline.training.checkpoint import better_choice
 
 
 def manifest(start: float | None, best: tuple[int, float] | None, newest: float, episodes: int = 256) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training import collecting
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory
-from training.world import SIZES, settings
+from training.world import SIZES, by_iteration, settings
 
 GROUPS, SIZE, ITERATIONS, COMPARED = 8, 8, 20, 5
 NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
@@ -52,7 +52,7 @@ def rewards(start: PolicyFolder, base: TrainOptions, seed: int, **changes: Any) 
     rows = rows_of(GROUPS)
     options = settings(base, given | changes)
     inputs = RunInputs("train_sokoban", seed, options, {}, start, rows, rows)
-    _, *chunks, _ = run_grpo(inputs, NOTHING_STORED)
+    _, *chunks, _ = by_iteration(run_grpo(inputs, NOTHING_STORED))
     return [row["rollout/raw_reward"] for chunk in chunks for row in chunk[2].values()]
 
 

@@ -16,10 +16,12 @@ from geo_sokoban_pipeline.pipelines.train.nodes import train_grpo
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
+from geo_sokoban_pipeline.runs.storage import Complete, Rewind
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo, update_policy
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from training.world import by_iteration
 
 NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
 SMALL = {
@@ -64,17 +66,11 @@ def run(
 ) -> list[tuple[dict[str, Any], ...]]:
     options = TrainOptions.model_validate(merged(merged(base.model_dump(), SMALL), changes))
     inputs = RunInputs("train_sokoban", 0, options, {}, start, rows, rows[:8])
-    return list(run_grpo(inputs, NOTHING_STORED))
+    return list(by_iteration(run_grpo(inputs, NOTHING_STORED)))
 
 
 def episodes(chunks: list[tuple[dict[str, Any], ...]]) -> list[Trajectory]:
-    return [
-        e
-        for chunk in chunks
-        for name, table in chunk[0].items()
-        if name != "PRUNE"
-        for e in table_to_trajectories(table)
-    ]
+    return [e for chunk in chunks[1:] for table in chunk[0].values() for e in table_to_trajectories(table)]
 
 
 def test_the_node_streams() -> None:
@@ -83,8 +79,8 @@ def test_the_node_streams() -> None:
 
 def test_chunks_hold_an_iteration_each(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:
     chunks = run(start, rows, train_options, loop={"iterations": 2, "eval_interval": 1, "eval_prompts": 4})
-    prune, first, second, done = chunks
-    assert [set(part) for part in prune] == [{"PRUNE"}] * 4
+    rewind, first, second, done = chunks
+    assert rewind == (Rewind(-1),) * 4
     assert [set(part) for part in first[:3]] == [
         {"iter=00000/part-000"},
         {"iter=00000/part-000", "iter=00001/part-000"},
@@ -94,8 +90,8 @@ def test_chunks_hold_an_iteration_each(start: PolicyFolder, rows: Any, train_opt
     row = first[2]["iter=00000"]
     assert {"eval/start/sampled_solve_rate", "eval/validation/sampled_solve_rate"} <= set(row)
     assert not any(name.startswith("eval/start/") for name in second[2]["iter=00001"])
-    assert {"iter=00000", "RETAIN"} == set(first[3])
-    assert done == ({}, {}, {}, {"COMPLETE": {"iterations": 2}})
+    assert set(first[3]) == {"iter=00000"}
+    assert done == ({}, {}, {}, Complete(2))
     played = episodes(chunks)
     assert {episode.policy_version for episode in played} == {0, 1}
     assert len({episode.trajectory_id for episode in played}) == len(played) == 2 * 4 * 4

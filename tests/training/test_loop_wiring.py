@@ -15,11 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.seeding import derive_seed
-from geo_sokoban_pipeline.training.grpo_loop import RunInputs, build_sampler, run_grpo
+from geo_sokoban_pipeline.training.collecting import build_sampler
+from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from training import reference
-from training.world import World, copied, settings
+from training.world import World, by_iteration, copied, settings
 
 NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
 FRESH = {
@@ -47,11 +49,10 @@ def run(world: World, options: TrainOptions, folder: Path, resume: dict[str, Any
     """Chunks of a run; checkpoints are written to folders of their partition's name."""
     inputs = RunInputs("train_sokoban", 3, options, {}, world.folder, world.rows, world.rows[:8])
     chunks = []
-    for chunk in run_grpo(inputs, resume or NOTHING_STORED):
-        for name, writer in chunk[3].items():
-            if name.startswith("iter="):
-                (folder / name).mkdir()
-                writer(folder / name)
+    for chunk in by_iteration(run_grpo(inputs, resume or NOTHING_STORED)):
+        for name, checkpoint in chunk[3].items() if isinstance(chunk[3], dict) else ():
+            (folder / name).mkdir()
+            checkpoint.write(folder / name)
         chunks.append(chunk)
     return chunks
 
@@ -113,9 +114,9 @@ def test_two_iterations_equal_the_written_out_ones(world: World, changes: dict[s
 def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> None:
     """Weights, moments, solve rates and prompts after a restart are those of the loop that never stopped."""
     options = settings(world.options, FRESH | {"loop.iterations": 2})
-    prune, first, second, _ = run(world, options, tmp_path)
-    assert prune == ({"PRUNE": -1},) * 4, "a new run keeps nothing"
-    entries = first[3]["iter=00000"].entries
+    rewind, first, second, _ = run(world, options, tmp_path)
+    assert rewind == (Rewind(-1),) * 4, "a new run keeps nothing"
+    entries = first[3]["iter=00000"].write.entries
     (tmp_path / "again").mkdir()
     resume = NOTHING_STORED | {
         "iteration": 0,
@@ -123,13 +124,13 @@ def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> Non
         "manifest": entries,
         "stored": [0],
     }
-    prune, again, _ = run(world, options, tmp_path / "again", resume)
+    rewind, again, _ = run(world, options, tmp_path / "again", resume)
     # Validations are numbered by the weights that played: the stored checkpoint's is one further.
-    assert prune == ({"PRUNE": 0}, {"PRUNE": 1}, {"PRUNE": 0}, {"PRUNE": 0})
+    assert rewind == (Rewind(0), Rewind(1), Rewind(0), Rewind(0))
     one, other = (stored_weights(folder / "iter=00001") for folder in (tmp_path, tmp_path / "again"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert [e.task_id for e in episodes_of(again)] == [e.task_id for e in episodes_of(second)]
-    assert again[3]["iter=00001"].entries == second[3]["iter=00001"].entries
+    assert again[3]["iter=00001"].write.entries == second[3]["iter=00001"].write.entries
 
 
 def test_the_prompts_are_those_of_the_sampler(world: World, tmp_path: Path) -> None:
@@ -144,4 +145,4 @@ def test_the_prompts_are_those_of_the_sampler(world: World, tmp_path: Path) -> N
         groups = [[e for e in played if e.group_index == group] for group in range(options.grpo.groups)]
         assert [group[0].task_id for group in groups] == [world.rows[index]["level_hash"] for index in drawn]
         sampler.update(drawn, [float(np.mean([e.metrics["success"] for e in group])) for group in groups])
-        assert chunk[3][f"iter={iteration:05d}"].entries["sampler"] == sampler.state()
+        assert chunk[3][f"iter={iteration:05d}"].write.entries["sampler"] == sampler.state()

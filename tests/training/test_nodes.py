@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.pipelines.train.nodes import evaluate_policies, select
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
 from geo_sokoban_pipeline.runs.folders import START, RunStore
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy, write_policy
+from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training import grpo_loop
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from training.world import World, settings
@@ -82,7 +83,7 @@ def train(world: World, root: Path, changes: dict[str, Any], stop_after: int | N
     for number, chunk in enumerate(chunks):
         for place, parts in zip(places, chunk, strict=True):
             place.save(parts)
-        if number == stop_after:
+        if stop_after is not None and number == 2 * stop_after:
             chunks.close()
             break
     return stored
@@ -118,10 +119,11 @@ def test_training_plays_its_prompts_and_validates_on_others(stored: Stored) -> N
 @pytest.mark.parametrize("iteration", [0, 2])
 def test_an_update_starts_from_the_checkpoint_before(stored: Stored, tmp_path: Path, iteration: int) -> None:
     given = {"source": {**RUN, "iteration": iteration}}
-    metrics, checkpoint = update_on_stored(RunStore(stored.root), given, stored.parameters, seed=9)
+    rewind, (metrics, checkpoint) = update_on_stored(RunStore(stored.root), given, stored.parameters, seed=9)
+    assert rewind == (Rewind(-1), Rewind(-1))
     name = f"iter={iteration:05d}"
     (tmp_path / name).mkdir()
-    checkpoint[name](tmp_path / name)
+    checkpoint[name].write(tmp_path / name)
     for file in ("model.safetensors", "optimizer.safetensors"):
         assert (tmp_path / name / file).read_bytes() == (stored.checkpoint(iteration) / file).read_bytes(), file
     rows = MetricsDataset(str(stored.root / "07_model_output/train_sokoban/default/metrics")).load()

@@ -23,14 +23,14 @@ from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.runs.storage import Complete
 from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
 from geo_sokoban_pipeline.training.batch import build_sample
+from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import (
-    Collector,
     LogProbGapError,
     RunInputs,
-    build_sampler,
     run_grpo,
     update_policy,
 )
@@ -38,7 +38,7 @@ from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from training import reference
 from training.step_cases import CASES
-from training.world import World, copied, settings, weights
+from training.world import World, by_iteration, copied, settings, weights
 
 SECTIONS = ("grpo", "optimizer", "prompts", "loop", "warm_start", "rollout.sampling")
 # Options of other parts, with tests of their own; a section that is neither here nor above fails.
@@ -87,17 +87,11 @@ def _threads() -> Iterator[None]:
 
 
 def run(world: World, changes: dict[str, Any]) -> list[Any]:
-    """Chunks of a run, as they were when each was given."""
+    """Chunks of a run, see `by_iteration`."""
     options = settings(world.options, changes)
     inputs = RunInputs("train_sokoban", 0, options, {}, world.folder, world.rows, world.rows[:8])
     nothing_stored = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
-    return list(_snapshots(run_grpo(inputs, nothing_stored)))
-
-
-def _snapshots(chunks: Any) -> Iterator[list[dict[str, Any]]]:
-    for *parts, checkpoint in chunks:
-        kept = {name: list(value) if name == "RETAIN" else value for name, value in checkpoint.items()}
-        yield [*parts, kept]
+    return list(by_iteration(run_grpo(inputs, nothing_stored)))
 
 
 def collect(world: World, changes: dict[str, Any]) -> list[Trajectory]:
@@ -259,11 +253,11 @@ def length_and_intervals(world: World, _: Path) -> None:
     changes = {"loop.iterations": 5, "loop.save_interval": 2, "loop.eval_interval": 2, "loop.eval_prompts": 3}
     changes |= {"loop.keep_last": 1, "loop.keep_best": False, "grpo.groups": 1}
     _, *chunks, done = run(world, changes)
-    assert done[3] == {"COMPLETE": {"iterations": 5}} and len(chunks) == 5
-    saved = [name for chunk in chunks for name in chunk[3] if name.startswith("iter=")]
+    assert done[3] == Complete(5) and len(chunks) == 5
+    saved = [name for chunk in chunks for name in chunk[3]]
     assert saved == ["iter=00001", "iter=00003", "iter=00004"]
-    assert [chunk[3].get("RETAIN") for chunk in chunks] == [None, [1], None, [3], [4]]
-    entries = chunks[-1][3]["iter=00004"].entries
+    assert [new.keep for chunk in chunks for new in chunk[3].values()] == [[1], [3], [4]]
+    entries = chunks[-1][3]["iter=00004"].write.entries
     rates = [
         chunks[0][2]["iter=00000"]["eval/start/sampled_solve_rate"],
         chunks[3][2]["iter=00003"]["eval/validation/sampled_solve_rate"],
@@ -284,7 +278,7 @@ def the_best_checkpoint(world: World, _: Path) -> None:
     """No validation can be better than the first one where a response of one token solves nothing."""
     changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 2, "loop.keep_last": 1}
     changes |= {"grpo.groups": 1, "rollout.max_tokens_per_turn": 1}
-    kept = [run(world, changes | {"loop.keep_best": best})[-2][3]["RETAIN"] for best in (True, False)]
+    kept = [run(world, changes | {"loop.keep_best": best})[-2][3]["iter=00002"].keep for best in (True, False)]
     assert kept == [[0, 2], [2]]
 
 

@@ -18,16 +18,18 @@ COMMAND = ("--pipelines=train_sokoban", "--params=train_sokoban.loop.iterations=
 # One run is killed at all of these, one after the other: (point, arrival in that process).
 POINTS = (
     ("after_save:sokoban.prompts", 1),
-    ("warm start step", 2),
+    ("warm start: step *", 2),
     ("before_save:train_sokoban.policy", 1),
-    ("collecting", 1),
-    ("update", 2),
-    ("evaluation", 1),
-    ("after_save:train_sokoban.trajectories", 1),
-    ("before save", 1),
-    ("inside save", 2),
-    ("after save", 1),
-    ("final evaluation", 1),
+    ("iteration *: collect", 1),
+    ("iteration *: update", 2),
+    ("iteration *: validate", 1),
+    # Saved first is the order to rewind, then an iteration's episodes, then its metrics and checkpoint.
+    ("after_save:train_sokoban.trajectories", 2),
+    ("after_save:train_sokoban.metrics", 3),
+    ("before_save:train_sokoban.checkpoints", 3),
+    ("checkpoint: written, not sealed", 2),
+    ("after_save:train_sokoban.checkpoints", 3),
+    ("before_node:*.evaluate_policies", 1),
 )
 SHOTS = 3
 

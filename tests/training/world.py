@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,3 +101,15 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(result.get(name), dict)
         result[name] = _merged(result[name], value) if both else value
     return result
+
+
+def by_iteration(chunks: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """What the loop yields: the order to rewind, one chunk per iteration (it gives two), the mark of its end."""
+    chunks = iter(chunks)
+    for chunk in chunks:
+        if isinstance(chunk[0], dict) and chunk[0]:
+            episodes, validations, _, _ = chunk
+            _, _, metrics, checkpoint = next(chunks)
+            yield episodes, validations, metrics, checkpoint
+        else:
+            yield chunk

@@ -1,7 +1,7 @@
 """Data of a run by iteration: one partition per file or folder, each written whole, loaded when it is called for.
 
 A folder that is missing or empty is a run that has not begun, never an error. Saving `{}` does nothing, so a loop may
-yield it where nothing is due. The key `PRUNE` takes a run back to an iteration before anything new is written.
+yield it where nothing is due. Saving a `Rewind` takes a run back to an iteration.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -17,8 +18,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from kedro.io import AbstractDataset, DatasetError
 
 from geo_sokoban_pipeline.runs.storage import (
+    COMPLETE_FILE,
     MANIFEST,
+    Complete,
     CorruptFolderError,
+    NewCheckpoint,
+    Rewind,
     explain_storage_errors,
     read_json,
     read_manifest,
@@ -26,7 +31,6 @@ from geo_sokoban_pipeline.runs.storage import (
     write_folder,
     write_json,
 )
-from geo_sokoban_pipeline.signposts import EPISODES_SAVED, reached
 from geo_sokoban_pipeline.trajectories.parquet import (
     OtherVersionError,
     TornFileError,
@@ -34,7 +38,7 @@ from geo_sokoban_pipeline.trajectories.parquet import (
     read_trajectories,
     write_trajectories,
 )
-from geo_sokoban_pipeline.trajectories.schema import COMPLETE, PRUNE, RETAIN, TRAJECTORY_SCHEMA, TrajectoryContract
+from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, TrajectoryContract
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,35 +93,28 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
         """Estimate of the bytes that one value takes on disk; None where nobody can say."""
         return None
 
-    def save(self, data: dict[str, Any]) -> None:
+    def save(self, data: dict[str, Any] | Rewind) -> None:
         """Write partitions in their order, each atomically.
 
         Args:
-            data: {partition id: value}. `{}` does nothing. `{"PRUNE": after}` first deletes every partition whose
-                iteration is later than `after` (-1: all) and what killed processes left half-written.
+            data: {partition id: value}, `{}` does nothing; or a `Rewind`, which deletes every partition of a later
+                iteration and what killed processes left half-written.
 
         Raises:
-            DatasetError: an id of the wrong form, before anything is deleted or written; or caused by a
-                `StorageError`: disk full, read-only folder. What was written before stays as it is.
+            DatasetError: an id of the wrong form, before anything is written; or caused by a `StorageError`: disk full,
+                read-only folder. What was written before stays as it is.
         """
+        if isinstance(data, Rewind):
+            with explain_storage_errors(self._path):
+                self.rewind(data.after)
+            return
         if not isinstance(data, Mapping):
             raise DatasetError(f"{self._path}: save takes {{partition id: value}}, not a {type(data).__name__}")
-        partitions = {name: value for name, value in data.items() if not self._is_control(name)}
-        for name in partitions:
+        for name in data:
             self._check_id(name)
-        if PRUNE in data:
-            with explain_storage_errors(self._path):
-                self.prune(int(data[PRUNE]))
-        for name, value in partitions.items():
+        for name, value in data.items():
             with explain_storage_errors(self._place(name), partial(self._bytes_needed, value)):
                 self._write(self._place(name), value)
-        self._save_controls(data)
-
-    def _is_control(self, name: str) -> bool:
-        return name == PRUNE
-
-    def _save_controls(self, data: dict[str, Any]) -> None:
-        """Act on control keys other than `PRUNE`, after all partitions are written."""
 
     def _check_id(self, name: str) -> None:
         read_iteration(name)
@@ -128,7 +125,7 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
     def _place(self, name: str) -> Path:
         return self._path / f"{name}{self.suffix}"
 
-    def prune(self, after: int) -> None:
+    def rewind(self, after: int) -> None:
         """Delete the partitions of iterations later than `after` and temporary files of killed processes."""
         for leftover in [*self._path.glob(".*.tmp"), *self._path.glob("iter=*/.*.tmp")]:
             _remove(leftover)
@@ -231,9 +228,6 @@ def _plain_number(path: Path, name: str, value: Any) -> float | int | None:
 # Checkpoints of a run: one sealed folder per saved iteration, and a read-only view of the newest one.
 
 
-CheckpointWriter = Callable[[Path], dict[str, Any]]
-
-
 class Checkpoint(TypedDict):
     """One stored checkpoint: the state after training on the trajectories of `iteration`."""
 
@@ -255,13 +249,9 @@ class ResumeState(TypedDict):
 class CheckpointsDataset(IterationPartitions):
     """Checkpoint folders `iter=00012`.
 
-    Saves, in this order, whatever of these a dict holds:
-
-    - `"PRUNE": after` deletes checkpoints later than `after` and the mark `COMPLETE`;
-    - `"iter=00012": writer` calls `writer(folder) -> manifest entries` on a folder that appears once it is sealed
-      (a writer may have an attribute `bytes_needed`); a new checkpoint takes the mark `COMPLETE` away;
-    - `"COMPLETE": {"iterations": n, …}` marks the run as finished;
-    - `"RETAIN": [iterations]` deletes all other checkpoints.
+    Saves {partition: NewCheckpoint}: the folder appears once it is sealed, and takes the mark `COMPLETE` away; then the
+    checkpoints that it does not keep are deleted. Saving `Complete` marks the run as finished, a `Rewind` deletes later
+    checkpoints and the mark.
 
     Loads {partition: Checkpoint}. Sizes of files are compared with the manifest here, their digests only by
     `storage.read_manifest(checkpoint["dir"])`, since hashing every checkpoint of a large model takes minutes.
@@ -271,41 +261,38 @@ class CheckpointsDataset(IterationPartitions):
         metadata: ignored here; read by kedro-viz.
     """
 
-    def _is_control(self, name: str) -> bool:
-        return name in (COMPLETE, RETAIN) or super()._is_control(name)
-
-    def _save_controls(self, data: dict[str, Any]) -> None:
-        if COMPLETE in data:
-            with explain_storage_errors(self._mark):
-                write_json(self._mark, data[COMPLETE])
-        if RETAIN in data:
-            keep = set(data[RETAIN])
-            for name in self.partitions():
-                if read_iteration(name) not in keep:
-                    self._remove(self._place(name))
+    def save(self, data: dict[str, Any] | Rewind | Complete) -> None:
+        """Write or take back checkpoints (as the base does), or mark the run as finished."""
+        if not isinstance(data, Complete):
+            super().save(data)
+            return
+        with explain_storage_errors(self._mark):
+            write_json(self._mark, asdict(data))
 
     @property
     def _mark(self) -> Path:
-        return self._path / f"{COMPLETE}.json"
+        return self._path / COMPLETE_FILE
 
-    def prune(self, after: int) -> None:
+    def rewind(self, after: int) -> None:
         """As in the base, and what is left of checkpoints that were being removed; the run is no longer complete."""
         self._mark.unlink(missing_ok=True)
-        super().prune(after)
+        super().rewind(after)
         for name in super().partitions():
             if not (self._place(name) / MANIFEST).is_file():
                 self._remove(self._place(name))
 
-    def _write(self, path: Path, value: CheckpointWriter) -> None:
-        if not callable(value):
-            raise DatasetError(f"{path}: a checkpoint is a callable writer(folder), not a {type(value).__name__}")
+    def _write(self, path: Path, value: Any) -> None:
+        if not isinstance(value, NewCheckpoint):
+            raise DatasetError(f"{path}: a checkpoint is saved as a NewCheckpoint, not as a {type(value).__name__}")
         self._mark.unlink(missing_ok=True)
-        write_folder(path, value)
+        write_folder(path, value.write)
+        for name in self.partitions():
+            if value.keep is not None and read_iteration(name) not in value.keep:
+                self._remove(self._place(name))
 
     def _bytes_needed(self, value: Any) -> int | None:
-        stated: int | None = getattr(value, "bytes_needed", None)
-        if stated is not None or not self.partitions():
-            return stated
+        if not self.partitions():
+            return None
         newest = read_manifest(self._place(self.partitions()[-1]), verify=False) or {"files": {}}
         return sum(file["bytes"] for file in newest["files"].values())
 
@@ -425,17 +412,13 @@ class TrajectoriesDataset(IterationPartitions):
     suffix = ".parquet"
     parted = True
 
-    def save(self, data: dict[str, Any]) -> None:
-        super().save(data)
-        reached(EPISODES_SAVED)
-
-    def prune(self, after: int) -> None:
+    def rewind(self, after: int) -> None:
         """As of all partitions; refuses to go on beside episodes of another schema version.
 
         Raises:
             OtherVersionError: the oldest partition that stays is of another one.
         """
-        super().prune(after)
+        super().rewind(after)
         for name in self.partitions()[:1]:
             try:
                 check_file(self._place(name))

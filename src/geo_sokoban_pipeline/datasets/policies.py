@@ -56,8 +56,7 @@ class PolicyDataset(AbstractDataset[PolicyFolder | FolderWriter, PolicyFolder]):
 def _bytes_needed(data: PolicyFolder | FolderWriter) -> int | None:
     if isinstance(data, PolicyFolder):
         return sum(file["bytes"] for file in data.manifest["files"].values())
-    stated: int | None = getattr(data, "bytes_needed", None)
-    return stated
+    return None
 
 
 class PolicyStateDataset(AbstractDataset[None, PolicyState]):

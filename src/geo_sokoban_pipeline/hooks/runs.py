@@ -32,8 +32,6 @@ from geo_sokoban_pipeline.hooks.parameters import (
     use_data,
 )
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
-from geo_sokoban_pipeline.preflight.model import check_starting_policy
-from geo_sokoban_pipeline.preflight.own_code import check_plugins
 from geo_sokoban_pipeline.preflight.stored import TRAINING, check_stored_run, find_damaged_rows
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError, forget_edited
 from geo_sokoban_pipeline.runs.folders import RunFolders
@@ -106,6 +104,9 @@ class RunHooks:
             ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete; see also
                 `plan_data` and `check_tables`.
         """
+        # They import pyarrow; settings are read by commands that need none of it.
+        from geo_sokoban_pipeline.preflight.first_checks import check_plugins, check_starting_policy, look_first
+
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         # A run of this process that was interrupted (in a notebook, say) has not come to release its locks.
         self._release()
@@ -120,7 +121,7 @@ class RunHooks:
                 _check_selection(run_params)
             for run in runs:  # before anything is read or cleared
                 check_plugins(run, self._parameters)
-                _look_first(run, self._parameters, self._data_root)
+                look_first(run, self._parameters, self._data_root)
             self._data = plan_data(asked, self._parameters, self._data_root)
             use_data(self._data, catalog, pipeline)
             check_tables(self._data, catalog, asked, self._data_root)
@@ -174,13 +175,6 @@ def _lock(folder: Path) -> RunLock:
 
     with explain_storage_errors(folder / LOCK_FILE):
         return RunLock(folder)
-
-
-def _look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None:
-    # Imported with a run only: numbers and pictures take part in it, which no other command needs.
-    from geo_sokoban_pipeline.preflight.flight import look_first
-
-    look_first(run, parameters, data_root)
 
 
 def _check_rows(run: str, folders: RunFolders) -> None:

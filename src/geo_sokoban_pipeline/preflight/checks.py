@@ -15,7 +15,8 @@ from typing import Any, Literal
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.config.study import CheckPipelineOptions
-from geo_sokoban_pipeline.runs.fingerprint import where
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.runs.fingerprint import own_files, where
 from geo_sokoban_pipeline.runs.storage import MANIFEST
 
 State = Literal["ok", "warning", "failure", "skipped"]
@@ -201,3 +202,17 @@ def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
         rows.append(("" if check["group"] == group else check["group"], check["name"], check["state"], text))
         group = check["group"]
     return rows
+
+
+def is_own(options: TrainOptions) -> bool:
+    """Whether environment, reward or teacher are the user's own, or the reward is another than its task's for turns."""
+    named = [options.env.factory, options.reward.function]
+    if options.warm_start.steps:
+        named.append(options.warm_start.teacher.factory)
+    return any(own_files(spec) for spec in named) or (options.grpo.credit == "turn" and not made_of_turns(options))
+
+
+def made_of_turns(options: TrainOptions) -> bool:
+    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+
+    return load_object(options.reward.function, default_name="reward") is compute_reward

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.hub import fetch_config, find_cached
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.preflight.checks import Check
-from geo_sokoban_pipeline.preflight.stored import TRAINING
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
-from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json
 
 _GROUP = "model"
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -251,28 +249,3 @@ def _missing_files(folder: Path) -> list[Check]:
 
 def _missing(path: Path, what: str) -> Check:
     return Check(_GROUP, "files", "failure", f"{path} is missing ({what})", "copy or fetch the whole folder")
-
-
-# Policies before any work: what a run would start from is looked at before its data nodes run.
-
-
-def check_starting_policy(run: str, models: Path, parameters: ProjectParameters) -> None:
-    """See that the policy of a training run is there, unless the run has stored its own copy.
-
-    Args:
-        run: namespace; only `train_*` is looked at.
-        models: folder of the run id in 06_models.
-
-    Raises:
-        FileNotFoundError, ValueError: the folder is missing or holds no policy of a kind that is supported.
-        PolicyUnavailableError: the hub has no such policy, or cannot be reached and nothing is cached.
-    """
-    if not run.startswith(TRAINING) or (models / "base_policy" / MANIFEST).is_file():
-        return
-    options: PolicyOptions = getattr(parameters, run).policy
-    if options.path is None or options.source == "tiny":
-        return
-    if options.source == "hub":
-        check_model_type(f"{run}.policy.path={options.path}", fetch_config(options.path, options.revision))
-        return
-    check_policy_files(find_policy_folder(options.path, f"{run}.policy"))

@@ -1,32 +1,26 @@
-"""Environments, rewards and rollouts before any work: what the parameters name must exist and take its arguments.
+"""Own code before a run: one episode as the run will play it, and environment and reward tried on one prompt.
 
-The project's own environments and rewards are tried on a small level or problem. Code of a user's is only looked up:
-what it does with its arguments is its own affair. The rollout function is not imported, because it may bring torch.
+Every failure names file and line of the user's code. The module imports the episode code, and torch with it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.base import make_teacher
-from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.preflight.checks import Check, State, guard
-from geo_sokoban_pipeline.preflight.stored import TRAINING
+from geo_sokoban_pipeline.preflight.checks import Check, State, guard, is_own, made_of_turns
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import (
     Conversation,
@@ -40,111 +34,11 @@ from geo_sokoban_pipeline.rollout.episode import (
     close_environment,
     conclude_episode,
 )
-from geo_sokoban_pipeline.runs.fingerprint import explain, own_files
+from geo_sokoban_pipeline.runs.fingerprint import explain
 from geo_sokoban_pipeline.seeding import python_generator
-from geo_sokoban_pipeline.tasks import TASKS, task_of
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
-
-_KINDS = ("train", "rollout", "update", "evaluate", "control")
-_LEVEL = "#####\n#@$.#\n#####"
-_PROBLEM = {"id": "tried", "answer": "1"}
-_PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
-_ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
-
-
-def check_plugins(run: str, parameters: ProjectParameters) -> None:
-    """See that what a run names can be found and accepts its arguments.
-
-    Raises:
-        ParameterError: names the full parameter path, the value, and the nearest known name.
-    """
-    kind, _, task = run.partition("_")
-    if kind not in _KINDS or task not in TASKS:
-        return
-    run = f"{TRAINING}{task}"  # the other kinds play with the options of this one
-    options: TrainOptions = getattr(parameters, run)
-    if kind == "update":
-        # It plays nothing, but credit per turn takes the arguments of the project's own reward.
-        if options.reward.function.startswith("geo_sokoban_pipeline."):
-            _try_reward(run, options)
-        return
-    environments = _own_environments()
-    factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
-    _try_reward(run, options)
-    if options.warm_start.steps:  # without one, nobody is imitated
-        _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
-    _find_module(f"{run}.rollout.function", options.rollout.function)
-    for own_factory, sample in environments:
-        if factory is own_factory:
-            _try(run, "env.args", partial(own_factory, sample, options.env.args))
-    if factory is environments[0][0]:
-        drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
-        if played is not None and drawn != played:
-            raise ParameterError(
-                f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
-                "first picture. Give both the same value."
-            )
-
-
-def _try_reward(run: str, options: TrainOptions) -> None:
-    reward = _find(f"{run}.reward.function", options.reward.function, "reward")
-    for own_reward, outcome in _own_rewards():
-        if reward is own_reward:
-            _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
-
-
-def _own_environments() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
-    """The project's own factories, Sokoban's first, and what each is tried on; not imported with every command."""
-    from geo_sokoban_pipeline.envs.geo3k import answer_env
-    from geo_sokoban_pipeline.envs.geo3k import env as tool_env
-    from geo_sokoban_pipeline.envs.sokoban import Board
-    from geo_sokoban_pipeline.envs.sokoban.env import build_env
-
-    level = {"extra_info": {"env_config": Board.from_text(_LEVEL).to_env_config()}}
-    return [(build_env, level), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM)]
-
-
-def _own_rewards() -> list[tuple[Any, SimpleNamespace]]:
-    """The project's own rewards, and what each is tried on."""
-    from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
-    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
-
-    of_answers = (math_reward, tolerance_reward, format_reward)
-    return [(compute_reward, _PLAYED), *((reward, _ANSWERED) for reward in of_answers)]
-
-
-def _find(path: str, spec: str, default_name: str) -> Any:
-    try:
-        return load_object(spec, default_name=default_name)
-    except PluginError as error:
-        raise ParameterError(f"{path}={spec}: {error}") from error
-    except Exception as error:  # own code may raise anything when it is loaded
-        raise ParameterError(f"{path}={spec}: it cannot be loaded. {explain(error)}") from error
-
-
-def _find_module(path: str, spec: str) -> None:
-    file = spec.partition(":")[0]
-    if file.endswith(".py"):
-        if not Path(file).expanduser().is_file():
-            raise ParameterError(f"{path}={spec}: there is no file {file}; relative paths start at {Path.cwd()}.")
-        return
-    module = spec.rpartition(".")[0]
-    try:
-        found = importlib.util.find_spec(module) if module else None
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise ParameterError(f"{path}={spec}: there is no module {module or spec!r}; check the spelling.")
-
-
-def _try(run: str, section: str, action: Callable[[], Any]) -> None:
-    try:
-        action()
-    except (ValueError, TypeError) as error:
-        text = str(error)
-        raise ParameterError(f"{run}.{text if text.startswith(section) else f'{section}.{text}'}") from error
-
 
 # One episode before a run: own code is called as the run will call it, and what an episode costs in tokens is counted.
 
@@ -321,14 +215,6 @@ def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, opt
 Row = dict[str, Any]
 
 
-def is_own(options: TrainOptions) -> bool:
-    """Whether environment, reward or teacher are the user's own, or the reward is another than its task's for turns."""
-    named = [options.env.factory, options.reward.function]
-    if options.warm_start.steps:
-        named.append(options.warm_start.teacher.factory)
-    return any(own_files(spec) for spec in named) or (options.grpo.credit == "turn" and not _made_of_turns(options))
-
-
 def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[Check]:
     """Findings about a whole and a truncated episode on a prompt; nothing where all code is the project's own.
 
@@ -345,7 +231,7 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
     except Exception as error:  # own code may raise anything
         return [Check(_GROUP, "whole episode", worst, f"{run}: an episode of {row.get('id')} fails: {explain(error)}")]
     found = [Check(_GROUP, "whole episode", "ok", f"reward {parts['reward']:g}")]
-    if options.grpo.credit == "turn" and not _made_of_turns(options):
+    if options.grpo.credit == "turn" and not made_of_turns(options):
         found += _check_credit(run, options, parts, turns)
     try:
         parts, _ = _try_episode(row, options, seed, cut=True)
@@ -426,12 +312,6 @@ def _trial_replies(env: Any, row: Row, options: TrainOptions, seed: int) -> Iter
                 f"end the episode; it returned {type(text).__name__}"
             )
         yield text
-
-
-def _made_of_turns(options: TrainOptions) -> bool:
-    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
-
-    return load_object(options.reward.function, default_name="reward") is compute_reward
 
 
 def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], infos: list[Any]) -> list[Check]:

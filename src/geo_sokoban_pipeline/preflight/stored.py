@@ -24,8 +24,7 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.runs.lock import find_holder
-from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json, read_manifest
-from geo_sokoban_pipeline.trajectories.schema import COMPLETE
+from geo_sokoban_pipeline.runs.storage import COMPLETE_FILE, MANIFEST, CorruptFolderError, read_json, read_manifest
 
 TRAINING = "train_"  # only runs of this kind continue from what they have stored
 _INPUTS = "input."  # names of a fingerprint that need the data themselves
@@ -315,9 +314,10 @@ def _iteration_bytes(outputs: Path) -> int | None:
 
 
 def _progress(subject: Subject) -> str:
+
     goal = subject.options.loop.iterations
     done = stored_iterations(subject.models)
-    mark = subject.models / "checkpoints" / f"{COMPLETE}.json"
+    mark = subject.models / "checkpoints" / COMPLETE_FILE
     if mark.is_file() and done >= goal:
         reached = read_json(mark).get("iterations")
         return f"finished after {reached} iterations: it is evaluated and reported again, nothing is trained"

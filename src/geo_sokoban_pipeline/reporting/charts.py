@@ -1,96 +1,40 @@
-"""Axes of charts: round tick marks, and the way from values to pixels."""
+"""Charts as SVG, drawn by matplotlib; pages and notebooks show them without a script.
+
+Every colour is written as a CSS variable, so that a chart follows the light or dark scheme of the page, or of the
+reader's system where it is a file of its own. The same values always give the same SVG.
+"""
 
 from __future__ import annotations
 
-import math
+import io
+import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from geo_sokoban_pipeline.reporting.formats import number, percent, significant
+from geo_sokoban_pipeline.reporting.formats import percent, significant
 
-
-@dataclass(frozen=True)
-class Axis:
-    """A straight scale.
-
-    Attributes:
-        low, high: values at its ends, low < high.
-        start, end: pixels at its ends; a vertical axis runs upwards, from a larger pixel to a smaller one.
-    """
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def place(self, value: float) -> float:
-        """Pixel of a value, with one decimal; values beyond an end are kept at it."""
-        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
-
-    def ticks(self, most: int, whole: bool = False) -> list[float]:
-        """Round values within the axis, about `most` of them.
-
-        Args:
-            whole: whole numbers only.
-        """
-        step = round_step((self.high - self.low) / max(1, most))
-        step = max(1.0, math.ceil(step)) if whole else step
-        first = math.ceil(self.low / step - 1e-9)
-        last = math.floor(self.high / step + 1e-9)
-        return [at * step for at in range(first, last + 1)]
-
-
-def round_step(least: float) -> float:
-    """Smallest of 1, 2, 2.5, 5 times a power of ten that is not below a positive number."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next((factor * power for factor in (1, 2, 2.5, 5) if factor * power >= least * (1 - 1e-9)), 10 * power)
-
-
-def padded_range(values: list[float], share: float = 0.06) -> tuple[float, float]:
-    """Ends of an axis that holds all values with room around them; a single value gets room too."""
-    low, high = min(values), max(values)
-    # Relative to the size of the values: a constant 1e-9 must not be drawn on an axis from -1 to 1.
-    room = (high - low) * share or abs(high) * 0.1 or 1.0
-    return (0.0 if 0 <= low < high * 0.3 else low - room), high + room
-
-
-def tick_texts(ticks: list[float]) -> tuple[list[str], str]:
-    """Texts of an axis' ticks, and the power of ten that all of them are to be multiplied by, such as `×10⁻⁷`.
-
-    All ticks of an axis are written in one way: thousands as `75k`, very small numbers without their power of ten.
-    """
-    step = ticks[1] - ticks[0] if len(ticks) > 1 else abs(ticks[0] if ticks else 1.0) or 1.0
-    size = max((abs(tick) for tick in ticks), default=0.0)
-    if size >= 1e4 and step >= 10:
-        return [f"{tick_text(tick / 1000, step / 1000)}k" if abs(tick) >= step / 2 else "0" for tick in ticks], ""
-    if 0 < size < 1e-3:
-        power = math.floor(math.log10(size))
-        raised = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        return [tick_text(tick / 10.0**power, step / 10.0**power) for tick in ticks], f"×10{raised}"
-    return [tick_text(tick, step) for tick in ticks], ""
-
-
-def tick_text(value: float, step: float) -> str:
-    """Text of a tick with as many decimals as its neighbours need."""
-    if step >= 1e4 or (value and abs(value) < 1e-3):
-        return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
-    decimals = 0 if step >= 1 and step == int(step) else min(4, max(1, -math.floor(math.log10(step) + 1e-9)))
-    if step * 10**decimals != round(step * 10**decimals):
-        decimals += 1
-    return number(0.0 if abs(value) < step * 1e-9 else value, decimals)
-
-
-# Charts as inline SVG: no script is needed to see them, and colours come from the page's style sheet.
-
-
-_TOP, _RIGHT = 10, 14
-_DOT = 3.5  # radius in pixels
-_CAP = 4  # half width of an error bar's end
+# Light and dark value of each colour; parts.css and report.css have the same ones for the page.
+_COLOURS = {
+    "final": ("#1f66d1", "#6ea8fe"),
+    "warm": ("#c2620b", "#f0a04b"),
+    "training": ("#7d8793", "#8d97a5"),
+    "greedy": ("#0e8a7d", "#4cc9ba"),
+    "legal": ("#8a5fbf", "#b794e6"),
+    "random": ("#8a929c", "#7c8591"),
+    "solver": ("#3d7a2e", "#7fc069"),
+    "ink": ("#1c2330", "#e6e9ee"),
+    "soft": ("#5b6472", "#9aa4b2"),
+    "line": ("#dfe3e8", "#2e343d"),
+    "paper": ("#ffffff", "#14171c"),
+}
+_INK, _SOFT, _LINE, _PAPER = (_COLOURS[name][0] for name in ("ink", "soft", "line", "paper"))
+_TOP, _RIGHT = 10, 14  # pixels beside the axes
+_POINTED = 240  # places at which a pointer shows values; those of longer curves are thinned out
+_HEAD = 66  # pixels above a chart that is a file of its own
 
 
 @dataclass(frozen=True)
@@ -99,28 +43,27 @@ class Series:
 
     Attributes:
         name: for legend and pointer.
-        colour: CSS class of the colour (`s-<colour>` in parts.css).
+        colour: name of the colour.
         points: (x, y), ascending in x.
         spread: (low, high) per point, or empty.
-        style: a line, a faint line of raw values, a line with dots, or dots with error bars.
-        shift: pixels to the right, so that error bars at one x do not cover each other.
+        style: a line, a faint line of raw values, a dashed line, a line with dots, or dots with error bars.
+        shift: to the right, in units of x, so that error bars at one x do not cover each other.
     """
 
     name: str
     colour: str
     points: Sequence[tuple[float, float]]
     spread: Sequence[tuple[float, float]] = ()
-    style: Literal["line", "faint", "dots", "bars"] = "line"
+    style: Literal["line", "faint", "dashed", "dots", "bars"] = "line"
     shift: float = 0.0
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: title, picture, what a pointer shows, (name, colour, style) per series."""
+    """A drawn chart: title, SVG, (name, colour, style) per series, one line below the title."""
 
     title: str
     svg: Markup
-    hover: dict[str, Any]
     legend: Sequence[tuple[str, str, str]]
     note: str = ""
 
@@ -132,6 +75,7 @@ class Shape:
     Attributes:
         y_range: ends of the vertical axis; None: fitted to the values.
         shares: values are shares in [0, 1], written in percent.
+        y_ticks, x_ticks: marks of an axis at most.
     """
 
     x_name: str
@@ -139,11 +83,8 @@ class Shape:
     height: int = 250
     y_range: tuple[float, float] | None = None
     shares: bool = False
-    whole_x: bool = True
-    left: int = 50
-    bottom: int = 38
     y_ticks: int = 5
-    x_ticks: int = field(default=8)
+    x_ticks: int = 8
 
     def write(self, value: float) -> str:
         """A value as text."""
@@ -154,35 +95,43 @@ def draw_chart(title: str, series: Sequence[Series], shape: Shape, note: str = "
     """Draw lines over one axis; None where no series has a point.
 
     Args:
-        title: also the picture's text for people who do not see it, with the last values.
+        title: also the chart's text for people who do not see it, with the last values.
         series: later ones are drawn over earlier ones; those without points are left out.
         note: one line below the title.
     """
     series = [line for line in series if line.points]
     if not series:
         return None
-    xs = [x for line in series for x, _ in line.points]
-    ys = [y for line in series for _, y in line.points] + [
-        end for line in series for ends in line.spread for end in ends
-    ]
-    low, high = shape.y_range or padded_range(ys)
-    if shape.shares:
-        high = min(high, 1.0)
-    single = min(xs) == max(xs)
-    # Error bars need room at both sides; a single x has no width of its own.
-    room = 0.5 if single or any(line.style == "bars" for line in series) else 0.0
-    x_axis = Axis(min(xs) - room, max(xs) + room, shape.left, shape.width - _RIGHT)
-    y_axis = Axis(low, high, shape.height - shape.bottom, _TOP)
-    parts = [
-        *_draw_axes(x_axis, y_axis, shape),
-        *(part for line in series for part in _draw_series(line, x_axis, y_axis)),
-    ]
+    figure, axes = _plot(series, shape)
     label = f"{title}. " + "; ".join(f"{line.name}: {shape.write(line.points[-1][1])} at the end" for line in series)
-    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        shape.width, shape.height, label, Markup("").join(parts)
+    body = re.sub(r"^.*?<svg.*?>", "", _write_svg(figure, title), flags=re.DOTALL).replace("</svg>", "")
+    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}</svg>').format(
+        shape.width, shape.height, label, Markup(body), _pointed(series, shape, axes)
     )
-    legend = [(line.name, line.colour, line.style) for line in series]
-    return Chart(title, svg, _hover(series, x_axis, shape), legend, note)
+    return Chart(title, svg, [(line.name, line.colour, line.style) for line in series], note)
+
+
+def draw_chart_file(title: str, series: Sequence[Series], shape: Shape) -> str:
+    """The same as an SVG file that stands alone, with title and legend; faint lines have no legend."""
+    figure, axes = _plot([line for line in series if line.points], shape, _HEAD)
+    figure.text(14 / shape.width, 1 - 25 / (shape.height + _HEAD), title, fontsize=15, fontweight="bold", color=_INK)
+    handles = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    if handles:
+        figure.legend(
+            handles=handles,
+            loc="upper left",
+            bbox_to_anchor=(4 / shape.width, 1 - 28 / (shape.height + _HEAD)),
+            ncols=3,
+            frameon=False,
+            labelcolor=_SOFT,
+            fontsize=12,
+            handlelength=1.5,
+            columnspacing=1.5,
+        )
+    figure.patch.set(facecolor=_PAPER, edgecolor=_LINE, linewidth=1)
+    variables = [";".join(f"--{name}:{values[at]}" for name, values in _COLOURS.items()) for at in (0, 1)]
+    style = f"<style>svg{{{variables[0]}}}@media (prefers-color-scheme:dark){{svg{{{variables[1]}}}}}</style>"
+    return re.sub(r"(<svg.*?>)", rf"\1\n{style}", _write_svg(figure, title), count=1, flags=re.DOTALL)
 
 
 def smooth(points: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
@@ -192,80 +141,119 @@ def smooth(points: Sequence[tuple[float, float]], window: int) -> list[tuple[flo
     return [(x, statistics.fmean(ys[max(0, at - half) : at + half + 1])) for at, (x, _) in enumerate(points)]
 
 
-def _draw_axes(x_axis: Axis, y_axis: Axis, shape: Shape) -> list[Markup]:
-    left, right, bottom = shape.left, shape.width - _RIGHT, shape.height - shape.bottom
-    y_ticks = y_axis.ticks(shape.y_ticks)
-    step = y_ticks[1] - y_ticks[0] if len(y_ticks) > 1 else abs(y_axis.high - y_axis.low)
-    digits = 0 if step >= 0.00999 else 1
-    texts, power = ([percent(y, digits) for y in y_ticks], "") if shape.shares else tick_texts(y_ticks)
-    parts = []
-    for tick, text in zip(y_ticks, texts, strict=True):
-        y = y_axis.place(tick)
-        parts.append(_tag("line", "grid", x1=left, x2=right, y1=y, y2=y))
-        parts.append(_tag("text", "tick end", text, x=left - 7, y=y + 4))
-    if power:
-        parts.append(_tag("text", "tick", power, x=left + 4, y=_TOP + 4))
-    x_ticks = x_axis.ticks(shape.x_ticks, shape.whole_x)
-    x_step = x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else 1.0
-    parts += [
-        _tag("text", "tick mid", tick_text(tick, x_step), x=x_axis.place(tick), y=bottom + 16) for tick in x_ticks
-    ]
-    parts.append(_tag("line", "axis", x1=left, x2=right, y1=bottom, y2=bottom))
-    parts.append(_tag("text", "tick mid name", shape.x_name, x=(left + right) / 2, y=bottom + 33))
-    return parts
+def _plot(series: Sequence[Series], shape: Shape, head: int = 0) -> tuple[Any, Any]:
+    """Figure, with `head` pixels above its one axes, and the axes; a pixel is a point, at 72 of them in an inch."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
 
-
-def _draw_series(line: Series, x_axis: Axis, y_axis: Axis) -> list[Markup]:
-    places = [(x_axis.place(x) + line.shift, y_axis.place(y)) for x, y in line.points]
-    spread = [(y_axis.place(low), y_axis.place(high)) for low, high in line.spread]
-    colour = f"s-{line.colour}"
-    parts = []
-    if spread and line.style == "bars":
-        parts += [part for (x, _), ends in zip(places, spread, strict=True) for part in _error_bar(x, *ends, colour)]
-    elif len(spread) > 1:
-        upper = [(x, high) for (x, _), (_, high) in zip(places, spread, strict=True)]
-        lower = [(x, low) for (x, _), (low, _) in zip(places, spread, strict=True)]
-        parts.append(_tag("polygon", f"band {colour}", points=_path([*upper, *reversed(lower)])))
-    if len(places) > 1:
-        parts.append(_tag("polyline", f"{line.style} {colour}", points=_path(places)))
-    if line.style in ("dots", "bars") or len(places) == 1:
-        parts += [_tag("circle", f"dot {colour}", cx=x, cy=y, r=_DOT) for x, y in places]
-    return parts
-
-
-def _error_bar(x: float, low: float, high: float, colour: str) -> list[Markup]:
-    ends = [_tag("line", f"whisker {colour}", x1=x - _CAP, x2=x + _CAP, y1=y, y2=y) for y in (low, high)]
-    return [_tag("line", f"whisker {colour}", x1=x, x2=x, y1=low, y2=high), *ends]
-
-
-def _path(places: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:g},{y:g}" for x, y in places)
-
-
-def _tag(name: str, style: str, text: str | None = None, **attributes: float | str) -> Markup:
-    written = Markup("").join(
-        Markup(' {}="{}"').format(key, f"{value:g}" if isinstance(value, float) else value)
-        for key, value in attributes.items()
+    height, left, bottom = shape.height + head, 44 if shape.width < 400 else 50, 38
+    figure = Figure(figsize=(shape.width / 72, height / 72), dpi=72, facecolor="none")
+    axes = figure.add_axes(
+        (
+            left / shape.width,
+            bottom / height,
+            (shape.width - left - _RIGHT) / shape.width,
+            (shape.height - bottom - _TOP) / height,
+        ),
+        facecolor="none",
     )
-    body = Markup("/>") if text is None else Markup(">{}</{}>").format(escape(text), Markup(name))
-    return Markup('<{} class="{}"{}{}').format(Markup(name), style, written, body)
-
-
-def _hover(series: Sequence[Series], x_axis: Axis, shape: Shape) -> dict[str, Any]:
-    """What a pointer shows: per x its place, its name, and [series, value] of every series that has one there."""
-    rows: dict[float, list[tuple[int, str]]] = {}
     for at, line in enumerate(series):
+        _plot_line(axes, line, 2 + at / 100)
+    low, high = axes.get_ylim()
+    if shape.y_range:
+        axes.set_ylim(*shape.y_range)
+    elif 0 <= min((y for line in series for _, y in line.points), default=0.0) < 0.3 * high:
+        axes.set_ylim(0.0, min(high, 1.0) if shape.shares else high)
+    elif shape.shares:
+        axes.set_ylim(low, min(high, 1.0))
+    xs = [x for line in series for x, _ in line.points] or [0.0, 1.0]
+    # Error bars need room at both sides; a single x has no width of its own.
+    room = 0.5 if min(xs) == max(xs) or any(line.style == "bars" for line in series) else 0.0
+    axes.set_xlim(min(xs) - room, max(xs) + room)
+    steps = [1, 2, 2.5, 5, 10]
+    axes.set_xlabel(shape.x_name, color=_SOFT, fontsize=12)
+    axes.xaxis.set_major_locator(MaxNLocator(shape.x_ticks, steps=steps, integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(shape.y_ticks, steps=steps))
+    plain = ScalarFormatter(useOffset=False)
+    plain.set_powerlimits((-3, 5))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol="\u202f%") if shape.shares else plain)
+    axes.yaxis.get_offset_text().set(color=_SOFT, fontsize=11)
+    axes.tick_params(length=0, pad=7, labelcolor=_SOFT, labelsize=12)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_color(_SOFT)
+    axes.grid(axis="y", color=_LINE, linewidth=1)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _plot_line(axes: Any, line: Series, order: float) -> None:
+    xs, ys = ([*values] for values in zip(*((x + line.shift, y) for x, y in line.points), strict=True))
+    common = {"color": _COLOURS[line.colour][0], "clip_on": False, "zorder": order}
+    if line.style == "bars" and line.spread:
+        errors = [[y - low for y, (low, _) in zip(ys, line.spread, strict=True)]]
+        errors.append([high - y for y, (_, high) in zip(ys, line.spread, strict=True)])
+        axes.plot(xs, ys, linewidth=1.2, alpha=0.45, label="_", **common)
+        axes.errorbar(xs, ys, errors, fmt="o", markersize=7, capsize=4, capthick=1.5, elinewidth=1.5, **common)
+        return
+    if len(line.spread) > 1:
+        lows, highs = zip(*line.spread, strict=True)
+        axes.fill_between(xs, lows, highs, **{**common, "alpha": 0.14, "linewidth": 0})
+    faint = line.style == "faint"
+    axes.plot(
+        xs,
+        ys,
+        linewidth={"faint": 1.0, "dashed": 1.4}.get(line.style, 2.2),
+        linestyle=(0, (4, 3)) if line.style == "dashed" else "-",
+        alpha=0.38 if faint else 1.0,
+        marker="o" if line.style in ("dots", "bars") or len(xs) == 1 else None,
+        markersize=7,
+        markeredgewidth=0,
+        label="_" if faint else line.name,
+        solid_capstyle="round",
+        **common,
+    )
+
+
+def _write_svg(figure: Any, salt: str) -> str:
+    """SVG with real text and colours as variables, without anything that would reach beyond it into a page."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    # Styles and clip paths would reach beyond this chart, into the page; nothing here is drawn outside its axes.
+    for what in (r"<defs>\s*<style.*?</defs>", r"<defs>\s*<clipPath.*?</defs>", r' clip-path="[^"]*"', r"<g/>"):
+        text = re.sub(what, "", text, flags=re.DOTALL)
+    text = re.sub(r' id="[\w.]+_[\w]+"| transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r' (d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), text)
+    text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><").strip() + "\n"
+    text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
+    text = re.sub(r"font: ([^;\"']*)'[^;\"]*", r"font: \1system-ui, sans-serif", text)
+    for name, (light, _) in _COLOURS.items():
+        text = text.replace(light, f"var(--{name})")
+    return text
+
+
+def _pointed(series: Sequence[Series], shape: Shape, axes: Any) -> Markup:
+    """Strips of the chart that a pointer can be on: a line at their x, and what the page shows beside it.
+
+    `data-at` holds one line for the x and one for each series: colour, name and value with tabs between them.
+    """
+    rows: dict[float, list[str]] = {}
+    for line in series:
         for index, (x, y) in enumerate(line.points):
             text = shape.write(y)
             if line.spread:
                 text += f" [{shape.write(line.spread[index][0])} – {shape.write(line.spread[index][1])}]"
-            rows.setdefault(x, []).append((at, text))
-    return {
-        "top": _TOP,
-        "bottom": shape.height - shape.bottom,
-        "names": [line.name for line in series],
-        "colours": [line.colour for line in series],
-        "x": [x_axis.place(x) for x in sorted(rows)],
-        "labels": [f"{shape.x_name}: {x:g}" for x in sorted(rows)],
-        "rows": [rows[x] for x in sorted(rows)],
-    }
+            rows.setdefault(x, [f"{shape.x_name}: {x:g}"]).append(f"{line.colour}\t{line.name}\t{text}")
+    xs = sorted(rows)[:: -(-len(rows) // _POINTED)]
+    places = [float(axes.transData.transform((x, 0.0))[0]) for x in xs]
+    box = axes.bbox
+    ends = [box.x0, *((left + right) / 2 for left, right in zip(places, places[1:], strict=False)), box.x1]
+    top, bottom = shape.height - box.y1, shape.height - box.y0
+    strip = Markup('<g class="at" data-at="{}"><path d="M{} {}H{}V{}H{}Z"/><path class="cursor" d="M{} {}V{}"/></g>')
+    return Markup("").join(
+        strip.format("\n".join(rows[x]), *(f"{value:g}" for value in (left, top, right, bottom, left, at, top, bottom)))
+        for x, at, left, right in zip(xs, places, ends, ends[1:], strict=False)
+    )

@@ -131,7 +131,7 @@ def length_chart(rows: Rows) -> Chart | None:
 
 def small_shape(shares: bool) -> Shape:
     """Shape of a small chart over the iterations."""
-    return Shape("iteration", width=300, height=150, left=44, bottom=34, y_ticks=3, x_ticks=5, shares=shares)
+    return Shape("iteration", width=300, height=150, y_ticks=3, x_ticks=5, shares=shares)
 
 
 def health_charts(rows: Rows) -> list[Chart]:

@@ -153,7 +153,7 @@ def _figure(frame: Frame, end: str) -> Markup:
 
 def _plots(charts: Sequence[Chart | None], small: bool = False) -> Markup:
     parts: Any = make_environment().get_template("parts.html.j2").module
-    drawn = [parts.chart(chart, legend=not small, pointer=False) for chart in charts if chart is not None]
+    drawn = [parts.chart(chart, legend=not small) for chart in charts if chart is not None]
     return Markup('<div class="plots{}">{}</div>').format(" small" if small else "", Markup("").join(drawn))
 
 

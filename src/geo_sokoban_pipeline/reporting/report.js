@@ -1,5 +1,5 @@
 "use strict";
-// Players and pointers of the report. Texts of a run go into the page by textContent only.
+// Players and pointer of the report. Texts of a run go into the page by textContent only.
 (function () {
   const store = JSON.parse(document.getElementById("players").textContent);
   const players = new Map();
@@ -86,43 +86,26 @@
     });
   }
 
-  function makePointer(canvas) {
-    const svg = canvas.querySelector("svg"), data = JSON.parse(canvas.querySelector("script").textContent);
-    const box = document.createElement("div");
-    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    box.className = "tip";
-    box.hidden = true;
-    canvas.append(box);
-    line.setAttribute("class", "cursor");
-    line.setAttribute("y1", data.top);
-    line.setAttribute("y2", data.bottom);
-
-    function describe(index) {
-      box.textContent = data.labels[index];
-      for (const [series, text] of data.rows[index]) {
-        const row = document.createElement("div");
-        row.className = "s-" + data.colours[series];
-        row.textContent = data.names[series] + " ";
-        const value = document.createElement("strong");
-        value.textContent = text;
-        row.append(value);
-        box.append(row);
-      }
+  // Values of a chart beside the pointer: a line for the x, then colour, name and value of each series.
+  const box = document.body.appendChild(document.createElement("div"));
+  box.className = "tip";
+  box.hidden = true;
+  document.addEventListener("pointerover", (event) => {
+    const strip = event.target.closest(".chart .at");
+    box.hidden = !strip;
+    if (!strip) return;
+    const [label, ...rows] = strip.dataset.at.split("\n"), place = strip.querySelector(".cursor").getBoundingClientRect();
+    box.textContent = label;
+    for (const row of rows) {
+      const [colour, name, value] = row.split("\t"), line = document.createElement("div"), strong = document.createElement("strong");
+      line.className = "s-" + colour;
+      line.textContent = name + " ";
+      strong.textContent = value;
+      line.append(strong);
+      box.append(line);
     }
-    canvas.addEventListener("pointermove", (event) => {
-      const frame = svg.getBoundingClientRect(), scale = frame.width / svg.viewBox.baseVal.width;
-      const x = (event.clientX - frame.left) / scale;
-      let best = 0;
-      data.x.forEach((place, index) => { if (Math.abs(place - x) < Math.abs(data.x[best] - x)) best = index; });
-      line.setAttribute("x1", data.x[best]);
-      line.setAttribute("x2", data.x[best]);
-      svg.append(line);
-      describe(best);
-      box.hidden = false;
-      const left = data.x[best] * scale;
-      box.style.left = (left > frame.width / 2 ? left - box.offsetWidth - 10 : left + 10) + "px";
-    });
-    canvas.addEventListener("pointerleave", () => { box.hidden = true; line.remove(); });
-  }
-  for (const canvas of document.querySelectorAll(".canvas")) makePointer(canvas);
+    const after = place.left < document.documentElement.clientWidth / 2;
+    box.style.left = (after ? place.left + 10 : place.left - box.offsetWidth - 10) + "px";
+    box.style.top = place.top + "px";
+  });
 })();

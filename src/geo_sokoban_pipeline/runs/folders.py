@@ -14,7 +14,14 @@ from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
 from geo_sokoban_pipeline.runs.provenance import read_commands
-from geo_sokoban_pipeline.runs.storage import MANIFEST, describe_files, read_json, read_manifest, remove_temporaries
+from geo_sokoban_pipeline.runs.storage import (
+    COMPLETE_FILE,
+    MANIFEST,
+    describe_files,
+    read_json,
+    read_manifest,
+    remove_temporaries,
+)
 
 DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
 
@@ -183,7 +190,7 @@ class RunStore:
 
     def is_complete(self, source: SourceOptions) -> bool:
         """Whether a run's loop has reached its goal."""
-        return (self._models(source) / "checkpoints" / "COMPLETE.json").is_file()
+        return (self._models(source) / "checkpoints" / COMPLETE_FILE).is_file()
 
     def find_runs(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """Namespace and run id of each name, which is a run id of Sokoban's training, or both with a slash between.

@@ -15,7 +15,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -118,6 +119,39 @@ def file_digest(path: Path) -> str:
     """Hexadecimal blake2b digest (128 bits) of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+COMPLETE_FILE = "COMPLETE.json"  # beside the checkpoints of a loop that has reached its goal
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """Saved in place of data by iteration: go back to where `after` is the last iteration (−1: nothing is left).
+
+    What killed processes have left half-written goes too.
+    """
+
+    after: int
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A checkpoint that is to be stored.
+
+    Attributes:
+        write: fills the folder it is given and returns the manifest's own entries.
+        keep: iterations whose checkpoints stay once this one is sealed; None: all.
+    """
+
+    write: Callable[[Path], dict[str, Any]]
+    keep: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Saved in place of a checkpoint: the loop has reached its goal of so many iterations."""
+
+    iterations: int
 
 
 def write_folder(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

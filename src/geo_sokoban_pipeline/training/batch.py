@@ -5,7 +5,6 @@ Nothing after the last trained token can influence the loss, so it is not comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,14 +103,11 @@ def token_advantages(trajectory: Trajectory) -> np.ndarray:
     return values
 
 
-def spread(values: Sequence[np.ndarray], samples: Sequence[TrainSample], lengths: Sequence[int]) -> list[np.ndarray]:
-    """Put (M,) values of trained tokens at their places among (L,) tokens, 0.0 elsewhere; float32."""
-    rows = []
-    for value, sample, length in zip(values, samples, lengths, strict=True):
-        row = np.zeros(length, np.float32)
-        row[sample.targets] = value
-        rows.append(row)
-    return rows
+def spread(values: np.ndarray, sample: TrainSample, length: int) -> np.ndarray:
+    """(length,) float32: (M,) values of a sample's trained tokens at their places in its episode, 0.0 elsewhere."""
+    row = np.zeros(length, np.float32)
+    row[sample.targets] = values
+    return row
 
 
 def _images_within(trajectory: Trajectory, length: int, policy: Policy) -> list[EncodedImage]:

@@ -1,78 +1,141 @@
-"""Checkpoint folders: a Hugging Face policy with optimizer moments, data cursor and fingerprint beside it, nothing
-pickled.
+"""Checkpoints: what a folder holds, which ones stay, and which policy of a run is the best one.
+
+A checkpoint is a Hugging Face policy with optimizer moments beside it; its manifest holds data cursor, fingerprint and
+validations. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, size_differences
-from geo_sokoban_pipeline.signposts import reached
+from geo_sokoban_pipeline.runs.folders import START, best_iteration
+from geo_sokoban_pipeline.tasks import Task
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.trajectories.parquet import partition
 
 logger = logging.getLogger(__name__)
-Writer = Callable[[Path], dict[str, Any]]
 
 
+@dataclass(frozen=True)
 class CheckpointWriter:
-    """Writes the state after an iteration into the folder it is called with.
+    """Writes a policy and its trainer's state, from which training can go on, into the folder it is called with.
 
     Attributes:
         entries: what the manifest records beside its files.
     """
 
-    def __init__(self, backend: TrainBackend, entries: dict[str, Any]) -> None:
-        self._backend = backend
-        self.entries = entries
+    backend: TrainBackend
+    entries: dict[str, Any]
 
     def __call__(self, folder: Path) -> dict[str, Any]:
         """Fill the folder; returns the manifest's entries."""
-        reached("before save")
-        self._backend.export(folder)
-        self._backend.save_state(folder)
-        reached("inside save")
+        self.backend.export(folder)
+        self.backend.save_state(folder)
+        logger.debug("checkpoint: written, not sealed")
         return self.entries
 
 
-def policy_and_trainer_writer(backend: TrainBackend, entries: dict[str, Any]) -> Writer:
-    """Writer of a policy's folder with the optimizer state beside it, from which its training can go on."""
+@dataclass
+class CheckpointHistory:
+    """Which checkpoints of a run are stored, and what its policies solved in validation.
 
-    def write(folder: Path) -> dict[str, Any]:
-        backend.export(folder)
-        backend.save_state(folder)
-        return entries
+    Attributes:
+        stored: iterations of the stored checkpoints, ascending.
+        best: `iteration` and `solve_rate` of the best stored checkpoint on validation; None: none was validated.
+        validated: `iteration`, `solve_rate` and `episodes` of the policy that GRPO started from (`start`) and of the
+            `newest` validation.
+    """
 
-    return write
+    stored: list[int] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    validated: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], stored: Sequence[int]) -> CheckpointHistory:
+        """What the newest checkpoint's manifest says; an empty one: a run that has not begun."""
+        return cls(list(stored), manifest.get("best"), dict(manifest.get("validated") or {}))
+
+    @property
+    def start_rate(self) -> float | None:
+        """Solve rate of the policy that GRPO started from; None: not validated."""
+        start = self.validated.get("start")
+        return None if start is None else float(start["solve_rate"])
+
+    def note_validation(self, version: int, solve_rate: float, episodes: int, *, is_saved: bool) -> None:
+        """Note how a policy did.
+
+        Args:
+            version: of the policy; 0 is the one that GRPO started from.
+            is_saved: whether its checkpoint will be stored; only such a one can be the best.
+        """
+        found = {"iteration": version - 1, "solve_rate": solve_rate}
+        self.validated["newest" if version else "start"] = {**found, "episodes": episodes}
+        if is_saved and (self.best is None or solve_rate > self.best["solve_rate"]):
+            self.best = found
+
+    def add(self, iteration: int, keep_last: int | None, *, keep_best: bool) -> list[int] | None:
+        """Note a new checkpoint; returns the iterations whose checkpoints stay, None: all.
+
+        Args:
+            keep_last: the newest so many stay; None: all.
+            keep_best: the best one stays too.
+        """
+        self.stored.append(iteration)
+        if keep_last is None:
+            return None
+        best = self.best["iteration"] if self.best is not None and keep_best else None
+        self.stored = [number for number in self.stored if number in self.stored[-keep_last:] or number == best]
+        return list(self.stored)
+
+    def way_out(self, run: str) -> str:
+        """What to do once an update of the run has diverged."""
+        if not self.stored:
+            return f"No checkpoint is stored yet: lower {run}.optimizer.learning_rate, and start over with fresh=true."
+        return (
+            f"The last good checkpoint is {partition(self.stored[-1])} of {run}.checkpoints. Go on from its weights in "
+            f"a run of its own, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,"
+            f"{run}.policy.source=folder,{run}.policy.path=<folder of the checkpoint>,{run}.warm_start.steps=0"
+        )
 
 
-def checkpoint_entries(
-    iteration: int,
-    fingerprint: dict[str, Any],
-    sampler: PromptSampler,
-    best: dict[str, Any] | None,
-    workers: Mapping[str, int],
-    validated: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Entries of a checkpoint's manifest.
+def better_choice(manifest: Mapping[str, Any], chosen: int, task: Task) -> str | None:
+    """A sentence where an earlier policy solves more validation prompts than the newest one, by more than chance.
 
     Args:
-        best: iteration and solve_rate of the best checkpoint on validation; None: none was validated.
-        workers: numbers of `threads` and of `processes`.
-        validated: the same, with the number of episodes, of the `start` of the loop and of the `newest` validation.
+        manifest: of the newest checkpoint.
+        chosen: iteration of the final policy.
     """
-    return {
-        "iteration": iteration,
-        "policy_version": iteration + 1,
-        "fingerprint": fingerprint,
-        "sampler": sampler.state(),
-        "best": best,
-        "validated": validated,
-        **workers,
-    }
+    validated = manifest.get("validated") or {}
+    newest, start, best = validated.get("newest"), validated.get("start"), best_iteration(manifest)
+    if (
+        newest is None
+        or start is None
+        or best is None
+        or chosen != manifest["iteration"]
+        or chosen != newest["iteration"]
+    ):
+        return None
+    rate = start["solve_rate"] if best == START else manifest["best"]["solve_rate"]
+    if rate <= newest["solve_rate"] or not _apart(rate, newest["solve_rate"], newest["episodes"]):
+        return None
+    earlier = "the policy before GRPO" if best == START else f"the checkpoint of iteration {best}"
+    return (
+        f"On the validation {task.words.units}, {earlier} has {100 * rate:.1f} %, the final policy "
+        f"{100 * newest['solve_rate']:.1f} %. The same command with {task.run}.evaluation.checkpoint=best ends with "
+        "the better one."
+    )
+
+
+def _apart(one: float, other: float, episodes: int) -> bool:
+    """Whether two rates differ by more than twice the standard error of their difference."""
+    variance = (one * (1 - one) + other * (1 - other)) / max(episodes, 1)
+    return abs(one - other) > 2 * math.sqrt(variance)
 
 
 def compare_workers(manifest: Mapping[str, Any], workers: Mapping[str, int]) -> None:
@@ -97,11 +160,3 @@ def compare_sizes(stored: Fingerprint, current: Fingerprint) -> None:
             "here on",
             "; ".join(lines),
         )
-
-
-def retained(saved: list[int], keep_last: int | None, best: int | None) -> list[int]:
-    """Iterations of the checkpoints that stay: the newest `keep_last` (None: all) and the best one."""
-    kept = set(saved if keep_last is None else saved[-keep_last:])
-    if best is not None and best in saved:
-        kept.add(best)
-    return sorted(kept)

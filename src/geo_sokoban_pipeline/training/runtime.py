@@ -1,4 +1,4 @@
-"""What this process is set to before it trains (threads, heap, what the garbage collector looks at), and its memory.
+"""Runtime settings of a process (threads, malloc, garbage collection), and what is measured of it (time, memory).
 
 None of it changes a result but the number of threads, which every manifest therefore holds.
 """
@@ -9,7 +9,8 @@ import ctypes
 import gc
 import os
 import platform
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -93,3 +94,37 @@ def resident_bytes() -> int:
         except psutil.NoSuchProcess:  # it has ended meanwhile
             continue
     return found
+
+
+class Stopwatch:
+    """Adds up the time spent inside `running()`, by the wall clock and by the processor.
+
+    CPU seconds count all threads of the process, the worker processes' too where their clock is given, and nothing of
+    its neighbours, so they compare stages of runs that share a machine.
+
+    Args:
+        cpu_clock: CPU seconds so far of all that works.
+
+    Attributes:
+        seconds: of the wall clock.
+        cpu_seconds: of the processor.
+    """
+
+    def __init__(self, cpu_clock: Callable[[], float] = time.process_time) -> None:
+        self._cpu_clock = cpu_clock
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of the `with` block, also where it ends with an error."""
+        wall, cpu = time.perf_counter(), self._cpu_clock()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - wall
+            self.cpu_seconds += self._cpu_clock() - cpu
+
+    def read(self) -> dict[str, float]:
+        """`seconds` and `cpu_seconds` so far."""
+        return {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}

@@ -21,12 +21,10 @@ from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, validate_po
 from geo_sokoban_pipeline.grpo.schedules import learning_rate
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.runtime import freeze_survivors
+from geo_sokoban_pipeline.training.runtime import Stopwatch, freeze_survivors
 from geo_sokoban_pipeline.training.sharding import cut_range
-from geo_sokoban_pipeline.training.timing import Stopwatch
 from geo_sokoban_pipeline.training.worker import Appoint, Imitate, Part, imitate
 from geo_sokoban_pipeline.training.worker_group import Crew, open_crew, sum_metrics
 
@@ -69,7 +67,7 @@ def imitate_teacher(
             with watch.running():
                 numbers = range(first + step * warm.episodes_per_step, first + (step + 1) * warm.episodes_per_step)
                 losses.append(_learn(numbers, teacher, backend, crew, _rate(warm, step)))
-            reached("warm start step")
+            logger.debug("warm start: step %d", step + 1)
             row = examiner.examine(backend, step + 1)
             if "validation_loss" in row:
                 row["loss"] = float(np.mean(losses))

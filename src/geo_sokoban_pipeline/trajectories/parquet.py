@@ -190,10 +190,15 @@ def decoded_size(png: bytes) -> int:
     return int.from_bytes(png[16:20], "big") * int.from_bytes(png[20:24], "big") * 3
 
 
+def partition(iteration: int) -> str:
+    """Partition id of an iteration."""
+    return f"iter={iteration:05d}"
+
+
 def name_parts(iteration: int, trajectories: Sequence[Trajectory], context: TableContext) -> dict[str, pa.Table]:
     """Partitions of one iteration's episodes, ready to be saved: {"iter=00012/part-000": table}; {} for none."""
     parts = split_parts(trajectories)
     return {
-        f"iter={iteration:05d}/part-{index:03d}": trajectories_to_table(part, context)
+        f"{partition(iteration)}/part-{index:03d}": trajectories_to_table(part, context)
         for index, part in enumerate(parts)
     }

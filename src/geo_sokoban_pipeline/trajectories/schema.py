@@ -15,12 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.trajectories.validation import PART_COLUMNS, TrajectoryError, check_episodes
 
 SCHEMA_VERSION = "2"
-PRUNE = "PRUNE"  # key of a partition dict whose value is an iteration, not a table
-COMPLETE = "COMPLETE"  # key of a checkpoint dict: the run reached its goal
-RETAIN = "RETAIN"  # key of a checkpoint dict: iterations whose checkpoints stay
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -237,11 +235,11 @@ class TrajectoryContract:
     On load such an entry hands over callables, which the dataset checks itself when they are called.
     """
 
-    def validate(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Check every table of a {partition: table} dict.
+    def validate(self, data: dict[str, Any] | Rewind) -> dict[str, Any] | Rewind:
+        """Check every table of a {partition: table} dict; a `Rewind` passes.
 
         Args:
-            data: tables, or anything with `to_table()` (a `TrajectoryBatch`); the control key `PRUNE` passes.
+            data: tables, or anything with `to_table()` (a `TrajectoryBatch`).
 
         Returns:
             The dict with every value as a table, so that the conversion happens once.
@@ -249,7 +247,9 @@ class TrajectoryContract:
         Raises:
             TrajectoryError: as in `validate_trajectories`; the message starts with the partition.
         """
-        return {name: value if name == PRUNE else self._validate_part(name, value) for name, value in data.items()}
+        if isinstance(data, Rewind):
+            return data
+        return {name: self._validate_part(name, value) for name, value in data.items()}
 
     def _validate_part(self, name: str, value: Any) -> pa.Table:
         table = self.to_table(value)

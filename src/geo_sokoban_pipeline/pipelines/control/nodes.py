@@ -80,7 +80,7 @@ def continue_imitation(
 ) -> PolicyFolder | FolderWriter:
     """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed."""
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.training.checkpoint import policy_and_trainer_writer
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
 
@@ -105,7 +105,7 @@ def continue_imitation(
         "threads": threads,
         "processes": options.processes,
     }
-    return policy_and_trainer_writer(backend, entries)
+    return CheckpointWriter(backend, entries)
 
 
 def evaluate_control(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ from geo_sokoban_pipeline.config.grpo import (
     TrainOptions,
     UpdatePipelineOptions,
 )
-from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
-from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions
+from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import SourceError
+from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.runs.folders import RunStore
 
 
-@frees_saved
 def collect_trajectories(
     runs: RunStore, prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
-) -> Chunks[tuple[dict[str, Any], dict[str, Any]]]:
+) -> Iterator[tuple[Any, ...]]:
     """Play iterations with a stored policy; one yield each.
 
     With a checkpoint of the training run, its data cursor is used too: the iteration after it is played as the loop
@@ -39,11 +38,9 @@ def collect_trajectories(
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.grpo_loop import partition
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_crew
-    from geo_sokoban_pipeline.trajectories.parquet import name_parts
-    from geo_sokoban_pipeline.trajectories.schema import PRUNE
+    from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 
     settings = read_options(train)
     options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
@@ -59,7 +56,7 @@ def collect_trajectories(
         policy = load_as(settings.policy, source.path)
     first = int(manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
-    yield {PRUNE: -1}, {PRUNE: -1}
+    yield Rewind(-1), Rewind(-1)
     with closing(build_engine(policy, settings.rollout)) as engine, open_crew(policy, settings) as crew:
         play = None if crew is None else crew.play
         collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
@@ -69,12 +66,14 @@ def collect_trajectories(
                 crew.renew(first)
             trajectories, metrics = collector.collect(iteration, sampler)
             row = {"iteration": iteration, "policy_version": first, **metrics}
-            yield name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
+            chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
+            yield chunk
+            release(chunk)
 
 
 def update_on_stored(
     runs: RunStore, parameters: dict[str, Any], train: dict[str, Any], seed: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> Iterator[tuple[Any, ...]]:
     """Train on the trajectories of one stored iteration k, from checkpoint k − 1 or the starting policy.
 
     The result is checkpoint k of that run, bit for bit, where its settings are the same.
@@ -82,11 +81,10 @@ def update_on_stored(
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.torch import FsdpBackend, build_scorer
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
-    from geo_sokoban_pipeline.training.grpo_loop import partition, update_policy
+    from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_crew
-    from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
-    from geo_sokoban_pipeline.trajectories.schema import PRUNE
+    from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
     settings = read_options(train)
@@ -122,7 +120,8 @@ def update_on_stored(
     }
     row = {"iteration": iteration, "policy_version": iteration, **metrics}
     name = partition(iteration)
-    return {PRUNE: -1, name: row}, {PRUNE: -1, name: CheckpointWriter(backend, entries)}
+    yield Rewind(-1), Rewind(-1)
+    yield {name: row}, {name: NewCheckpoint(CheckpointWriter(backend, entries))}
 
 
 def evaluate_stored(

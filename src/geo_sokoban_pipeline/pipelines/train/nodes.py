@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.pipelines.chunks import Chunks, frees_saved
 from geo_sokoban_pipeline.runs.fingerprint import (
     check_fingerprint,
     hash_files,
@@ -18,7 +18,6 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.runs.policy_folder import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
-from geo_sokoban_pipeline.signposts import reached
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def warm_start(
     from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.torch import DivergedError
-    from geo_sokoban_pipeline.training.checkpoint import policy_and_trainer_writer
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
 
@@ -86,10 +85,9 @@ def warm_start(
         section = f"train_{options.task}.warm_start"
         raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
     entries = {"fingerprint": wanted, "history": history, "threads": threads, "processes": options.processes}
-    return policy_and_trainer_writer(backend, entries)
+    return CheckpointWriter(backend, entries)
 
 
-@frees_saved
 def train_grpo(
     policy: PolicyFolder,
     prompts: pd.DataFrame,
@@ -98,8 +96,8 @@ def train_grpo(
     parameters: dict[str, Any],
     identity: dict[str, Any],
     seed: int,
-) -> Chunks[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]]:
-    """The GRPO loop; one yield per iteration, saved by Kedro before the next one starts."""
+) -> Iterator[tuple[Any, ...]]:
+    """The GRPO loop: what it yields is saved by Kedro before it goes on."""
     from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 
     options = read_options(parameters)
@@ -112,8 +110,11 @@ def train_grpo(
         prompts=read_rows(prompts),
         validation_prompts=read_rows(validation_prompts),
     )
-    # The function itself must be a generator: Kedro collects what a wrapper merely returns.
-    yield from run_grpo(inputs, resume)
+    # The node's own function must be a generator: Kedro collects what a wrapper merely returns.
+    with closing(run_grpo(inputs, resume)) as chunks:
+        for chunk in chunks:
+            yield chunk
+            release(chunk)
 
 
 def select_policy(
@@ -127,7 +128,7 @@ def select_policy(
         ParameterError: the best checkpoint is not stored.
     """
     from geo_sokoban_pipeline.runs.folders import START, best_iteration
-    from geo_sokoban_pipeline.training.grpo_loop import better_choice
+    from geo_sokoban_pipeline.training.checkpoint import better_choice
 
     options = read_options(parameters)
     newest = checkpoints[max(checkpoints)]
@@ -177,7 +178,6 @@ def evaluate_policies(
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
-    reached("final evaluation")
     options = read_options(parameters)
     prepare_process(options.threads)
     policies = {"warm_start": policy, "final": final_policy}
@@ -228,6 +228,18 @@ def write_report(
     return build_report(inputs)
 
 
+def release(chunk: Sequence[Any]) -> None:
+    """Empty the partitions that Kedro has just saved.
+
+    Kedro deals the outputs of a generator to one stream each with `itertools.tee`, which frees its items in blocks of
+    57: by itself a run would hold the episodes of so many iterations. A hook that wants to keep what
+    `after_dataset_saved` shows it copies the dict.
+    """
+    for parts in chunk:
+        if isinstance(parts, dict):
+            parts.clear()
+
+
 def read_options(parameters: dict[str, Any]) -> TrainOptions:
     """Checked options of a training pipeline."""
     task = task_of(parameters.get("task", "sokoban"))
@@ -254,7 +266,7 @@ def read_versions() -> dict[str, str]:
 
 
 def _look_at_prompts(rows: list[dict[str, Any]], options: TrainOptions, seed: int) -> None:
-    from geo_sokoban_pipeline.preflight.flight import look_at_prompts
+    from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
 
     try:
         look_at_prompts(rows, options, seed)

@@ -1,0 +1,304 @@
+"""Policies before any work: what a run would start from is looked at before its data nodes run.
+
+Only names, file lists and a configuration file are read, so a large policy costs no more than the tiny one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS
+from geo_sokoban_pipeline.config.policy import PolicyOptions
+from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.hub import fetch_config
+from geo_sokoban_pipeline.preflight.checks import Check, Subject, guard, is_own
+from geo_sokoban_pipeline.preflight.machine import check_libraries, check_threads, check_torchvision, check_variables
+from geo_sokoban_pipeline.preflight.relations import check_counts, check_moves, check_playing, check_relations
+from geo_sokoban_pipeline.preflight.servers import check_launch
+from geo_sokoban_pipeline.preflight.stored import TRAINING
+from geo_sokoban_pipeline.runs.fingerprint import explain
+from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
+from geo_sokoban_pipeline.runs.storage import MANIFEST
+from geo_sokoban_pipeline.tasks import TASKS, task_of
+
+
+def check_starting_policy(run: str, models: Path, parameters: ProjectParameters) -> None:
+    """See that the policy of a training run is there, unless the run has stored its own copy.
+
+    Args:
+        run: namespace; only `train_*` is looked at.
+        models: folder of the run id in 06_models.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is missing or holds no policy of a kind that is supported.
+        PolicyUnavailableError: the hub has no such policy, or cannot be reached and nothing is cached.
+    """
+    if not run.startswith(TRAINING) or (models / "base_policy" / MANIFEST).is_file():
+        return
+    options: PolicyOptions = getattr(parameters, run).policy
+    if options.path is None or options.source == "tiny":
+        return
+    if options.source == "hub":
+        check_model_type(f"{run}.policy.path={options.path}", fetch_config(options.path, options.revision))
+        return
+    check_policy_files(find_policy_folder(options.path, f"{run}.policy"))
+
+
+# What costs next to nothing is looked at before any work of a command: failures end it, warnings are logged once.
+
+
+log = logging.getLogger(__name__)
+_ROWS = 8  # of a file that are read to find one prompt
+
+
+def look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None:
+    """Refuse what is known to fail or to teach nothing, and log what is doubtful.
+
+    Args:
+        run: namespace, such as `train_sokoban` or `evaluate_geo3k`; others are not looked at.
+
+    Raises:
+        ParameterError: a failure, or several, one line each, with the way out.
+    """
+    kind, _, task = run.partition("_")
+    if kind not in _CHECKS or task not in TASKS:
+        return
+    subject = Subject(task, parameters, data_root)
+    looks = [partial(look, subject) for look in _CHECKS[kind]]
+    _act(run, [check for look in looks for check in guard("before the run", run, look)])
+
+
+def look_at_prompts(rows: Sequence[Mapping[str, Any]], options: TrainOptions, seed: int) -> None:
+    """The same for what needs prompts: own code on the first one, and moves that levels need.
+
+    Args:
+        rows: training prompts.
+
+    Raises:
+        ParameterError: as `look_first`.
+    """
+    run, world = f"train_{options.task}", task_of(options.task).world
+    if not rows:
+        return
+    from geo_sokoban_pipeline.preflight.own_code import try_own_code
+
+    found = try_own_code(run, dict(rows[0]), options, seed)
+    lengths = [int(row["solution_length"]) for row in rows if _is_number(row.get("solution_length"))]
+    if lengths and world == "sokoban":
+        found += check_moves(run, options, max(lengths), min(lengths))
+    _act(run, found)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not math.isnan(value)
+
+
+def _act(run: str, found: Sequence[Check]) -> None:
+    warnings = [f"{check.name}: {_text(check)}" for check in found if check.state == "warning"]
+    if warnings:
+        log.warning("%s: %s", run, "\n  ".join(warnings))
+    failures = [_text(check) for check in found if check.state == "failure"]
+    if failures:
+        raise ParameterError("\n".join(failures))
+
+
+def _text(check: Check) -> str:
+    return f"{check.found}. {check.way_out[:1].upper()}{check.way_out[1:]}." if check.way_out else check.found
+
+
+def _relations(subject: Subject) -> Sequence[Check]:
+    return check_relations(subject.run, subject.options)
+
+
+def _playing(subject: Subject) -> Sequence[Check]:
+    return check_playing(subject.run, subject.options)
+
+
+def _own_code(subject: Subject) -> Sequence[Check]:
+    """On a first prompt, where one can be had without the hub; otherwise once it is there (`look_at_prompts`)."""
+    if not is_own(subject.options):
+        return []
+    # Own code is run by the episode code, which imports torch.
+    from geo_sokoban_pipeline.preflight.own_code import try_own_code
+
+    try:
+        row = _first_prompt(subject)
+    except Exception:  # files may hold anything; the data nodes say what is wrong with them
+        log.debug("no prompt to try own code on", exc_info=True)
+        return []
+    return [] if row is None else try_own_code(subject.run, row, subject.options, subject.parameters.seed)
+
+
+def _first_prompt(subject: Subject) -> dict[str, Any] | None:
+    data = subject.data
+    if data.source == "hub":
+        return None
+    if not isinstance(data, SokobanDataOptions):
+        from geo_sokoban_pipeline.preflight.problems import sample_problems
+
+        return next(iter(sample_problems(data, subject.task, _ROWS, None)[1]), None)
+    if data.source == "generate":
+        from geo_sokoban_pipeline.preflight.own_code import sample_level
+
+        return sample_level(data)
+    from geo_sokoban_pipeline.preflight.levels import first_prompt
+
+    return first_prompt(data, _ROWS)
+
+
+def _data(subject: Subject) -> Sequence[Check]:
+    """Of generated data, numbers and lengths are known before there are any."""
+    data, options, run = subject.data, subject.options, subject.run
+    if data.source != "generate":
+        return []
+    counts = data.counts
+    found = check_counts(run, options, counts.train, counts.validation, counts.eval)
+    return [*found, *_moves(subject)]
+
+
+def _moves(subject: Subject) -> Sequence[Check]:
+    data = subject.data
+    if data.source != "generate" or not hasattr(data, "max_solution"):
+        return []
+    return check_moves(subject.run, subject.options, data.max_solution, data.min_solution)
+
+
+def _machine(subject: Subject) -> Sequence[Check]:
+    threads = check_threads(subject.options.threads, subject.options.processes)
+    return [threads, *map(_lenient, [*check_libraries(), check_torchvision()])]
+
+
+def _lenient(check: Check) -> Check:
+    """A failure as a warning: whoever has another version may know why."""
+    return check if check.state != "failure" else Check(check.group, check.name, "warning", check.found, check.way_out)
+
+
+def _servers(subject: Subject) -> Sequence[Check]:
+    return check_launch(subject.run, subject.options)
+
+
+def _variables(subject: Subject) -> Sequence[Check]:
+    # What this one says can only be told with torch, whose import takes seconds.
+    return check_variables(subject, {name: value for name, value in os.environ.items() if name != NUM_GPUS})
+
+
+# Lengths and counts only of runs that make their data: other commands work on those of another run.
+_CHECKS: Mapping[str, Sequence[Callable[[Subject], Sequence[Check]]]] = {
+    "train": (_relations, _own_code, _data, _servers, _machine, _variables),
+    "rollout": (_playing, _own_code, _servers, _machine, _variables),
+    "update": (_machine,),
+    "evaluate": (_servers, _machine, _variables),
+    "control": (_servers, _machine),
+}
+
+
+_KINDS = ("train", "rollout", "update", "evaluate", "control")
+_LEVEL = "#####\n#@$.#\n#####"
+_PROBLEM = {"id": "tried", "answer": "1"}
+_PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
+_ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
+
+
+def check_plugins(run: str, parameters: ProjectParameters) -> None:
+    """See that what a run names can be found and accepts its arguments.
+
+    Raises:
+        ParameterError: names the full parameter path, the value, and the nearest known name.
+    """
+    kind, _, task = run.partition("_")
+    if kind not in _KINDS or task not in TASKS:
+        return
+    run = f"{TRAINING}{task}"  # the other kinds play with the options of this one
+    options: TrainOptions = getattr(parameters, run)
+    if kind == "update":
+        # It plays nothing, but credit per turn takes the arguments of the project's own reward.
+        if options.reward.function.startswith("geo_sokoban_pipeline."):
+            _try_reward(run, options)
+        return
+    environments = _own_environments()
+    factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
+    _try_reward(run, options)
+    if options.warm_start.steps:  # without one, nobody is imitated
+        _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
+    _find_module(f"{run}.rollout.function", options.rollout.function)
+    for own_factory, sample in environments:
+        if factory is own_factory:
+            _try(run, "env.args", partial(own_factory, sample, options.env.args))
+    if factory is environments[0][0]:
+        drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
+        if played is not None and drawn != played:
+            raise ParameterError(
+                f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
+                "first picture. Give both the same value."
+            )
+
+
+def _try_reward(run: str, options: TrainOptions) -> None:
+    reward = _find(f"{run}.reward.function", options.reward.function, "reward")
+    for own_reward, outcome in _own_rewards():
+        if reward is own_reward:
+            _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
+
+
+def _own_environments() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
+    """The project's own factories, Sokoban's first, and what each is tried on; not imported with every command."""
+    from geo_sokoban_pipeline.envs.geo3k import answer_env
+    from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+    from geo_sokoban_pipeline.envs.sokoban import Board
+    from geo_sokoban_pipeline.envs.sokoban.env import build_env
+
+    level = {"extra_info": {"env_config": Board.from_text(_LEVEL).to_env_config()}}
+    return [(build_env, level), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM)]
+
+
+def _own_rewards() -> list[tuple[Any, SimpleNamespace]]:
+    """The project's own rewards, and what each is tried on."""
+    from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
+    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+
+    of_answers = (math_reward, tolerance_reward, format_reward)
+    return [(compute_reward, _PLAYED), *((reward, _ANSWERED) for reward in of_answers)]
+
+
+def _find(path: str, spec: str, default_name: str) -> Any:
+    try:
+        return load_object(spec, default_name=default_name)
+    except PluginError as error:
+        raise ParameterError(f"{path}={spec}: {error}") from error
+    except Exception as error:  # own code may raise anything when it is loaded
+        raise ParameterError(f"{path}={spec}: it cannot be loaded. {explain(error)}") from error
+
+
+def _find_module(path: str, spec: str) -> None:
+    file = spec.partition(":")[0]
+    if file.endswith(".py"):
+        if not Path(file).expanduser().is_file():
+            raise ParameterError(f"{path}={spec}: there is no file {file}; relative paths start at {Path.cwd()}.")
+        return
+    module = spec.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(module) if module else None
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ParameterError(f"{path}={spec}: there is no module {module or spec!r}; check the spelling.")
+
+
+def _try(run: str, section: str, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        raise ParameterError(f"{run}.{text if text.startswith(section) else f'{section}.{text}'}") from error
