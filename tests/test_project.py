@@ -82,6 +82,7 @@ TOOLS = {
     "ipykernel": ("notebooks/01_explore_trajectories.ipynb", '"kernelspec"'),
     "jupyterlab": ("README.md", "jupyter lab"),
     "import-linter": ("Makefile", "lint-imports"),
+    "mkdocs-material": ("mkdocs.yml", "name: material"),
     "mypy": ("Makefile", "-m mypy"),
     "pre-commit": (".pre-commit-config.yaml", "repos:"),
     "pytest-benchmark": ("benchmarks/test_world.py", "(benchmark)"),
