@@ -45,14 +45,14 @@ NEAREST: dict[str, list[str]] = {
     "training/crew*.py": ["tests/training/test_crew_jobs.py", "tests/training/test_crew.py"],
     "training/shared_tensors.py": ["tests/training/test_crew.py"],
     "training/runtime.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
-    "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_leftovers.py", *LOOP],
+    "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_partial_rollouts.py", *LOOP],
     "training/batch.py": ["tests/grpo/test_scoring.py", *STEP],
     "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
     "rollout/engines/*.py": ["tests/rollout/engines/test_{name}.py", "tests/rollout/engines"],
     "rollout/*.py": [
         "tests/rollout/test_{name}.py",
         "tests/rollout",
-        "tests/training/test_leftovers.py",
+        "tests/training/test_partial_rollouts.py",
         *LOOP,
     ],
     "evaluation/*.py": [

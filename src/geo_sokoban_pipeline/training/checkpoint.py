@@ -67,13 +67,17 @@ class CheckpointHistory:
         start = self.validated.get("start")
         return None if start is None else float(start["solve_rate"])
 
-    def note_validation(self, version: int, solve_rate: float, episodes: int, *, is_saved: bool) -> None:
+    def note_validation(self, version: int, metrics: Mapping[str, float], episodes: int, *, is_saved: bool) -> None:
         """Note how a policy did.
 
         Args:
             version: of the policy; 0 is the one that GRPO started from.
+            metrics: of its validation; empty: there was nothing to validate on.
             is_saved: whether its checkpoint will be stored; only such a one can be the best.
         """
+        if not metrics:
+            return
+        solve_rate = metrics["eval/validation/sampled_solve_rate"]
         found = {"iteration": version - 1, "solve_rate": solve_rate}
         self.validated["newest" if version else "start"] = {**found, "episodes": episodes}
         if is_saved and (self.best is None or solve_rate > self.best["solve_rate"]):

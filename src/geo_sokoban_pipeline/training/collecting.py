@@ -98,9 +98,6 @@ def _reason(episode: Trajectory) -> FinishReason:
     return "length" if episode.finish_reason == "length" else "stop"
 
 
-# Collecting.
-
-
 @dataclass(frozen=True)
 class Collector:
     """Collects iterations of GRPO.
@@ -109,8 +106,8 @@ class Collector:
         run: namespace of the run, the first part of trajectory ids.
         seed: seed of the run.
         prompts: rows of the training prompts.
-        play: plays the episodes; None: `rollout.function`, in this process.
-        leftovers: groups that earlier iterations have aborted, with `rollout.partial`.
+        rollout_fn: rolls out the episodes; None: `rollout.function`, in this process.
+        partial: groups that earlier iterations have aborted, with `rollout.partial`.
     """
 
     run: str
@@ -119,8 +116,8 @@ class Collector:
     prompts: Rows
     policy: Policy
     engine: RolloutEngine
-    play: RolloutFn | None = None
-    leftovers: PartialRollouts = field(default_factory=PartialRollouts)
+    rollout_fn: RolloutFn | None = None
+    partial: PartialRollouts = field(default_factory=PartialRollouts)
 
     def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
         """Roll out and score one iteration; moves the sampler on.
@@ -137,9 +134,9 @@ class Collector:
         wanted, attempt = first, 0
         while True:
             # Aborted groups of earlier iterations come first, then new prompts.
-            before = self.leftovers.take(wanted)
+            before = self.partial.take(wanted)
             drawn = sampler.draw(iteration, wanted - len(before), attempt)
-            trajectories += self._play(iteration, drawn, len(chosen), before)
+            trajectories += self._roll_out(iteration, drawn, len(chosen), before)
             chosen += [*(group.prompt for group in before), *drawn]
             attempt += 1
             if len(chosen) >= limit:
@@ -153,11 +150,11 @@ class Collector:
         )
         apply_scores(trajectories, scores)
         if rollout.partial:
-            self.leftovers.keep(trajectories, dict(enumerate(chosen)))
-        self._follow(sampler, chosen, trajectories)
+            self.partial.keep(trajectories, dict(enumerate(chosen)))
+        _follow(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
         watched = task_of(self.options.task).watched
-        processes = 1 if self.play is None else self.options.processes
+        processes = 1 if self.rollout_fn is None else self.options.processes
         return trajectories, {**describe_rollout(trajectories, seconds, watched, processes), **scores.metrics}
 
     def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
@@ -167,7 +164,7 @@ class Collector:
         """
         return score_groups(trajectories, self.options.grpo, self.options.reward.args, min_groups=0)
 
-    def _play(
+    def _roll_out(
         self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[PartialGroup]
     ) -> list[Trajectory]:
         """Episodes of aborted groups, then of the prompts that were drawn."""
@@ -202,23 +199,14 @@ class Collector:
             options.task,
             self.engine.version,
         )
-        play = self.play or load_rollout_fn(options.rollout)
-        if self.options.rollout.over_sampling <= 1:
-            return play(self.engine, self.policy, tasks, settings)
-        return play(self.engine, self.policy, tasks, settings, enough=self._suffice)
+        roll_out = self.rollout_fn or load_rollout_fn(options.rollout)
+        if options.rollout.over_sampling <= 1:
+            return roll_out(self.engine, self.policy, tasks, settings)
+        return roll_out(self.engine, self.policy, tasks, settings, enough=self._suffice)
 
-    def _suffice(self, over: list[Trajectory]) -> bool:
+    def _suffice(self, complete: list[Trajectory]) -> bool:
         """Whether the groups that are complete give the update its `grpo.groups`."""
-        return self._probe(over).trained_groups >= self.options.grpo.groups
-
-    def _follow(self, sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
-        rates: dict[int, list[float]] = {}
-        for episode in trajectories:
-            solved = is_solved(episode)
-            if solved is not None:
-                rates.setdefault(episode.group_index, []).append(float(solved))
-        groups = sorted(rates)
-        sampler.update([chosen[group] for group in groups], [float(np.mean(rates[group])) for group in groups])
+        return self._probe(complete).trained_groups >= self.options.grpo.groups
 
 
 def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
@@ -234,13 +222,24 @@ def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[s
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)
 
 
+def _follow(sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
+    """Tell the sampler how many episodes of each prompt were solved."""
+    rates: dict[int, list[float]] = {}
+    for episode in trajectories:
+        solved = is_solved(episode)
+        if solved is not None:
+            rates.setdefault(episode.group_index, []).append(float(solved))
+    groups = sorted(rates)
+    sampler.update([chosen[group] for group in groups], [float(np.mean(rates[group])) for group in groups])
+
+
 def describe_rollout(
     trajectories: Sequence[Trajectory],
     seconds: float,
     watched: Sequence[tuple[str, str]] = (),
     processes: int = 1,
 ) -> dict[str, float | None]:
-    """Metrics of played episodes under slime's names; what no episode can tell is None.
+    """Metrics of episodes under slime's names; what no episode can tell is None.
 
     Response lengths count sampled tokens, as do the means of log-probs; `returns` are the episodes' rewards, which GRPO
     without a critic equates.
@@ -248,7 +247,7 @@ def describe_rollout(
     Args:
         seconds: that the rollout took.
         watched: further metrics of the episodes whose means are reported, as (metric, name).
-        processes: that played side by side; the seconds of engine and environment are means over them.
+        processes: that rolled out side by side; the seconds of engine and environment are means over them.
     """
     rewards = [episode.reward for episode in trajectories if episode.reward is not None]
     solved = [float(value) for episode in trajectories if (value := is_solved(episode)) is not None]

@@ -31,6 +31,7 @@ from geo_sokoban_pipeline.grpo.scoring import newest_version
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.rollout import RolloutFn
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind
@@ -114,7 +115,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
     if first >= loop.iterations:
         yield {}, {}, {}, Complete(first)
         return
-    # Validations are numbered by the policy version that played: the newest checkpoint's is one further.
+    # Validations are numbered by the policy version that rolled them out: the newest checkpoint's is one further.
     yield Rewind(newest), Rewind(first if newest >= 0 else -1), Rewind(newest), Rewind(newest)
 
     with ExitStack() as owned:
@@ -135,17 +136,25 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         history = CheckpointHistory.of(manifest, resume["stored"])
         signal = owned.enter_context(closing(SignalWatch(task)))
         backend.crew = crew = owned.enter_context(open_crew(policy, options))
-        play = None if crew is None else crew.play
-        collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, play)
+        roll_out = None if crew is None else crew.play
+        collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
+        held_out = len(inputs.validation_prompts[: loop.eval_prompts])
         whole, writing = Stopwatch(), Stopwatch()  # of saving the iteration before
 
         for iteration in range(first, loop.iterations):
             began = time.perf_counter()
             row: dict[str, Any] = {"iteration": iteration, "policy_version": iteration}
             validations: dict[str, Any] = {}
+            is_saved = is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations)
+            validating = Stopwatch()
             if iteration == 0 and loop.eval_interval:
-                sync_weights(engine, crew, 0)
-                validations |= _validate(inputs, 0, policy, engine, crew, history, row)
+                with validating.running():
+                    sync_weights(engine, crew, 0)
+                    episodes, measured = _validate(inputs, 0, policy, engine, roll_out)
+                validations |= episodes
+                # The first row may hold two validations: version 0's metrics have names of their own.
+                row |= start_names(measured)
+                history.note_validation(0, measured, held_out, is_saved=False)
                 signal.follow_start(history.start_rate, options.warm_start.steps)
             work = Stopwatch() if crew is None else Stopwatch(crew.cpu_clock)
             with work.running():
@@ -184,7 +193,13 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             # Validate.
             if loop.eval_interval and is_eval_due(iteration, loop.eval_interval):
                 logger.debug("iteration %d: validate", iteration)
-                validations |= _validate(inputs, iteration + 1, policy, engine, crew, history, row)
+                with validating.running():
+                    episodes, measured = _validate(inputs, iteration + 1, policy, engine, roll_out)
+                validations |= episodes
+                row |= measured
+                history.note_validation(iteration + 1, measured, held_out, is_saved=is_saved)
+            if validating.seconds:
+                row["perf/eval_time"] = validating.seconds
             row["perf/step_time"] = time.perf_counter() - began
             # A row is stored before its own saving is over: it has the times of the one before.
             row |= {
@@ -197,7 +212,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
 
             # Commit: episodes, then metrics, then the checkpoint, whose manifest makes the iteration count.
             checkpoint: dict[str, Any] = {}
-            if is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations):
+            if is_saved:
                 keep = history.add(iteration, loop.keep_last, keep_best=loop.keep_best)
                 entries = {
                     "iteration": iteration,
@@ -240,37 +255,21 @@ def sync_weights(engine: RolloutEngine, crew: Crew | None, version: int) -> None
 
 
 def _validate(
-    inputs: RunInputs,
-    version: int,
-    policy: Policy,
-    engine: RolloutEngine,
-    crew: Crew | None,
-    history: CheckpointHistory,
-    row: dict[str, Any],
-) -> dict[str, Any]:
-    """Roll out the validation prompts; adds what they measure to `history` and `row`.
+    inputs: RunInputs, version: int, policy: Policy, engine: RolloutEngine, roll_out: RolloutFn | None
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Roll out the validation prompts.
 
     Returns:
-        Their episodes by partition; `{}` without validation prompts.
+        Their episodes by partition, and the metrics `eval/validation/…`; both empty without validation prompts.
     """
-    began = time.perf_counter()
-    loop = inputs.options.loop
-    rows = inputs.validation_prompts[: loop.eval_prompts]
+    rows = inputs.validation_prompts[: inputs.options.loop.eval_prompts]
     if not rows:
-        return {}
-    play = None if crew is None else crew.play
-    played, metrics = validate_policy(inputs.run, inputs.seed, inputs.options, rows, policy, engine, version, play)
-    logger.info("validation @%d: %s", version, describe_rates(metrics))
-    history.note_validation(
-        version,
-        metrics["eval/validation/sampled_solve_rate"],
-        len(rows),
-        is_saved=version > 0 and is_save_due(version - 1, loop.save_interval, num_iterations=loop.iterations),
+        return {}, {}
+    episodes, metrics = validate_policy(
+        inputs.run, inputs.seed, inputs.options, rows, policy, engine, version, roll_out
     )
-    # The first row holds two validations where one follows every iteration: version 0's has names of its own.
-    row |= metrics if version else start_names(metrics)
-    row["perf/eval_time"] = row.get("perf/eval_time", 0.0) + time.perf_counter() - began
-    return name_parts(version, played, policy.table_context)
+    logger.info("validation @%d: %s", version, describe_rates(metrics))
+    return name_parts(version, episodes, policy.table_context), metrics
 
 
 class LogProbGapError(RuntimeError):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 _LOOP = """graph TD
-  state[(resume_state)] --> draw[draw prompts]
-  draw --> play[play episodes]
-  play --> score[score: rewards, advantages, filter]
+  state[(resume_state)] --> collect[collect: draw prompts, roll out]
+  collect --> score[score: advantages, filter]
+  score -- too little signal --> collect
   score --> update[update: optimizer steps]
-  update --> evaluate{validation due?}
-  evaluate --> save[save trajectories, metrics, checkpoint]
-  save --> draw
-  save --> done[COMPLETE]
+  update --> sync[sync weights]
+  sync --> validate[validate, where due]
+  validate --> commit[commit: trajectories, metrics, checkpoint]
+  commit --> collect
+  commit --> done[COMPLETE]
 """
 
 

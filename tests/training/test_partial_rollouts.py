@@ -25,10 +25,10 @@ def test_an_aborted_reply_is_gone_on_with():
     engine = ScriptedEngine({0: [("abcdef", "stop")], 1: [("xyz", "stop")]})
     first = play(engine, enough=lambda over: True)
     assert [episode.status for episode in first] == ["aborted", "completed"]
-    leftovers = PartialRollouts()
-    leftovers.keep(first, {0: 40, 1: 41})
-    (group,) = leftovers.take(5)
-    assert (group.prompt, group.seeds, leftovers.groups) == (40, [10], [])
+    partial = PartialRollouts()
+    partial.keep(first, {0: 40, 1: 41})
+    (group,) = partial.take(5)
+    assert (group.prompt, group.seeds, partial.groups) == (40, [10], [])
     (past,) = group.pasts
     assert past is not None and "".join(map(chr, past.token_ids)) == "abc"
 
