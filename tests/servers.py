@@ -67,7 +67,7 @@ def descendants() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "supervisor.py" in " ".join(process.cmdline()) or "sglang" in " ".join(process.cmdline()):
+            if "processes.py" in " ".join(process.cmdline()) or "sglang" in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue

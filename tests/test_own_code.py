@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.runs.fingerprint import explain, forget_edited, hash_own_code, own_files
+from geo_sokoban_pipeline.runs.own_code import explain, forget_edited, hash_own_code, own_files
 
 FILES = {
     "task.py": "import numpy\nimport prices\nfrom parts import drawing\n\ndef reward(): return prices.PRICE\n",

@@ -33,10 +33,8 @@ class TinyPolicyOptions(StrictModel):
     """Sizes of the tiny Qwen3-VL that the project builds itself; the defaults give about 0.45 million weights."""
 
     vocabulary: int = Field(384, ge=256, le=32_768, description="BPE entries before special tokens; 256 are the bytes.")
-    # Left out where it is the default, so that fingerprints of Sokoban's runs stay what they were.
     texts: Literal["sokoban", "geo3k"] = Field(
         "sokoban",
-        exclude_if=lambda texts: texts == "sokoban",
         description="Texts that the vocabulary is made for, see `policies.tokenizer_texts`.",
     )
     hidden: int = Field(64, ge=8, le=8192, description="Width of the language model.")
@@ -93,16 +91,13 @@ class PolicyOptions(StrictModel):
     path: str | None = Field(None, description="Local folder or hub id; None with source tiny.")
     revision: str | None = Field(None, description="Revision on the hub; None: its default branch.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights in memory.")
-    # These two are left out where they are the default, so that fingerprints of runs without them stay what they were.
     compute: Literal["bfloat16"] | None = Field(
         None,
-        exclude_if=lambda compute: compute is None,
         description="Type of matrix products over weights that stay in `dtype`: a learning rate of 1e-6 moves no "
         "weight that is kept in bfloat16. None: that of the weights.",
     )
     device: Literal["cpu", "cuda", "auto"] = Field(
         "cpu",
-        exclude_if=lambda device: device == "cpu",
         description="Where the model lies. auto: a GPU where torch sees one, else the CPU.",
     )
     attention: Literal["sdpa", "eager"] = Field(
@@ -133,10 +128,7 @@ class TeacherOptions(StrictModel):
     noise: Share = Field(0.0, description="Share of moves replaced by random legal ones.")
     solved_only: bool = Field(False, description="Imitate solved episodes only.")
     max_turns: Count | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")
-    # Left out where nothing is given, so that fingerprints of runs without them stay what they were.
-    args: dict[str, Any] = Field(
-        default_factory=dict, exclude_if=lambda given: not given, description="Further arguments of the factory."
-    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the factory.")
 
 
 class WarmStartOptions(StrictModel):

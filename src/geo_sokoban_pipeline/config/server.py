@@ -19,7 +19,6 @@ from pydantic import Field, SecretStr, model_validator
 
 from geo_sokoban_pipeline.config.base import MOST, Count, Port, Seconds, StrictModel
 
-HASHED = "hash:"
 # Variables of a server that decide what its replies mean, and why they are not free.
 FIXED_VARIABLES = {
     "SGLANG_VLM_CACHE_SIZE_MB": "cached features of pictures outlive the vision weights that made them",
@@ -40,7 +39,7 @@ def hash_secret(name: str, value: str) -> str:
     """What is stored in place of a secret: enough to see that it has changed, too little to read it."""
     # scrypt, not a plain hash: a short password could be found by trying all.
     digest = hashlib.scrypt(value.encode(), salt=name.encode(), n=1 << 12, r=8, p=1, dklen=16).hex()
-    return f"{HASHED}{digest}"
+    return f"hash:{digest}"
 
 
 def is_everywhere(host: str) -> bool:

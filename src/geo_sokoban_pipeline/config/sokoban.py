@@ -96,7 +96,6 @@ class SokobanDataOptions(StrictModel):
     max_steps: Count = Field(100, description="Moves after which an episode ends, kept in env_config.")
     observation: Literal["image", "text"] = Field(
         "image",
-        exclude_if=lambda chosen: chosen == "image",
         description="How a policy sees the board, in the prompt and after each of its turns. image: drawn. text: "
         "written in the dataset's symbols, without any image, to ask whether a task needs its images.",
     )

@@ -44,10 +44,8 @@ class BarOptions(StrictModel):
     at_least: float | None = Field(None, ge=-100, le=100, description="Least points. None: no lower bar.")
     at_most: float | None = Field(None, ge=-100, le=100, description="Most points. None: no upper bar.")
     apart: bool = Field(False, description="The two 95 % Wilson intervals must not overlap.")
-    # Left out where it is the default, so that stored results of Sokoban stay what they were.
     measure: Literal["solved", "first_attempt"] = Field(
         "solved",
-        exclude_if=lambda measure: measure == "solved",
         description="Rate of solved episodes, or of those (of geometry) whose first attempt is correct.",
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from geo_sokoban_pipeline.runs.fingerprint import own_files, pin
+from geo_sokoban_pipeline.runs.own_code import own_files, pin
 
 
 class PluginError(ValueError):

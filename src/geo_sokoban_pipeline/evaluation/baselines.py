@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.evaluation.levels import moves_per_turn
 from geo_sokoban_pipeline.evaluation.metrics import Ending, Rows
 from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward, check_step, conclude_episode
-from geo_sokoban_pipeline.runs.fingerprint import explain
+from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import World, task_of
 

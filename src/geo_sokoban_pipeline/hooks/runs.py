@@ -33,9 +33,10 @@ from geo_sokoban_pipeline.hooks.parameters import (
 )
 from geo_sokoban_pipeline.hub import PolicyUnavailableError
 from geo_sokoban_pipeline.preflight.stored import TRAINING, check_stored_run, find_damaged_rows
-from geo_sokoban_pipeline.runs.fingerprint import FingerprintError, forget_edited
+from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, RunLockedError
+from geo_sokoban_pipeline.runs.own_code import forget_edited
 from geo_sokoban_pipeline.runs.provenance import CommandRecord, describe_maker, typed_command
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 

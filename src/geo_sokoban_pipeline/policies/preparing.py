@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,10 @@ from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hub import fetch_policy
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.runs.policy_folder import TRAINER_FILES, find_policy_folder, link_or_copy
-from geo_sokoban_pipeline.runs.storage import MANIFEST
-
-Writer = Callable[[Path], dict[str, Any]]
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, find_policy_folder, link_policy
 
 
-def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, Any]) -> Writer:
+def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, Any]) -> FolderWriter:
     """Writer of the starting policy's folder.
 
     Args:
@@ -36,14 +32,10 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
     # Loaded once to be refused now rather than after the warm start.
     load_policy(source, options.dtype, options.attention)
 
-    def link(folder: Path) -> dict[str, Any]:
-        link_policy_files(source, folder)
-        return entries
-
-    return link
+    return link_policy(source, entries)
 
 
-def policy_writer(policy: Policy, entries: dict[str, Any]) -> Writer:
+def policy_writer(policy: Policy, entries: dict[str, Any]) -> FolderWriter:
     """Writer that saves a policy in memory; the manifest records `entries`."""
 
     def write(folder: Path) -> dict[str, Any]:
@@ -51,15 +43,3 @@ def policy_writer(policy: Policy, entries: dict[str, Any]) -> Writer:
         return entries
 
     return write
-
-
-def link_policy_files(source: Path, folder: Path) -> None:
-    """Link or copy what a policy is loaded from, and nothing of its trainer."""
-    for path in sorted(source.rglob("*")):
-        name = path.relative_to(source)
-        if (
-            path.is_file()
-            and path.name not in (MANIFEST, *TRAINER_FILES)
-            and path.suffix in (".json", ".safetensors", ".jinja", ".txt")
-        ):
-            link_or_copy(path.resolve(), folder / name)

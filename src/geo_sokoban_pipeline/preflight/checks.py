@@ -16,7 +16,8 @@ from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.config.study import CheckPipelineOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
-from geo_sokoban_pipeline.runs.fingerprint import own_files, where
+from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.own_code import own_files, where
 from geo_sokoban_pipeline.runs.storage import MANIFEST
 
 State = Literal["ok", "warning", "failure", "skipped"]
@@ -102,7 +103,7 @@ class Subject:
     @property
     def models(self) -> Path:
         """Folder of the run's policies, checkpoints and lock."""
-        return self.data_root / "06_models" / self.run / self.parameters.run_id
+        return self._folders.models
 
     @property
     def base_policy(self) -> Path | None:
@@ -117,12 +118,16 @@ class Subject:
     @property
     def outputs(self) -> Path:
         """Folder of the run's trajectories and metrics."""
-        return self.data_root / "07_model_output" / self.run / self.parameters.run_id
+        return self._folders.outputs
 
     @property
     def reports(self) -> Path:
         """Folder of the run's summary and report."""
-        return self.data_root / "08_reporting" / self.run / self.parameters.run_id
+        return self._folders.reports
+
+    @property
+    def _folders(self) -> RunFolders:
+        return RunFolders.of(self.data_root, self.run, self.parameters.run_id)
 
     def _stored(self, name: str) -> Path | None:
         folder = self.models / name

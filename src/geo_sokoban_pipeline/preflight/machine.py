@@ -14,6 +14,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS, VARIABLES, Variable, unknown_variables
 from geo_sokoban_pipeline.preflight.checks import Check, State, Subject
+from geo_sokoban_pipeline.processes import count_cores
 
 _GROUP = "machine"
 _PACKAGE = "geo-sokoban-pipeline"
@@ -68,7 +69,7 @@ def check_threads(
         cores: that this process may use; None: as the system says.
         load: runnable processes of the last minute, this one included; None: as the system says.
     """
-    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    cores = count_cores() if cores is None else cores
     load = os.getloadavg()[0] if load is None else load
     each = threads or cores
     used = each * processes

@@ -34,7 +34,7 @@ from geo_sokoban_pipeline.rollout.episode import (
     close_environment,
     conclude_episode,
 )
-from geo_sokoban_pipeline.runs.fingerprint import explain
+from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories

@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import BackgroundLoop
-from geo_sokoban_pipeline.runs.fingerprint import explain
+from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import difficulty_text, prompt_key
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn

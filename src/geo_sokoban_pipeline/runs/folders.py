@@ -23,6 +23,7 @@ from geo_sokoban_pipeline.runs.storage import (
     remove_temporaries,
 )
 
+MODELS, OUTPUTS, REPORTS = "06_models", "07_model_output", "08_reporting"  # layers that hold runs, as in the catalog
 DATA_NOTE = "data.json"  # of a run, and of a task's data: what the tables follow from
 
 
@@ -43,8 +44,7 @@ class RunFolders:
     @classmethod
     def of(cls, data_root: Path, run: str, run_id: str) -> RunFolders:
         """Folders of `run_id` of the namespace `run`."""
-        layers = ("06_models", "07_model_output", "08_reporting")
-        return cls(*(data_root / layer / run / run_id for layer in layers))
+        return cls(*(data_root / layer / run / run_id for layer in (MODELS, OUTPUTS, REPORTS)))
 
     def tidy(self) -> None:
         """Delete what killed commands left half-written; for those who hold the run's lock."""
@@ -199,8 +199,7 @@ class RunStore:
             SourceError: fewer than two names, one twice, or one that is not stored.
         """
         stored = sorted(
-            f"{path.parent.parent.name}/{path.parent.name}"
-            for path in (self.root / "07_model_output").glob("train_*/*/metrics")
+            f"{path.parent.parent.name}/{path.parent.name}" for path in (self.root / OUTPUTS).glob("train_*/*/metrics")
         )
         known = f"Stored are {', '.join(stored)}." if stored else f"No training run is stored in {self.root}."
         found = [name if "/" in name else f"train_sokoban/{name}" for name in names]
@@ -215,18 +214,18 @@ class RunStore:
 
     def evaluation(self, source: SourceOptions) -> dict[str, Any]:
         """The summary of a run's evaluation; `{}` where it has none."""
-        path = self.root / "08_reporting" / source.run / source.run_id / "eval_summary.json"
+        path = self._folders(source).reports / "eval_summary.json"
         found: dict[str, Any] = read_json(path) if path.is_file() else {}
         return found
 
     def held_out_files(self, source: SourceOptions) -> dict[str, Path]:
         """Files of the evaluation's episodes by partition, `iter=<number of the policy>/part-…`."""
-        folder = self._outputs(source) / "held_out_trajectories"
+        folder = self._folders(source).outputs / "held_out_trajectories"
         return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("iter=*/part-*.parquet"))}
 
     def commands(self, source: SourceOptions) -> list[dict[str, Any]]:
         """The commands that have made a run, see `runs/provenance.py`."""
-        return read_commands(self._outputs(source))
+        return read_commands(self._folders(source).outputs)
 
     def settings(self, source: SourceOptions) -> dict[str, Any]:
         """What a run's newest checkpoint was made with: its fingerprint, flat, and threads and processes."""
@@ -239,11 +238,11 @@ class RunStore:
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""
-        files = _by_iteration((self._outputs(source) / "metrics").glob("iter=*.json"))
+        files = _by_iteration((self._folders(source).outputs / "metrics").glob("iter=*.json"))
         return [read_json(file) for file in files.values()]
 
-    def _outputs(self, source: SourceOptions) -> Path:
-        return self.root / "07_model_output" / source.run / source.run_id
+    def _folders(self, source: SourceOptions) -> RunFolders:
+        return RunFolders.of(self.root, source.run, source.run_id)
 
     def _trajectories(self, source: SourceOptions) -> dict[int, Path]:
         """Folder of each stored iteration's trajectories.
@@ -251,7 +250,7 @@ class RunStore:
         Raises:
             SourceError: there are none.
         """
-        folder = self._outputs(source) / "trajectories"
+        folder = self._folders(source).outputs / "trajectories"
         stored = _by_iteration(path for path in folder.glob("iter=*") if path.is_dir())
         if not stored:
             raise SourceError(
@@ -287,14 +286,14 @@ class RunStore:
 
     def _others(self, source: SourceOptions) -> str:
         """Which other runs there are, for a message."""
-        folder = self.root / "06_models" / source.run
-        names = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != source.run_id)
+        own = self._models(source)
+        names = sorted(path.name for path in own.parent.glob("*") if path.is_dir() and path != own)
         return (
             f" Run ids of {source.run} that are stored: {', '.join(names)}; source.run_id names one." if names else ""
         )
 
     def _models(self, source: SourceOptions) -> Path:
-        return self.root / "06_models" / source.run / source.run_id
+        return self._folders(source).models
 
     def _checkpoints(self, source: SourceOptions) -> dict[int, Path]:
         found = (self._models(source) / "checkpoints").glob(f"iter=*/{MANIFEST}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ FolderWriter = Callable[[Path], dict[str, Any]]
 
 # What a checkpoint holds beside the policy; nobody but a trainer that goes on from it needs them.
 TRAINER_FILES = ("optimizer.safetensors", "trainer_state.json")
+_POLICY_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt")
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 
 
@@ -127,6 +128,24 @@ def write_policy(path: Path, source: PolicyFolder | FolderWriter) -> PolicyFolde
         return entries
 
     return PolicyFolder(path, write_folder(path, copy))
+
+
+def link_policy(source: Path, entries: Mapping[str, Any]) -> FolderWriter:
+    """Writer of a folder that shares a policy's files, under a manifest of its own.
+
+    Args:
+        source: folder of the policy; of what lies there, only what a policy is loaded from is linked, nothing of its
+            trainer.
+        entries: of the manifest.
+    """
+
+    def write(folder: Path) -> dict[str, Any]:
+        for path in sorted(source.rglob("*")):
+            if path.suffix in _POLICY_SUFFIXES and path.name not in (MANIFEST, *TRAINER_FILES) and path.is_file():
+                link_or_copy(path.resolve(), folder / path.relative_to(source))
+        return dict(entries)
+
+    return write
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -9,7 +9,6 @@ A node reads the file through the catalog entry `{run}.commands` (a list of entr
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import subprocess
@@ -23,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.masking import mask_word
+from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json, write_json
 
 _PROGRAM = ("src", "conf")  # what results depend on, of a checkout
+_COMPUTING = ("geo-sokoban-pipeline", "kedro", "torch", "transformers", "pyarrow", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
 COMMANDS_FILE = "commands.json"
 _RENEWAL = 5.0  # seconds between two renewals of an entry: what `kill -9` may lose of the total
@@ -145,8 +146,13 @@ def describe_maker(project: Path, *, benchmarks: bool = False) -> dict[str, Any]
         "transformers": version("transformers"),
         "processor": find_processor(_PROCESSORS),
         "machine": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_cores(),
     }
+
+
+def read_versions(*names: str) -> dict[str, str]:
+    """Version of each installed package; without names, of those that compute results."""
+    return {name: version(name) for name in names or _COMPUTING}
 
 
 def find_commit(project: Path, program: Sequence[str] = _PROGRAM) -> str | None:

@@ -165,7 +165,7 @@ def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, 
         for number, further in enumerate(study.evaluations):
             prompts = {**given, **_override(task, given, further.train, further.data(study.task), share)}
             everything = _resolve(f"study_{name}.evaluations.{number}", task, prompts)
-            policy = str(own / "06_models" / task.run / run_id / "final_policy")
+            policy = str(RunFolders.of(own, task.run, run_id).models / "final_policy")
             source = {"run": task.run, "run_id": run_id, "checkpoint": policy}
             evaluation = {f"evaluate_{task.name}": {"source": source}}
             # A tracking store of its own for every set would cost more than the evaluation.

@@ -8,10 +8,8 @@ made before is taken for a result of it.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -23,10 +21,11 @@ from types import FrameType
 from typing import IO, Any
 
 from geo_sokoban_pipeline.console import Progress, track
+from geo_sokoban_pipeline.processes import count_cores, tethered
+from geo_sokoban_pipeline.runs.folders import REPORTS
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
-from geo_sokoban_pipeline.studies import tether
 from geo_sokoban_pipeline.studies.plan import Command, Member
 
 
@@ -43,7 +42,7 @@ class StudyFolder:
     @classmethod
     def of(cls, root: Path, name: str) -> StudyFolder:
         """Folder of a study in a data root."""
-        return cls(root / "08_reporting" / "studies" / name)
+        return cls(root / REPORTS / "studies" / name)
 
     def log(self, member: Member) -> Path:
         """What the member's processes have said."""
@@ -187,11 +186,6 @@ def run_members(
         raise MemberError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
 
 
-def count_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def _is_free(member: Member, told: set[str]) -> bool:
     """Whether nobody works on a member's run, a child of an earlier study for instance; says so once if not."""
     holder = find_holder(member.models)
@@ -214,8 +208,7 @@ def _start(member: Member, command: Command, folder: StudyFolder) -> _Child:
     whole = not any(entry.name != LOCK_FILE for entry in _entries(member.models))
     logger.info("%s: %s", member.run_id, "started" if whole else "goes on")
     process = subprocess.Popen(
-        # Not preexec_fn: it is not safe where the study itself runs beside other threads.
-        [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command.words(config)],
+        tethered(command.words(config)),
         cwd=command.project,
         env=command.environment(member.root),
         stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, GradingPool
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default
 from geo_sokoban_pipeline.rewards.math_answer.slime_exact import examine_slime
+from grading import grade_all
 
 PIECES = (
     *("\\boxed{", "}", "{", "\\frac", "\\frac{1}{2}", "\\sqrt", "\\sqrt{2}", "\\pi", "^", "^{2}", "_", "**", "!", "("),
@@ -128,7 +129,7 @@ def test_worker_does_not_grow(pool):
 
     def run(start: int) -> int:
         pairs = [(f"\\boxed{{({n}+x)(x+1)}}", f"x^2 + {n + 1} x + {n}") for n in range(start, start + 100)]
-        assert all(grade.correct for grade in grader.grade_all(pairs, patience=900))
+        assert all(grade.correct for grade in grade_all(grader, pairs, patience=900))
         (pid,) = pool.worker_pids
         return psutil.Process(pid).memory_info().rss
 

@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.rewards.math_answer.slime_exact import (
     string_form,
     symbolic_form,
 )
+from grading import grade_all
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_worked_examples_of_whole_responses(pool, response, label, correct):
 def test_recorded_verdicts(pool, math_pairs):
     grader = Grader("slime_exact", pool=pool)
     recorded = [pair for pair in math_pairs if pair["slime_default"] is not None]
-    grades = grader.grade_all([(pair["response"], pair["ground_truth"]) for pair in recorded], patience=900)
+    grades = grade_all(grader, [(pair["response"], pair["ground_truth"]) for pair in recorded], patience=900)
     differing = [p for p, g in zip(recorded, grades, strict=True) if g.correct != p["slime_default"]]
     assert len(recorded) > 200
     assert differing == []

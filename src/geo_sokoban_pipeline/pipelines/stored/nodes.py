@@ -14,9 +14,10 @@ from geo_sokoban_pipeline.config.grpo import (
     TrainOptions,
     UpdatePipelineOptions,
 )
-from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, read_versions, release
+from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import SourceError
+from geo_sokoban_pipeline.runs.provenance import read_versions
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
 
 if TYPE_CHECKING:

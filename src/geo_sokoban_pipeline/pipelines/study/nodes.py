@@ -40,9 +40,10 @@ def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[s
         parameters: all of them.
         studies: names of those that this pipeline has; `default` means the first one.
     """
+    from geo_sokoban_pipeline.processes import count_cores
     from geo_sokoban_pipeline.reporting.study_docs import MarkerError, check_docs
     from geo_sokoban_pipeline.studies.plan import plan_members
-    from geo_sokoban_pipeline.studies.run import StudyFolder, count_cores
+    from geo_sokoban_pipeline.studies.run import StudyFolder
 
     options = validate_parameters(parameters.get("study", {}), StudyOptions, prefix="study")
     name = _choose(options, studies)

@@ -17,7 +17,8 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     policy_parameters,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.runs.policy_folder import TRAINER_FILES, FolderWriter, PolicyFolder, PolicyState, link_or_copy
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState, link_policy
+from geo_sokoban_pipeline.runs.provenance import read_versions
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def warm_start(
         return stored
     _look_at_prompts(rows, options, seed)
     if options.warm_start.steps == 0:
-        return _link_policy(base, {"fingerprint": wanted, "history": []})
+        return link_policy(base.path, {"fingerprint": wanted, "history": []})
     from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.torch import DivergedError
@@ -144,7 +145,7 @@ def select_policy(
             "evaluation.checkpoint=best: no checkpoint solves more validation prompts than the policy that GRPO "
             "started from, so this one is the final policy"
         )
-        return _link_policy(start, {**entries, "iteration": START, "policy_version": 0})
+        return link_policy(start.path, {**entries, "iteration": START, "policy_version": 0})
     name = f"iter={number:05d}"
     if name not in checkpoints:  # trained without loop.keep_best, or somebody has deleted it
         listed = ", ".join(str(checkpoint["iteration"]) for checkpoint in checkpoints.values())
@@ -162,7 +163,7 @@ def select_policy(
     chosen = checkpoints[name]
     folder = PolicyFolder(chosen["dir"], chosen["manifest"])
     kept = {name: chosen["manifest"][name] for name in ("iteration", "policy_version", "sampler")}
-    return _link_policy(folder, {**kept, **entries, **({"better": better} if better else {})})
+    return link_policy(folder.path, {**kept, **entries, **({"better": better} if better else {})})
 
 
 def evaluate_policies(
@@ -257,14 +258,6 @@ def read_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def read_versions() -> dict[str, str]:
-    """Versions of what computed the results."""
-    from importlib.metadata import version
-
-    names = ("geo-sokoban-pipeline", "kedro", "torch", "transformers", "pyarrow", "numpy")
-    return {name: version(name) for name in names}
-
-
 def _look_at_prompts(rows: list[dict[str, Any]], options: TrainOptions, seed: int) -> None:
     from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts
 
@@ -280,15 +273,3 @@ def _stored(what: str, state: PolicyState, wanted: dict[str, Any]) -> PolicyFold
         return None
     check_fingerprint(what, state.manifest["fingerprint"], wanted)
     return PolicyFolder(state.path, state.manifest)
-
-
-def _link_policy(source: PolicyFolder, entries: dict[str, Any]) -> FolderWriter:
-    """Writer that links a policy's files, without the trainer's, under a manifest of its own."""
-
-    def write(folder: Any) -> dict[str, Any]:
-        for name in source.manifest["files"]:
-            if name not in TRAINER_FILES:
-                link_or_copy(source.path / name, folder / name)
-        return entries
-
-    return write

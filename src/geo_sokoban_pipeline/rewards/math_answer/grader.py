@@ -1,19 +1,24 @@
-"""Graders of this process: one for each set of rules, all with one pool, made when first used and closed at the end."""
+"""Grading an answer: rules at once, algebra in worker processes, every text only once.
+
+Equal answers to equal labels get one grade, also while it is being worked on, so that an environment and a reward agree
+and nobody pays twice. `grade_answer` serves a whole process: one grader for each set of rules, all with one pool.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import atexit
+import math
 import os
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as WaitTimeoutError
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Self, get_args
+
+from cachetools import LRUCache
 
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default, extract_answer
 from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, GradingPool, Outcome
@@ -87,9 +92,6 @@ def prepare_grade(
     return _shared.grader(grader, tolerance).submit(response, ground_truth)
 
 
-# Grader: rules at once, algebra in the pool, and every text only once.
-
-
 PATIENCE = 60.0  # seconds from when an answer is handed in, waiting for its turn included
 CACHE_SIZE = 1 << 16  # grades
 
@@ -106,6 +108,12 @@ _RULES: dict[str, _Rules] = {
     "deepscaler": _Rules(behind_thoughts, examine_slime),
     "geo3k": _Rules(boxed_answer, examine_geo3k),
 }
+
+
+@dataclass
+class _Cached:
+    grade: Future[Grade]
+    expires: float = math.inf  # `time.monotonic()` from which it is worked on anew
 
 
 class Grader:
@@ -140,8 +148,8 @@ class Grader:
         self._tolerance = float(tolerance)
         self._own_pool = GradingPool(workers, time_limit) if pool is None else None
         self._pool = pool or self._own_pool
-        self._cache: OrderedDict[bytes, Future[Grade]] = OrderedDict()
-        self._cache_size = cache_size
+        # Futures, so that what is being worked on is known too: `functools.lru_cache` holds results alone.
+        self._cache: LRUCache[bytes, _Cached] = LRUCache(cache_size)
         self._lock = threading.Lock()
 
     def submit(self, response: str | None, label: object, *, patience: float = PATIENCE) -> Future[Grade]:
@@ -150,7 +158,7 @@ class Grader:
         Args:
             response: text of the policy; None counts as empty.
             label: ground truth, a text or a number; None: there is none.
-            patience: seconds after which an answer that nobody has got to counts as wrong, with rule `timeout`.
+            patience: seconds after which an answer that no worker has got to counts as wrong, with rule `timeout`.
 
         Returns:
             Its grade, done already where no algebra is needed.
@@ -163,13 +171,11 @@ class Grader:
             return _done(Grade(False, "no_box"))
         key = blake2b(f"{len(box)}:{box}{truth}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         with self._lock:
-            if (known := self._cache.get(key)) is not None:
-                self._cache.move_to_end(key)
-                return known
+            known = self._cache.get(key)
+            if known is not None and time.monotonic() < known.expires:
+                return known.grade
             grade: Future[Grade] = Future()
-            self._cache[key] = grade
-            while len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
+            self._cache[key] = _Cached(grade)
         try:
             self._begin(grade, key, box, truth, patience)
         except BaseException as error:
@@ -185,30 +191,6 @@ class Grader:
             WorkerError: a worker process is needed and cannot be started.
         """
         return self._take(self.submit(response, label, patience=patience), response, time.monotonic() + patience)
-
-    def grade_all(self, pairs: Iterable[tuple[str | None, object]], *, patience: float = PATIENCE) -> list[Grade]:
-        """Grade pairs of response and label side by side.
-
-        Args:
-            patience: seconds for all of them; what is not decided by then is wrong, with rule `timeout`.
-
-        Returns:
-            Grades in the order of the pairs.
-
-        Raises:
-            WorkerError: a worker process is needed and cannot be started.
-        """
-        deadline = time.monotonic() + patience
-        begun = [(self.submit(r, t, patience=deadline - time.monotonic()), r) for r, t in pairs]
-        return [self._take(future, response, deadline) for future, response in begun]
-
-    async def grade_async(self, response: str | None, label: object, *, patience: float = PATIENCE) -> Grade:
-        """The same as `grade`, for code that runs in an event loop; the loop is not blocked."""
-        future = self.submit(response, label, patience=patience)
-        try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience)
-        except TimeoutError:
-            return self._late(response)
 
     def close(self) -> None:
         """End the workers, unless they are of a shared pool. Closing twice does nothing."""
@@ -242,9 +224,11 @@ class Grader:
         # The fault may be the machine's, another time it may be decided.
         if answer == "failed":
             self._forget(key)
-        elif answer == "late" and self._pool is not None:
+        elif answer == "late":
             # Who asks soon again, as the reward does after the environment, gets the same verdict and does not wait.
-            self._pool.call_later(patience, lambda: self._forget(key))
+            with self._lock:
+                if (known := self._cache.get(key)) is not None:
+                    known.expires = time.monotonic() + patience
         if answer in ("yes", "no"):
             grade.set_result(undecided.grade(answer == "yes"))
         else:

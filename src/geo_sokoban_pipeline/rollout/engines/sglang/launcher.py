@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,9 +15,9 @@ from pathlib import Path
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
-from geo_sokoban_pipeline.policies.preparing import link_policy_files
-from geo_sokoban_pipeline.rollout.engines.sglang import supervisor
+from geo_sokoban_pipeline.processes import kill_group, supervised
 from geo_sokoban_pipeline.rollout.engines.sglang.client import SPARE_TOKENS, ServerClient, ServerLost, ban
+from geo_sokoban_pipeline.runs.policy_folder import link_policy
 from geo_sokoban_pipeline.seeding import content_hash
 
 _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
@@ -166,10 +164,9 @@ class ServerProcess:
         self.pid = 0
         log.parent.mkdir(parents=True, exist_ok=True)
         self._began_at = log.stat().st_size if log.exists() else 0
-        words = [sys.executable, "-S", "-E", supervisor.__file__, str(grace), *self.command]
         with log.open("ab") as output:
             self._supervisor = subprocess.Popen(
-                words,
+                supervised(self.command, grace),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -216,13 +213,8 @@ class ServerProcess:
             self._supervisor.stdout.close()
 
     def _kill(self) -> None:
-        for group in (self.pid, self._supervisor.pid):
-            if group == 0:  # never had one; to the system, 0 is this process's own group
-                continue
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill_group(self.pid)
+        kill_group(self._supervisor.pid)
         self._supervisor.wait()
 
 
@@ -392,7 +384,7 @@ def lend_policy(policy: Policy, folder: Path) -> None:
     """Fill a folder with a policy's files, linked where it was loaded from some."""
     folder.mkdir(parents=True)
     if policy.folder is not None and policy.folder.is_dir():
-        link_policy_files(policy.folder, folder)
+        link_policy(policy.folder, {})(folder)
     else:
         save_policy(policy, folder)
 

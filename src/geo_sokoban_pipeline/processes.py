@@ -1,0 +1,135 @@
+"""Processes that end with the process that started them, however it ended, `kill -9` included.
+
+Three ways, for three needs: `end_with_parent` is called by a child of ours in its first moment; `tether` becomes a
+command that the kernel then asks to terminate; `supervise` runs a command that starts processes of its own and ends
+them all. The last two run as a script outside the package (`python -I -S processes.py tether|supervise …`), so nothing
+but the standard library is imported here. The kernel's part is Linux; elsewhere commands are started as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_POLL_SECONDS = 0.2
+_REQUESTS_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends; exit if it has ended already.
+
+    Args:
+        parent: process id of who started this.
+        number: the signal.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:  # it was gone before the kernel was asked
+        sys.exit(128 + number)
+
+
+def tethered(command: list[str]) -> list[str]:
+    """Words that start a command as a child of this process that is asked to terminate when this one ends.
+
+    They stand in place of `preexec_fn`, which is not safe beside other threads.
+    """
+    return [sys.executable, "-I", "-S", __file__, "tether", str(os.getpid()), *command]
+
+
+def supervised(command: list[str], grace: float) -> list[str]:
+    """Words that `supervise` a command; standard input must be a pipe that the caller holds open."""
+    return [sys.executable, "-I", "-S", __file__, "supervise", str(grace), *command]
+
+
+def tether(parent: int, command: list[str]) -> None:
+    """Become a command that ends with the parent."""
+    end_with_parent(parent, signal.SIGTERM)
+    os.execvp(command[0], command)
+
+
+def supervise(grace: float, command: list[str]) -> int:
+    """Run a command until it ends or standard input is closed, then end all that it has started; returns its exit code.
+
+    The kernel closes the pipe however the caller ends. The command leads a session, so what it starts is in its process
+    group; what leaves the group is caught because the supervisor adopts orphans.
+
+    Args:
+        grace: seconds that the command is given to end before it is killed.
+    """
+    for number in _REQUESTS_TO_END:
+        signal.signal(number, lambda *_: None)  # only the pipe decides, so that nothing is left behind
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    supervisor = os.getpid()
+
+    def follow() -> None:
+        for number in _REQUESTS_TO_END:
+            signal.signal(number, signal.SIG_DFL)
+        end_with_parent(supervisor)
+
+    # Standard output is for the one line below; the command's own goes to the log.
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        start_new_session=True,
+        preexec_fn=follow,  # noqa: PLW1509 - there is one thread here
+    )
+    sys.stdout.write(f"server {server.pid}\n")
+    sys.stdout.flush()
+    while server.poll() is None:
+        if select.select([sys.stdin], [], [], _POLL_SECONDS)[0] and not os.read(sys.stdin.fileno(), 1):
+            break
+    if server.poll() is None:
+        kill_group(server.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while server.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS / 4)
+    kill_group(server.pid)
+    server.wait()
+    _kill_adopted()
+    return server.returncode if server.returncode >= 0 else 128 - server.returncode
+
+
+def kill_group(group: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process group; nothing if nobody is left in it, or for 0, which is this process's own."""
+    with contextlib.suppress(ProcessLookupError):
+        if group:
+            os.killpg(group, number)
+
+
+def _kill_adopted() -> None:
+    """Kill and collect what the command has left, inside its group or not."""
+    while sys.platform == "linux":
+        # psutil would name the children too, but a supervisor imports the standard library alone.
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+                children = [int(word) for word in file.read().split()]
+        except OSError:
+            children = []
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+if __name__ == "__main__":
+    _, role, value, *words = sys.argv
+    if role == "tether":
+        tether(int(value), words)
+    else:
+        sys.exit(supervise(float(value), words))
