@@ -26,8 +26,8 @@ from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
-from geo_sokoban_pipeline.rollout.engines.sglang.engine import BackgroundLoop
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import difficulty_text, prompt_key

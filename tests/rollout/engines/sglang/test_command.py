@@ -16,13 +16,13 @@ from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.sglang.client import pause_before
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
     kind_of,
     router_command,
     server_command,
     server_environment,
 )
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import pause_before
 
 
 def words(**options):

@@ -13,7 +13,7 @@ import pytest
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.sglang.client import RequestRefused, ServerClient, ServerLost, pause_before
+from geo_sokoban_pipeline.rollout.engines.sglang.client import RequestRefused, ServerClient, ServerLost
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
     LaunchedServer,
@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
     server_command,
     server_environment,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.servers import Member
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import Server, pause_before
 from option_fields import leaves
 
 HERE = Path(__file__).parent
@@ -163,9 +163,9 @@ def _key() -> None:
     async def ask(options: ServerOptions) -> list[str]:
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        member = Member(options.faults, 2, url=url, key=options.api_key({"MY_KEY": " top-secret\n"}))
+        asked = Server(options.faults, 2, url=url, key=options.api_key({"MY_KEY": " top-secret\n"}))
         said = []
-        client = member.client
+        client = asked.client
         for question in (client.generate({}, "a"), client.get("/b"), client.command("/c", {}), client.abort("r")):
             with pytest.raises(RequestRefused, match="api_key_variable") as refused:
                 await question

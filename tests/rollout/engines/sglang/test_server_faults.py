@@ -138,7 +138,7 @@ def test_an_update_waits_while_a_server_is_brought_back(sglang_server, tiny_poli
     policy = copy.deepcopy(tiny_policy)
     with proxied(sglang_server) as proxy, attached(policy, proxy.url, faults=PATIENT) as engine:
         engine.update_weights(None, 1)
-        (member,) = engine._fleet.members
+        (member,) = engine._fleet.servers
         sent = proxy.seen.count("/begin_weight_update")
         engine._loop.run(member.lock.acquire())
         jolt(policy, 2)

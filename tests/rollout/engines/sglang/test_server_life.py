@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, read_reply, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_reply, write_request
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import all_gone, launch_options, stop, tree
 
@@ -44,7 +45,7 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count
         jolt(policy, 1)
         engine.update_weights(None, 1)
         requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
-        urls, member = engine.urls, engine._fleet.members[0]
+        urls, member = engine.urls, engine._fleet.servers[0]
         life = member.life
         processes = tree(member.launched.pid)
         assert len(processes) > 1  # the scheduler is a child of the server
@@ -64,10 +65,10 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count
 
 def test_the_next_engine_takes_the_server_over(sglang_server, tiny_policy):
     first = SglangEngine(tiny_policy, launch_options())
-    pids = [member.launched.pid for member in first._fleet.members]
+    pids = [member.launched.pid for member in first._fleet.servers]
     first.close()
     second = SglangEngine(tiny_policy, launch_options())
-    assert [member.launched.pid for member in second._fleet.members] == pids
+    assert [member.launched.pid for member in second._fleet.servers] == pids
     second.close()
 
 
@@ -82,7 +83,7 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
             request = request_with(policy, [1])
             assert_sampled_by(policy, request, asyncio.run(_ask_directly(url, engine, request)))
         requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
-        struck, spared = engine._fleet.members
+        struck, spared = engine._fleet.servers
         lives = struck.life, spared.life
         striker = strike(struck.launched.pid, "kill")
         replies = ask(engine, *requests)

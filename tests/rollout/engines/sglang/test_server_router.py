@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient, read_reply, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter, wait_until_ready
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_reply, write_request
 from policies.library import library_log_probs
 from proxies import proxied
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
@@ -70,7 +71,7 @@ async def _knock(router, engine, proxies):
     """Through which doors each of eight conversations came, over three turns."""
     client = ServerClient(router.url, engine._options.faults, 8)
     try:
-        await wait_until_ready(client, "/readiness", 1200, router.lost)
+        await client.wait_until_ready("/readiness", router.lost)
         doors = [set() for _ in range(8)]
         for turn in range(3):
             for number in range(8):

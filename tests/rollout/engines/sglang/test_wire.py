@@ -11,10 +11,9 @@ import pytest
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.rollout.engines.base import Request
-from geo_sokoban_pipeline.rollout.engines.sglang.client import (
-    BadReply,
+from geo_sokoban_pipeline.rollout.engines.sglang.client import BadReply, WrongServer
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     Terms,
-    WrongServer,
     collapse_pads,
     read_reply,
     room_of,

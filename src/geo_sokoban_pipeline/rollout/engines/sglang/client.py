@@ -1,28 +1,38 @@
-"""What can go wrong with a server, as exceptions, and how long to wait before a further try.
+"""Talks to one server: each question is one HTTP request with a time limit, each failure one of the classes below.
 
-The class decides what follows: a `ServerLost` is brought back, a `BadReply` is asked for again, a `RequestRefused` or a
+The class decides what follows: a `ServerLost` is brought back, a `BadReply` is retried, a `RequestRefused` or a
 `WrongServer` stops the run at once, because a second try would end alike.
 """
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 
-from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.config.server import FaultOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request
 from geo_sokoban_pipeline.runs.storage import read_json
+
+logger = logging.getLogger(__name__)
+TESTED_VERSION = "0.5.21"
+SPARE_TOKENS = 2  # of a server's context that no conversation gets
+_SIZES = {
+    "text_config": ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    "vision_config": ("depth", "hidden_size", "patch_size", "spatial_merge_size", "out_hidden_size"),
+}
+ROUTING_KEY = "X-SMG-Routing-Key"
+_SHOWN_CHARACTERS = 500
+_READY_SECONDS = 10.0  # for answers that need no computing
+_PLAIN = ("/abort_request", "/flush_cache")  # answered with plain text, or nothing
+_POLL_SECONDS = 0.5
 
 
 class ServerFault(RuntimeError):
@@ -47,228 +57,6 @@ class WrongServer(ServerFault):
 
 class EngineStopped(ServerFault):
     """Tries or restarts are used up; the message says what failed and what to do."""
-
-
-def pause_before(attempt: int, options: FaultOptions) -> float:
-    """Seconds to wait before a try.
-
-    Args:
-        attempt: number of the try, from 0; nothing is waited before the first.
-    """
-    if attempt == 0:
-        return 0.0
-    return float(min(options.longest_pause, options.first_pause * 2 ** (attempt - 1)))
-
-
-# Translation between the engine's requests and the JSON of SGLang's `/generate`; no connection, no state.
-
-
-# Finite, because logits of half precision plus −inf would make NaN where all tokens of a row are banned in a pass.
-_BAN = -1e9
-_LOG_PROB_TOLERANCE = 1e-6
-_SEED_BITS = 0x7FFFFFFF
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What policy and server have agreed on.
-
-    Attributes:
-        size: rows of the embedding.
-        banned: ids that are never sampled.
-        end_ids: tokens that end a reply.
-        pad_id: token that stands for a picture.
-        merge_size: patches per side that one pad stands for.
-        context: tokens of the longest conversation.
-        longest_prompt: tokens of the longest prompt.
-    """
-
-    size: int
-    banned: frozenset[int]
-    end_ids: tuple[int, ...]
-    pad_id: int
-    merge_size: int
-    context: int
-    longest_prompt: int
-
-    @property
-    def bias(self) -> dict[str, float]:
-        """`logit_bias` that bans what is never sampled."""
-        return ban(self.banned)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a server has sampled.
-
-    Attributes:
-        token_ids: (T,) int32. log_probs: (T,) float32.
-        finish_reason: as in `Result`.
-        spans: (name of the weights, start, end) over the T tokens, in order.
-        cached_tokens: tokens of the prompt that were not read again.
-    """
-
-    token_ids: np.ndarray
-    log_probs: np.ndarray
-    finish_reason: FinishReason
-    spans: tuple[tuple[str, int, int], ...]
-    cached_tokens: int
-
-
-def ban(token_ids: Iterable[int]) -> dict[str, float]:
-    """`logit_bias` under which ids are never sampled."""
-    return {str(token): _BAN for token in sorted(token_ids)}
-
-
-def room_of(request: Request, terms: Terms) -> int:
-    """Tokens that a reply may have; 0 or less where the context is full."""
-    if len(request.token_ids) > terms.longest_prompt:
-        return 0
-    room = terms.context - len(request.token_ids)
-    return room if request.max_new_tokens is None else min(room, request.max_new_tokens)
-
-
-def write_request(request: Request, terms: Terms, rid: str, *, bias: Mapping[str, float]) -> dict[str, Any]:
-    """Body of a request.
-
-    Args:
-        rid: name by which it can be aborted.
-        bias: `terms.bias`, made once.
-    """
-    pads = [image.token_count(terms.merge_size) for image in request.images]
-    body: dict[str, Any] = {
-        "rid": rid,
-        "input_ids": collapse_pads(request.token_ids, terms.pad_id, pads).tolist(),
-        "sampling_params": {
-            **_write_sampling(request.sampling),
-            "max_new_tokens": room_of(request, terms),
-            "stop_token_ids": list(terms.end_ids),
-            "no_stop_trim": True,
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-            "logit_bias": dict(bias),
-            "sampling_seed": request.seed & _SEED_BITS,
-        },
-        "return_logprob": True,
-        "logprob_start_len": -1,
-    }
-    if request.images:
-        body["image_data"] = [_data_uri(image.png) for image in request.images]
-    return body
-
-
-def collapse_pads(token_ids: np.ndarray, pad_id: int, counts: Sequence[int]) -> np.ndarray:
-    """Ids with one pad per picture.
-
-    Args:
-        token_ids: (L,) ids, pads expanded.
-        counts: pads of each picture; neighbouring pictures need not be separated by another token.
-
-    Raises:
-        ValueError: the pads among the ids are not those of the pictures.
-    """
-    pads = np.flatnonzero(token_ids == pad_id)
-    if len(pads) != sum(counts):
-        raise ValueError(f"{len(pads)} picture pads among the tokens, but the pictures take {sum(counts)}.")
-    firsts = np.cumsum([0, *counts[:-1]]) if counts else np.empty(0, np.int64)
-    kept = np.ones(len(token_ids), bool)
-    kept[pads] = False
-    kept[pads[firsts]] = True
-    return token_ids[kept]
-
-
-def read_reply(body: Any, request: Request, terms: Terms) -> Reply:
-    """A reply, checked against what was asked.
-
-    Raises:
-        BadReply: it is not of the known form, or contradicts itself.
-        WrongServer: the prompt has another length there than here.
-    """
-    try:
-        meta, ids = body["meta_info"], np.asarray(body["output_ids"], np.int32)
-        entries = meta.get("output_token_logprobs") or []
-        log_probs = np.asarray([entry[0] for entry in entries], np.float32)
-        named = np.asarray([entry[1] for entry in entries], np.int32)
-        ending, prompt = meta["finish_reason"], int(meta.get("prompt_tokens", -1))
-        reason, matched = ending["type"], ending.get("matched")
-        spans, cached = _read_spans(meta, len(ids)), int(meta.get("cached_tokens") or 0)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise BadReply(f"the reply is malformed ({type(error).__name__}: {error})") from error
-    # A request that was aborted while it waited was never read, or its prompt is not counted any more.
-    if prompt < 0 and reason != "abort":
-        raise BadReply("the reply is malformed (it counts no prompt_tokens)")
-    if prompt != len(request.token_ids) and (reason != "abort" or (len(ids) and prompt >= 0)):
-        raise WrongServer(
-            f"the server counts {prompt} tokens in a prompt of {len(request.token_ids)} with {len(request.images)} "
-            "pictures: it does not see them as this policy does. Check that it serves this policy's folder, image "
-            "processor included."
-        )
-    if not np.array_equal(ids, named):
-        raise BadReply(f"the reply has {len(ids)} tokens, but log-probs of {len(named)}, or of others")
-    _check_tokens(ids, log_probs, terms)
-    reason = _read_reason(reason, matched, ids, room_of(request, terms), terms)
-    return Reply(ids, np.minimum(log_probs, 0.0), reason, spans, cached)
-
-
-def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, terms: Terms) -> None:
-    if len(ids) and (ids.min() < 0 or ids.max() >= terms.size):
-        raise BadReply(f"the reply has token {int(ids.max())} of a vocabulary of {terms.size}")
-    banned = terms.banned.intersection(ids.tolist())
-    if banned:
-        raise BadReply(f"the reply has the banned tokens {sorted(banned)}")
-    if not np.isfinite(log_probs).all() or (log_probs > _LOG_PROB_TOLERANCE).any():
-        raise BadReply("the reply has log-probs that are none")
-
-
-def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, terms: Terms) -> FinishReason:
-    """How a reply ended, by its tokens: a word to stop it, or the limit, may have met its end."""
-    ends = np.flatnonzero(np.isin(ids, terms.end_ids))
-    if len(ids) > room or (len(ends) and ends[0] != len(ids) - 1):
-        raise BadReply(f"the reply has {len(ids)} of {room} tokens, and goes on after it has ended: {ids.tolist()}")
-    if isinstance(matched, str):  # nobody asks for strings that stop; a server tells so of logits that are no numbers
-        raise BadReply(f"the reply was stopped: {matched}")
-    if len(ends) and kind in ("stop", "length", "abort"):
-        return "stop"
-    if kind == "length" and len(ids) == room:
-        return "length"
-    if kind == "abort":
-        return "abort"
-    raise BadReply(f"the reply ended with {kind!r} after {len(ids)} of {room} tokens, the last no end of a reply")
-
-
-def _read_spans(meta: Mapping[str, Any], count: int) -> tuple[tuple[str, int, int], ...]:
-    given = meta.get("weight_versions")
-    if not given:
-        return ((str(meta["weight_version"]), 0, count),) if count else ()
-    spans = tuple((str(s["version"]), int(s["start"]), int(s["end"])) for s in given if s["end"] > s["start"])
-    edges = [0, *(end for _, _, end in spans)]
-    if [start for _, start, _ in spans] != edges[:-1] or edges[-1] != count:
-        raise ValueError(f"weight_versions {given} do not cover {count} tokens")
-    return spans
-
-
-def _write_sampling(sampling: SamplingOptions) -> dict[str, Any]:
-    if sampling.greedy:
-        return {"temperature": 0.0}
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k if sampling.top_k else -1,
-    }
-
-
-@lru_cache(maxsize=1024)
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-# Talks to one server: every question is one HTTP request with a time limit, and every failure one of `faults`.
-
-
-ROUTING_KEY = "X-SMG-Routing-Key"
-_SHOWN_CHARACTERS = 500
-_READY_SECONDS = 10.0  # for answers that need no computing
-_PLAIN = ("/abort_request", "/flush_cache")  # answered with plain text, or nothing
 
 
 class ServerClient:
@@ -306,6 +94,27 @@ class ServerClient:
     async def is_ready(self, path: str = "/ready") -> bool:
         """Whether the server takes requests; False too where nobody listens."""
         return await self._answers(path, _READY_SECONDS)
+
+    async def wait_until_ready(self, path: str = "/ready", lost: Callable[[], str | None] | None = None) -> None:
+        """Wait until the server takes requests, `start_timeout` at most.
+
+        Args:
+            lost: says why the server's process is gone, None while it runs; None: it is somebody else's.
+
+        Raises:
+            ServerLost: its process has ended, or the time is over.
+        """
+        seconds, began = self._faults.start_timeout, time.monotonic()
+        while not await self.is_ready(path):
+            reason = None if lost is None else lost()
+            if reason is not None:
+                raise ServerLost(f"{self.url} ended while it started: {reason}")
+            if time.monotonic() - began > seconds:
+                raise ServerLost(
+                    f"{self.url} was not ready within rollout.server.faults.start_timeout={seconds:g} s. See its log, "
+                    "or give it more time."
+                )
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def is_computing(self, seconds: float) -> bool:
         """Whether the server's model computes a token, or is at work on others, within so many seconds."""
@@ -379,18 +188,6 @@ def _read_answer(where: str, status: int, text: str) -> Any:
 
 def _limit(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds)
-
-
-# Is a server what this policy needs? Asked before anything is sent to it, because weights of another shape end it.
-
-
-logger = logging.getLogger(__name__)
-TESTED_VERSION = "0.5.21"
-SPARE_TOKENS = 2  # of a server's context that no conversation gets
-_SIZES = {
-    "text_config": ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    "vision_config": ("depth", "hidden_size", "patch_size", "spatial_merge_size", "out_hidden_size"),
-}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""A thread with an event loop: requests go on while the caller steps environments, also inside a notebook."""
+"""Rollout engine over SGLang servers: it launches or is given them, keeps them in step with the weights, and asks.
+
+The caller submits and polls; a thread with an event loop does the rest. Each request is retried until it is answered by
+a server that lives and has the right weights, or tries are used up; nothing of a broken response is kept.
+"""
 
 from __future__ import annotations
 
@@ -6,212 +10,32 @@ import asyncio
 import itertools
 import queue
 import tempfile
-import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.experts import published_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result
+from geo_sokoban_pipeline.rollout.background import BackgroundLoop
+from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadReply,
     EngineStopped,
-    Reply,
     ServerFault,
     ServerLost,
-    Terms,
     WrongServer,
-    pause_before,
-    read_reply,
-    room_of,
-    write_request,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Member, check_alike
+from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, pause_before
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, clear_folder, make_tag
-
-Answer = TypeVar("Answer")
-
-
-class BackgroundLoop:
-    """An event loop in a daemon thread of its own."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def start(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
-        """Start work; returns at once."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Do work and wait for it; an interrupt of the caller cancels it."""
-        future = self.start(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Cancel what runs and end the thread."""
-        if self._loop.is_closed():
-            return
-        self.run(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-# Requests in flight: each is asked for until it is answered, on a server that lives and has the right weights.
-
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import Reply, Terms, read_reply, room_of, write_request
 
 _REPEAT_ABORT_SECONDS = 0.5
-
-
-class Dispatcher:
-    """Asks the servers of a fleet.
-
-    Args:
-        terms: what policy and servers have agreed on.
-        version_of: version of the weights with a tag; raises KeyError for a tag nobody here has given.
-
-    Attributes:
-        version: of the weights that servers have now.
-        cached_tokens: per conversation, tokens of its last prompt that a server had not to read again.
-    """
-
-    def __init__(self, fleet: Fleet, terms: Terms, version_of: Callable[[str], int]) -> None:
-        self.fleet = fleet
-        self.terms = terms
-        self.version = 0
-        self.cached_tokens: dict[int, int] = {}
-        self._version_of = version_of
-        self._aborted: dict[int, asyncio.Event] = {}
-        self._numbers = itertools.count()
-        self._name = uuid.uuid4().hex[:8]
-
-    async def answer(self, request: Request) -> Result:
-        """The reply to a request.
-
-        Raises:
-            EngineStopped: tries or restarts are used up.
-            RequestRefused, WrongServer: another try would end alike.
-        """
-        aborted = self._aborted[request.id] = asyncio.Event()
-        try:
-            return await self._answer(request, aborted)
-        finally:
-            if self._aborted.get(request.id) is aborted:
-                del self._aborted[request.id]
-
-    def abort(self, identity: int) -> None:
-        """Have a request stopped; unknown ones are ignored."""
-        if identity in self._aborted:
-            self._aborted[identity].set()
-
-    async def _answer(self, request: Request, aborted: asyncio.Event) -> Result:
-        faults = self.fleet.options.faults
-        fault: ServerFault | None = None
-        for attempt in range(faults.tries):
-            await asyncio.sleep(pause_before(attempt, faults))
-            member = self.fleet.member_of(str(request.id))
-            async with member.places:
-                life = await self.fleet.settle(member)
-                if aborted.is_set():
-                    return self._nothing(request)
-                try:
-                    return self._result(request, await self._ask(member, request, aborted))
-                except (ServerLost, BadReply) as seen:
-                    fault = seen
-                    await self.fleet.recover(member, life, seen)
-        raise EngineStopped(
-            f"a reply was asked for {faults.tries} times (rollout.server.faults.tries) without success; at last: "
-            f"{fault}. The same command continues from the last checkpoint."
-        ) from fault
-
-    async def _ask(self, member: Member, request: Request, aborted: asyncio.Event) -> Reply:
-        """One try."""
-        rid = f"{self._name}-{next(self._numbers)}."  # servers stop whatever begins with it
-        body = write_request(request, self.terms, rid, bias=self._bias)
-        asked = self.fleet.asked_with(member)
-        for one in asked:
-            one.in_flight += 1
-        try:
-            answer = await self._exchange(member, body, f"{self._name}-{request.id}", rid, aborted)
-        finally:
-            for one in asked:
-                one.in_flight -= 1
-        reply = read_reply(answer, request, self.terms)
-        if reply.finish_reason == "abort" and not aborted.is_set():
-            raise BadReply(f"{member.url} aborted a request that nobody here has aborted")
-        return reply
-
-    async def _exchange(self, member: Member, body: dict[str, Any], key: str, rid: str, aborted: asyncio.Event) -> Any:
-        """Send a body and wait for the answer, for a sign that the server hangs, or for the wish to abort."""
-        reply = asyncio.ensure_future(self.fleet.entrance_of(member).generate(body, key))
-        stopped = asyncio.ensure_future(aborted.wait())
-        hangs = {asyncio.ensure_future(one.hung.wait()): one for one in self.fleet.asked_with(member)}
-        tasks = {reply, stopped, *hangs}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            while stopped.done() and not any(task.done() for task in (reply, *hangs)):
-                # It may have come before the request did. What the server has prepared but not queued runs to its end.
-                await self.fleet.abort(rid, member)
-                await asyncio.wait({reply, *hangs}, timeout=_REPEAT_ABORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if not reply.done():
-                urls = ", ".join(one.url for hung, one in hangs.items() if hung.done())
-                raise ServerLost(f"{urls} hangs: it computes nothing")
-            return reply.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _nothing(self, request: Request) -> Result:
-        return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), "abort", self.version)
-
-    def _result(self, request: Request, reply: Reply) -> Result:
-        spans = tuple((self._version(tag), start, end) for tag, start, end in reply.spans)
-        self.cached_tokens[request.id] = reply.cached_tokens
-        return Result(
-            id=request.id,
-            token_ids=reply.token_ids,
-            log_probs=reply.log_probs,
-            finish_reason=reply.finish_reason,
-            weight_version=spans[0][0] if spans else self.version,
-            weight_spans=spans,
-        )
-
-    def _version(self, tag: str) -> int:
-        try:
-            return self._version_of(tag)
-        except KeyError:
-            raise WrongServer(
-                f"a reply was sampled with weights named {tag!r}, which this run has not sent: somebody else updates "
-                "the same server. Give each run servers of its own."
-            ) from None
-
-    @cached_property
-    def _bias(self) -> dict[str, float]:
-        return self.terms.bias
-
-
-# Rollout engine over SGLang servers: it launches or is given them, keeps them in step with the weights, and asks.
 
 
 class SglangEngine:
@@ -239,10 +63,9 @@ class SglangEngine:
         self._answers: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._open: dict[int, Future[None]] = {}
         self._loop = BackgroundLoop("sglang engine")
-        self._fleet = self._loop.run(_build_fleet(options, policy))
+        self._fleet = Fleet(options, policy)
         try:
-            self._loop.run(self._fleet.start())
-            facts = check_alike(self._fleet.facts)
+            facts = self._loop.run(self._fleet.start())
         except BaseException:
             self.close()
             raise
@@ -262,7 +85,7 @@ class SglangEngine:
     @property
     def urls(self) -> list[str]:
         """Addresses of the servers."""
-        return [member.url for member in self._fleet.members]
+        return [server.url for server in self._fleet.servers]
 
     @property
     def cached_tokens(self) -> dict[int, int]:
@@ -305,7 +128,7 @@ class SglangEngine:
     def abort(self, ids: Iterable[int]) -> None:
         """Stop requests; they are answered with what there is of them, as `abort` where that is not whole."""
         for identity in ids:
-            self._loop.run(self._abort(identity))
+            self._loop.call(self._dispatcher.abort, identity)
 
     def release(self, ids: Iterable[int]) -> None:
         """Nothing to do: a server's cache forgets what was not asked for longest."""
@@ -325,14 +148,14 @@ class SglangEngine:
         before, self._weights = self._weights, self._make_set(weights, version)
         self._sent_state = None
         self._versions[self._weights.tag] = version
-        self._loop.run(self._fleet.renew(self._weights, pause=bool(self._open)))
+        self._loop.run(self._fleet.update_weights(self._weights, pause=bool(self._open)))
         self.version = self._dispatcher.version = version
         self._sent_state = state
         if before is not None and before.folder is not None and before.folder.is_relative_to(self._scratch.name):
             clear_folder(before.folder)
 
     def close(self) -> None:
-        """Let the servers go; launched ones stay until this process ends, see `keeper`."""
+        """Let the servers go; launched ones stay until this process ends, see `servers`."""
         self._drop_all()
         self._loop.run(self._fleet.close())
         self._loop.close()
@@ -342,14 +165,11 @@ class SglangEngine:
         """Put the reply into the queue of when it was asked for: `_drop_all` gives later requests another one."""
         try:
             if room_of(request, self.terms) <= 0:
-                answers.put(_answer_nothing(request, self.version))
+                answers.put(_answer_nothing(request, "length", self.version))
             else:
                 answers.put(await self._dispatcher.answer(request))
         except Exception as error:  # whatever it is, the caller of `poll` has to know
             answers.put(error)
-
-    async def _abort(self, identity: int) -> None:
-        self._dispatcher.abort(identity)
 
     def _drop_all(self) -> None:
         for future in self._open.values():
@@ -391,9 +211,127 @@ class SglangEngine:
         return tuple(parameter._version for parameter in self.policy.model.parameters())
 
 
-async def _build_fleet(options: ServerOptions, policy: Policy) -> Fleet:
-    return Fleet(options, policy)
+class Dispatcher:
+    """Asks the servers of a fleet.
+
+    Args:
+        terms: what policy and servers have agreed on.
+        version_of: version of the weights with a tag; raises KeyError for a tag nobody here has given.
+
+    Attributes:
+        version: of the weights that servers have now.
+        cached_tokens: per conversation, tokens of its last prompt that a server had not to read again.
+    """
+
+    def __init__(self, fleet: Fleet, terms: Terms, version_of: Callable[[str], int]) -> None:
+        self.fleet = fleet
+        self.terms = terms
+        self.version = 0
+        self.cached_tokens: dict[int, int] = {}
+        self._bias = terms.bias
+        self._version_of = version_of
+        self._aborted: dict[int, asyncio.Event] = {}
+        self._numbers = itertools.count()
+        self._name = uuid.uuid4().hex[:8]
+
+    async def answer(self, request: Request) -> Result:
+        """The reply to a request.
+
+        Raises:
+            EngineStopped: tries or restarts are used up.
+            RequestRefused, WrongServer: another try would end alike.
+        """
+        aborted = self._aborted[request.id] = asyncio.Event()
+        try:
+            return await self._answer(request, aborted)
+        finally:
+            if self._aborted.get(request.id) is aborted:
+                del self._aborted[request.id]
+
+    def abort(self, identity: int) -> None:
+        """Have a request stopped; unknown ones are ignored."""
+        if identity in self._aborted:
+            self._aborted[identity].set()
+
+    async def _answer(self, request: Request, aborted: asyncio.Event) -> Result:
+        faults = self.fleet.options.faults
+        fault: ServerFault | None = None
+        for attempt in range(faults.tries):
+            await asyncio.sleep(pause_before(attempt, faults))
+            server = self.fleet.server_of(str(request.id))
+            async with server.places:
+                life = await self.fleet.settle(server)
+                if aborted.is_set():
+                    return _answer_nothing(request, "abort", self.version)
+                try:
+                    return self._result(request, await self._ask(server, request, aborted))
+                except (ServerLost, BadReply) as seen:
+                    fault = seen
+                    await self.fleet.recover(server, life, seen)
+        raise EngineStopped(
+            f"a reply was asked for {faults.tries} times (rollout.server.faults.tries) without success; at last: "
+            f"{fault}. The same command continues from the last checkpoint."
+        ) from fault
+
+    async def _ask(self, server: Server, request: Request, aborted: asyncio.Event) -> Reply:
+        """One try."""
+        rid = f"{self._name}-{next(self._numbers)}."  # servers stop whatever begins with it
+        body = write_request(request, self.terms, rid, bias=self._bias)
+        asked = self.fleet.asked_with(server)
+        for one in asked:
+            one.in_flight += 1
+        try:
+            answer = await self._exchange(server, body, f"{self._name}-{request.id}", rid, aborted)
+        finally:
+            for one in asked:
+                one.in_flight -= 1
+        reply = read_reply(answer, request, self.terms)
+        if reply.finish_reason == "abort" and not aborted.is_set():
+            raise BadReply(f"{server.url} aborted a request that nobody here has aborted")
+        return reply
+
+    async def _exchange(self, server: Server, body: dict[str, Any], key: str, rid: str, aborted: asyncio.Event) -> Any:
+        """Send a body and wait for the answer, for a sign that the server hangs, or for the wish to abort."""
+        reply = asyncio.ensure_future(self.fleet.entrance_of(server).generate(body, key))
+        stopped = asyncio.ensure_future(aborted.wait())
+        hangs = {asyncio.ensure_future(one.hung.wait()): one for one in self.fleet.asked_with(server)}
+        tasks = {reply, stopped, *hangs}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            while stopped.done() and not any(task.done() for task in (reply, *hangs)):
+                # It may have come before the request did. What the server has prepared but not queued runs to its end.
+                await self.fleet.abort(rid, server)
+                await asyncio.wait({reply, *hangs}, timeout=_REPEAT_ABORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done():
+                urls = ", ".join(one.url for hung, one in hangs.items() if hung.done())
+                raise ServerLost(f"{urls} hangs: it computes nothing")
+            return reply.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _result(self, request: Request, reply: Reply) -> Result:
+        spans = tuple((self._version(tag), start, end) for tag, start, end in reply.spans)
+        self.cached_tokens[request.id] = reply.cached_tokens
+        return Result(
+            id=request.id,
+            token_ids=reply.token_ids,
+            log_probs=reply.log_probs,
+            finish_reason=reply.finish_reason,
+            weight_version=spans[0][0] if spans else self.version,
+            weight_spans=spans,
+        )
+
+    def _version(self, tag: str) -> int:
+        try:
+            return self._version_of(tag)
+        except KeyError:
+            raise WrongServer(
+                f"a reply was sampled with weights named {tag!r}, which this run has not sent: somebody else updates "
+                "the same server. Give each run servers of its own."
+            ) from None
 
 
-def _answer_nothing(request: Request, version: int) -> Result:
-    return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), "length", version)
+def _answer_nothing(request: Request, reason: FinishReason, version: int) -> Result:
+    return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), reason, version)

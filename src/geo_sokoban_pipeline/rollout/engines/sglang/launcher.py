@@ -1,22 +1,25 @@
-"""Command lines and environments of servers and of the router: pure functions of the options."""
+"""Launching a server, or the router in front of several: its command, its port, its process, its end.
+
+A launched program runs under a supervisor (`processes.supervise`), which ends it with every process it has started once
+this process is gone, however that ended. `LaunchedServer` can be started again; `servers` decides when.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.processes import kill_group, supervised
-from geo_sokoban_pipeline.rollout.engines.sglang.client import SPARE_TOKENS, ServerClient, ServerLost, ban
+from geo_sokoban_pipeline.rollout.engines.sglang.client import SPARE_TOKENS, ServerLost
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import ban
 from geo_sokoban_pipeline.runs.policy_folder import link_policy
 from geo_sokoban_pipeline.seeding import content_hash
 
@@ -24,6 +27,208 @@ _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
 # What belongs to this process's own environment of libraries; and a server that may not keep what it has compiled takes
 # three times as long to start.
 _OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
+_PORT_TAKEN = "address already in use"
+_TAIL_LINES, _TAIL_BYTES = 15, 16_384
+_MARGIN = 15.0  # seconds beyond the grace that the supervisor itself is given
+
+
+class LaunchedServer:
+    """A server that this process starts, and starts again.
+
+    Args:
+        number: of the server, from 0.
+    """
+
+    def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
+        self.options = options
+        self.number = number
+        self._dtype = str(policy.model.dtype).removeprefix("torch.")
+        self._longest = int(policy.model.config.text_config.max_position_embeddings)
+        self._bias = ban(policy.banned_ids.tolist())
+        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
+        self._folder = Path(self._scratch.name) / "policy"
+        self._folder.mkdir()
+        if policy.folder is not None and policy.folder.is_dir():
+            link_policy(policy.folder, {})(self._folder)
+        else:
+            save_policy(policy, self._folder)
+        self._process: ServerProcess | None = None
+        # Starting and ending take their time and may be asked for by two threads; the end has the last word.
+        self._lock = threading.Lock()
+        self._ended = False
+        self.port = options.ports[number] if options.ports is not None else find_ports(options.host, 1)[0]
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return f"http://{self.options.reachable_host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the server itself, which leads its process group."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def log(self) -> Path:
+        """File of its output."""
+        folder = Path(self.options.log_folder) if self.options.log_folder is not None else Path(self._scratch.name)
+        return folder / f"server_{self.number}.log"
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.alive
+
+    def start(self, *, same_port: bool = True) -> None:
+        """Start it, or start it again; returns before it is ready.
+
+        Args:
+            same_port: keep the port of before; False takes a free one where the options leave the choice.
+
+        Raises:
+            ServerLost: there is no environment for it, or its port is taken.
+        """
+        with self._lock:
+            if self._ended:
+                return
+            self._end_process()
+            if not same_port and self.options.ports is None:
+                self.port = find_ports(self.options.host, 1)[0]
+            _check_start(self.options, self.port)
+            command = server_command(
+                self.options, self._folder, self._dtype, self._longest, self.port, self.number, self._bias
+            )
+            environment = server_environment(self.options, os.environ)
+            self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
+
+    def lost(self) -> str | None:
+        """Why the process is gone: exit code and last lines; None while it runs."""
+        if self._process is None or self._process.alive:
+            return None
+        return f"exit code {self._process.exit_code}; last lines of {self.log}:\n{self._process.tail()}"
+
+    def found_port_taken(self) -> bool:
+        """Whether it ended because somebody else has its port."""
+        return self._process is not None and not self._process.alive and self._process.said(_PORT_TAKEN)
+
+    def end(self) -> None:
+        """End it for good."""
+        with self._lock:
+            self._ended = True
+            self._end_process()
+            self._scratch.cleanup()
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+class LaunchedRouter:
+    """SGLang's router in front of servers."""
+
+    def __init__(self, options: ServerOptions, workers: Sequence[str]) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_router_")
+        folder = Path(options.log_folder) if options.log_folder is not None else Path(self._scratch.name)
+        port, metrics_port = find_ports(options.host, 2)
+        _check_start(options, port)
+        self.url = f"http://{options.reachable_host}:{port}"
+        self._process = ServerProcess(
+            router_command(options, workers, port, metrics_port),
+            server_environment(options, os.environ),
+            folder / "router.log",
+            options.faults.grace,
+        )
+
+    def lost(self) -> str | None:
+        """Why the process is gone; None while it runs."""
+        return None if self._process.alive else f"exit code {self._process.exit_code}:\n{self._process.tail()}"
+
+    def end(self) -> None:
+        """End it."""
+        self._process.end()
+        self._scratch.cleanup()
+
+
+class ServerProcess:
+    """A program under supervision.
+
+    Args:
+        command: words of the program.
+        environment: its whole environment.
+        log: file that its output is appended to.
+        grace: seconds it has to end before it is killed.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, grace: float) -> None:
+        self.command = list(command)
+        self.log = log
+        self.grace = grace
+        self.pid = 0
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._began_at = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
+            self._supervisor = subprocess.Popen(
+                supervised(self.command, grace),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        assert self._supervisor.stdout is not None
+        first = self._supervisor.stdout.readline().split()
+        self.pid = int(first[1]) if len(first) == 2 else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program runs."""
+        return self._supervisor.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, 128 + n after signal n; None while it runs."""
+        return self._supervisor.poll()
+
+    def said(self, text: str) -> bool:
+        """Whether a text is anywhere in its output, in whatever case."""
+        with self.log.open("rb") as file:
+            file.seek(self._began_at)
+            return any(text.lower() in line.decode("utf-8", "replace").lower() for line in file)
+
+    def tail(self) -> str:
+        """Last lines of its output."""
+        with self.log.open("rb") as file:
+            size = self.log.stat().st_size
+            file.seek(max(self._began_at, size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        return "\n".join(line[:300] for line in lines[-_TAIL_LINES:])
+
+    def end(self) -> None:
+        """End the program with all it has started, and wait until that is so."""
+        if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
+            self._supervisor.stdin.close()
+        try:
+            self._supervisor.wait(self.grace + _MARGIN)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        if self._supervisor.stdout is not None:
+            self._supervisor.stdout.close()
+
+    def _kill(self) -> None:
+        kill_group(self.pid)
+        kill_group(self._supervisor.pid)
+        self._supervisor.wait()
+
+
+def kind_of(options: ServerOptions, policy: Policy) -> str:
+    """What servers have in common that can stand in for each other: all but their weights."""
+    # Not the configuration as a whole: saving a policy writes into it.
+    shape = json.dumps([(name, list(value.shape)) for name, value in policy.model.named_parameters()])
+    left_out = {"count", "update", "bucket_bytes", "update_folder", "faults", "router", "environment"}
+    settings = options.model_dump_json(exclude=left_out)
+    variables = json.dumps(options.hashed_environment, sort_keys=True)
+    return content_hash(shape, settings, variables, *policy.codec.hashes().values())
 
 
 def server_command(
@@ -104,289 +309,34 @@ def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[s
     return {**kept, **fixed, **given}
 
 
-def _interpreter(options: ServerOptions) -> Path:
-    # Not resolved: the link inside a virtual environment is what makes the interpreter belong to it.
-    return Path(options.python).expanduser().absolute()
-
-
-# Ports of launched servers.
-
-
 def find_ports(host: str, count: int) -> list[int]:
     """So many different ports that nobody listens on at the moment."""
-    held = [socket.socket(_family(host)) for _ in range(count)]
-    try:
-        for one in held:
-            one.bind((host, 0))
-        return [int(one.getsockname()[1]) for one in held]
-    finally:
-        for one in held:
-            one.close()
+    held = [_bound(host, 0) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in held]
+    for one in held:
+        one.close()
+    return ports
 
 
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen there."""
-    with socket.socket(_family(host)) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a past connection is no obstacle
-        try:
-            one.bind((host, port))
-        except OSError:
-            return False
+    try:
+        _bound(host, port).close()
+    except OSError:
+        return False
     return True
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-# One launched program (a server or the router): its supervisor, its log, its end.
-
-
-_TAIL_LINES = 15
-_TAIL_BYTES = 16_384
-_MARGIN = 15.0  # seconds beyond the grace that the supervisor itself is given
-
-
-class ServerProcess:
-    """A program under supervision.
-
-    Args:
-        command: words of the program.
-        environment: its whole environment.
-        log: file that its output is appended to.
-        grace: seconds it has to end before it is killed.
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, grace: float) -> None:
-        self.command = list(command)
-        self.log = log
-        self.grace = grace
-        self.pid = 0
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._began_at = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as output:
-            self._supervisor = subprocess.Popen(
-                supervised(self.command, grace),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                env=dict(environment),
-                start_new_session=True,
-            )
-        assert self._supervisor.stdout is not None
-        first = self._supervisor.stdout.readline().split()
-        self.pid = int(first[1]) if len(first) == 2 else 0
-
-    @property
-    def alive(self) -> bool:
-        """Whether the program runs."""
-        return self._supervisor.poll() is None
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, 128 + n after signal n; None while it runs."""
-        return self._supervisor.poll()
-
-    def said(self, text: str) -> bool:
-        """Whether a text is anywhere in its output, in whatever case."""
-        with self.log.open("rb") as file:
-            file.seek(self._began_at)
-            return any(text.lower() in line.decode("utf-8", "replace").lower() for line in file)
-
-    def tail(self) -> str:
-        """Last lines of its output."""
-        with self.log.open("rb") as file:
-            size = self.log.stat().st_size
-            file.seek(max(self._began_at, size - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-        return "\n".join(line[:300] for line in lines[-_TAIL_LINES:])
-
-    def end(self) -> None:
-        """End the program with all it has started, and wait until that is so."""
-        if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
-            self._supervisor.stdin.close()
-        try:
-            self._supervisor.wait(self.grace + _MARGIN)
-        except subprocess.TimeoutExpired:
-            self._kill()
-        if self._supervisor.stdout is not None:
-            self._supervisor.stdout.close()
-
-    def _kill(self) -> None:
-        kill_group(self.pid)
-        kill_group(self._supervisor.pid)
-        self._supervisor.wait()
-
-
-# Waiting for a server: until it takes requests, its process ends, or the time is over.
-
-
-_POLL_SECONDS = 0.5
-
-
-async def wait_until_ready(
-    client: ServerClient, path: str, seconds: float, lost: Callable[[], str | None] | None
-) -> None:
-    """Wait until a server answers at a path with 200.
-
-    Args:
-        lost: says why the server's process is gone, None while it runs; None: it is somebody else's.
-
-    Raises:
-        ServerLost: its process has ended, or the time is over.
-    """
-    began = time.monotonic()
-    while not await client.is_ready(path):
-        reason = None if lost is None else lost()
-        if reason is not None:
-            raise ServerLost(f"{client.url} ended while it started: {reason}")
-        if time.monotonic() - began > seconds:
-            raise ServerLost(
-                f"{client.url} was not ready within rollout.server.faults.start_timeout={seconds:g} s. See its log, "
-                "or give it more time."
-            )
-        await asyncio.sleep(_POLL_SECONDS)
-
-
-# Launching one server: its folder, its port, its process.
-
-
-_PORT_TAKEN = "address already in use"
-
-
-class LaunchedServer:
-    """A server that this process starts, and starts again.
-
-    Args:
-        number: of the server, from 0.
-    """
-
-    def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
-        self.options = options
-        self.number = number
-        self._dtype = str(policy.model.dtype).removeprefix("torch.")
-        self._longest = int(policy.model.config.text_config.max_position_embeddings)
-        self._bias = ban(policy.banned_ids.tolist())
-        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_server_")
-        self._folder = Path(self._scratch.name) / "policy"
-        lend_policy(policy, self._folder)
-        self._process: ServerProcess | None = None
-        # Starting and ending take their time and may be asked for by two threads; the end has the last word.
-        self._lock = threading.Lock()
-        self._ended = False
-        self.port = options.ports[number] if options.ports is not None else find_ports(options.host, 1)[0]
-
-    @property
-    def url(self) -> str:
-        """Address of the server."""
-        return f"http://{self.options.reachable_host}:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        """Of the server itself, which leads its process group."""
-        return self._process.pid if self._process is not None else 0
-
-    @property
-    def log(self) -> Path:
-        """File of its output."""
-        folder = Path(self.options.log_folder) if self.options.log_folder is not None else Path(self._scratch.name)
-        return folder / f"server_{self.number}.log"
-
-    @property
-    def alive(self) -> bool:
-        """Whether its process runs."""
-        return self._process is not None and self._process.alive
-
-    def start(self, *, same_port: bool = True) -> None:
-        """Start it, or start it again; returns before it is ready.
-
-        Args:
-            same_port: keep the port of before; False takes a free one where the options leave the choice.
-
-        Raises:
-            ServerLost: there is no environment for it, or its port is taken.
-        """
-        with self._lock:
-            if not self._ended:
-                self._start(same_port=same_port)
-
-    def _start(self, *, same_port: bool) -> None:
-        self._end_process()
-        if not same_port and self.options.ports is None:
-            self.port = find_ports(self.options.host, 1)[0]
-        _check_start(self.options, self.port)
-        command = server_command(
-            self.options, self._folder, self._dtype, self._longest, self.port, self.number, self._bias
-        )
-        environment = server_environment(self.options, os.environ)
-        self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
-
-    def lost(self) -> str | None:
-        """Why the process is gone: exit code and last lines; None while it runs."""
-        if self._process is None or self._process.alive:
-            return None
-        return f"exit code {self._process.exit_code}; last lines of {self.log}:\n{self._process.tail()}"
-
-    def found_port_taken(self) -> bool:
-        """Whether it ended because somebody else has its port."""
-        return self._process is not None and not self._process.alive and self._process.said(_PORT_TAKEN)
-
-    def end(self) -> None:
-        """End it for good."""
-        with self._lock:
-            self._ended = True
-            self._end_process()
-            self._scratch.cleanup()
-
-    def _end_process(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
-
-
-class LaunchedRouter:
-    """SGLang's router in front of servers."""
-
-    def __init__(self, options: ServerOptions, workers: Sequence[str]) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_router_")
-        folder = Path(options.log_folder) if options.log_folder is not None else Path(self._scratch.name)
-        port, metrics_port = find_ports(options.host, 2)
-        _check_start(options, port)
-        self.url = f"http://{options.reachable_host}:{port}"
-        self._process = ServerProcess(
-            router_command(options, workers, port, metrics_port),
-            server_environment(options, os.environ),
-            folder / "router.log",
-            options.faults.grace,
-        )
-
-    def lost(self) -> str | None:
-        """Why the process is gone; None while it runs."""
-        return None if self._process.alive else f"exit code {self._process.exit_code}:\n{self._process.tail()}"
-
-    def end(self) -> None:
-        """End it."""
-        self._process.end()
-        self._scratch.cleanup()
-
-
-def kind_of(options: ServerOptions, policy: Policy) -> str:
-    """What servers have in common that can stand in for each other: all but their weights."""
-    # Not the configuration as a whole: saving a policy writes into it.
-    shape = json.dumps([(name, list(value.shape)) for name, value in policy.model.named_parameters()])
-    left_out = {"count", "update", "bucket_bytes", "update_folder", "faults", "router", "environment"}
-    settings = options.model_dump_json(exclude=left_out)
-    variables = json.dumps(options.hashed_environment, sort_keys=True)
-    return content_hash(shape, settings, variables, *policy.codec.hashes().values())
-
-
-def lend_policy(policy: Policy, folder: Path) -> None:
-    """Fill a folder with a policy's files, linked where it was loaded from some."""
-    folder.mkdir(parents=True)
-    if policy.folder is not None and policy.folder.is_dir():
-        link_policy(policy.folder, {})(folder)
-    else:
-        save_policy(policy, folder)
+def _bound(host: str, port: int) -> socket.socket:
+    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        if port:  # as servers do: a past connection is no obstacle
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((host, port))
+    except BaseException:
+        one.close()
+        raise
+    return one
 
 
 def _check_start(options: ServerOptions, port: int) -> None:
@@ -402,3 +352,8 @@ def _check_start(options: ServerOptions, port: int) -> None:
             f"rollout.server.ports: port {port} of {options.host} is taken. End who listens there, give another port, "
             "or null for free ones."
         )
+
+
+def _interpreter(options: ServerOptions) -> Path:
+    # Not resolved: the link inside a virtual environment is what makes the interpreter belong to it.
+    return Path(options.python).expanduser().absolute()

@@ -1,0 +1,57 @@
+"""A thread with an event loop: requests go on while the caller steps environments, also inside a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class BackgroundLoop:
+    """An event loop in a daemon thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
+        """Start work; returns at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Do work and wait for it; an interrupt of the caller cancels it."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Call a function in the loop's thread and wait for its result."""
+
+        async def work() -> Answer:
+            return function(*arguments)
+
+        return self.run(work())
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread."""
+        if self._loop.is_closed():
+            return
+        self.run(_cancel_others())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
