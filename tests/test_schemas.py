@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from builders import CONTEXT, PAD, make_trajectories
 from geo_sokoban_pipeline.runs.storage import Rewind
+from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories, write_trajectories
 from geo_sokoban_pipeline.trajectories.schema import (
     TRAJECTORY_SCHEMA,
@@ -29,7 +30,6 @@ from geo_sokoban_pipeline.trajectories.types import (
     table_to_trajectories,
     trajectories_to_table,
 )
-from geo_sokoban_pipeline.trajectories.validation import PART_COLUMNS
 
 
 def generated(trajectory: Trajectory) -> int:

@@ -27,8 +27,8 @@ from geo_sokoban_pipeline.reporting.formats import number, plural, signed
 from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, run_world
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 from geo_sokoban_pipeline.seeding import content_hash
+from geo_sokoban_pipeline.trajectories.arrow import SOLVED
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
-from geo_sokoban_pipeline.trajectories.validation import SOLVED
 
 _SAMPLES = ("#@ \n.$*", "+$$")  # together they hold all seven kinds of cell
 

@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
 from geo_sokoban_pipeline.reporting.formats import is_number
 from geo_sokoban_pipeline.reporting.run_worlds import run_world
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
+from geo_sokoban_pipeline.trajectories.arrow import Named, one_array
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from geo_sokoban_pipeline.trajectories.validation import Named, one_array
 
 Parts = Mapping[str, Callable[..., pa.Table]]
 _COLUMNS = ["iteration", "group_index", "reward", "success", "difficulty", "n_turns", "metrics", "reward_parts"]

@@ -1,13 +1,15 @@
-"""Columns of episodes between Python values and Arrow arrays, built from flat arrays and offsets.
+"""Columns of episodes between Python values, Arrow arrays and flat numpy arrays with row offsets.
 
-`BUILDERS` and `READERS` hold the columns that need more than Arrow's own conversion; each reader inverts its builder
-bit for bit. Equal image bytes are stored once per column (dictionary encoding).
+Each reader inverts its builder bit for bit. Equal image bytes are stored once per column (dictionary encoding).
+`Ragged` and `Named` are the views of built columns that checks and reports compute on.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -15,16 +17,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from geo_sokoban_pipeline.trajectories.validation import (
-    PART_COLUMNS,
-    SOLVED,
-    Named,
-    Ragged,
-    count_in_rows,
-    find_replies,
-)
-
+# Parts that the rewards of this project give; parts of a reward of one's own are in `reward_parts` alone, unless they
+# have one of these names. A fixed set, because all files of all tasks share one schema.
+PART_COLUMNS = ("correct", "distance_delta", "final_bonus", "format", "turn_reward_avg", "turn_reward_total")
+SOLVED = 0.5  # least value of the metric `success` that counts as solved
 Spans = list[tuple[int, int, int]]
 NAMED_COLUMNS = ("reward_parts", "metrics", "timings")
 DERIVED_COLUMNS = ("success", "n_turns", "optimal_steps", *PART_COLUMNS)  # each repeats a value of a list
@@ -278,3 +276,119 @@ _READERS: dict[str, Callable[[pa.Array], list[Any]]] = {
     "images": _read_images,
     "image_grid_thw": _read_grids,
 }
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of unequal length: `values` of all rows one after the other, row i at `offsets[i]:offsets[i + 1]`."""
+
+    values: Any
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, column: pa.Array) -> Ragged:
+        """From a list array; a null list counts as empty. Numbers become numpy, everything else stays Arrow."""
+        values = column.flatten()
+        numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        return cls(values.to_numpy(zero_copy_only=False) if numeric else values, _offsets(column))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(rows,) int64."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(values,) int64 row of each value; for short lists such as turns, too slow for tokens."""
+        return np.repeat(np.arange(len(self.offsets) - 1), self.lengths)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """(values,) int64 flat position at which the row of each value starts."""
+        return self.offsets[self.rows]
+
+    def row_of(self, position: int) -> int:
+        """Row that holds a flat position."""
+        return int(np.searchsorted(self.offsets, position, side="right")) - 1
+
+
+class Named:
+    """Values by name, of one column of lists of (name, value)."""
+
+    def __init__(self, column: pa.Array) -> None:
+        self.items = Ragged.of(column)
+        self.numbers: np.ndarray = self.items.values.field("value").to_numpy(zero_copy_only=False)
+
+    @cached_property
+    def _encoded(self) -> tuple[dict[str, int], np.ndarray]:
+        names = self.items.values.field("name")
+        names = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
+        texts = names.dictionary.to_pylist()
+        ranks = {text: rank for rank, text in enumerate(sorted(set(texts)))}
+        codes = np.array([ranks[text] for text in texts], np.int32)
+        return ranks, codes[names.indices.to_numpy(zero_copy_only=False)] if texts else np.zeros(0, np.int32)
+
+    @property
+    def codes(self) -> np.ndarray:
+        """(values,) int32 number of each value's name; the numbers are ordered as the names are.
+
+        Names are few and repeat in every row: comparing numbers is several times quicker than comparing texts.
+        """
+        return self._encoded[1]
+
+    def pick(self, name: str) -> np.ndarray | None:
+        """(rows,) float64 value of a name, NaN in rows that have none; None where no row has it."""
+        ranks, codes = self._encoded
+        if name not in ranks:
+            return None
+        found = np.full(len(self.items.offsets) - 1, np.nan)
+        places = np.flatnonzero(codes == ranks[name])
+        found[self.items.rows[places]] = self.numbers[places]
+        return found
+
+
+def find_replies(turns: Ragged) -> np.ndarray:
+    """(turns of all rows,) bool: the assistant's."""
+    return flags(pc.equal(turns.values.field("role"), "assistant"))
+
+
+def list_lengths(column: pa.Array) -> np.ndarray:
+    """(rows,) int64 length of each list; a null list counts as empty."""
+    return np.diff(_offsets(column))
+
+
+def count_in_rows(flagged: np.ndarray, items: Ragged) -> np.ndarray:
+    """(rows,) int64 number of flagged entries."""
+    before = np.zeros(len(flagged) + 1, np.int64)
+    np.cumsum(flagged, out=before[1:])
+    counts: np.ndarray = np.diff(before[items.offsets])
+    return counts
+
+
+def one_array(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array, whatever its chunks; dictionaries of the chunks must be equal."""
+    chunks = table.column(name)
+    return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+
+
+def nulls(array: pa.Array) -> np.ndarray:
+    """(N,) bool: where an array is null."""
+    if not array.null_count:
+        return np.zeros(len(array), bool)
+    flags: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
+    return flags
+
+
+def flags(array: pa.Array) -> np.ndarray:
+    """(N,) bool: a boolean array with null as False."""
+    filled = pc.fill_null(array, False) if array.null_count else array
+    values: np.ndarray = filled.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _offsets(column: pa.Array) -> np.ndarray:
+    if column.null_count:
+        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy(zero_copy_only=False)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    stored: np.ndarray = column.offsets.to_numpy().astype(np.int64)
+    return stored - stored[0]

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from geo_sokoban_pipeline.runs.storage import Rewind
-from geo_sokoban_pipeline.trajectories.validation import PART_COLUMNS, TrajectoryError, check_episodes
+from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS
+from geo_sokoban_pipeline.trajectories.validation import TrajectoryError, check_episodes
 
 SCHEMA_VERSION = "2"
 

@@ -21,10 +21,10 @@ from geo_sokoban_pipeline.trajectories.arrow import (
     decode_names,
     derive_columns,
     gather_columns,
+    one_array,
     read_column,
 )
 from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, TableContext, schema_metadata
-from geo_sokoban_pipeline.trajectories.validation import one_array
 
 __all__ = ["TableContext", "Trajectory", "TrajectoryBatch", "Turn", "table_to_trajectories", "trajectories_to_table"]
 

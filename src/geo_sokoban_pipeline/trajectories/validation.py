@@ -1,12 +1,13 @@
-"""Columns of episodes as flat arrays with row offsets, each made once and shared by all checks.
+"""The trajectory contract as rules, each one a check over whole columns of a table.
 
-A position in a flat array always leads back to its row, so that whatever a check finds is reported by trajectory id.
+`check_episodes` raises for the first broken rule with the column, the trajectory id and the value. No check loops over
+episodes: columns are flat arrays with row offsets, unpacked once and shared (`Episodes`), and a position in a flat
+array always leads back to its row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -14,7 +15,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from geo_sokoban_pipeline.trajectories.arrow import (
+    PART_COLUMNS,
+    SOLVED,
+    Named,
+    Ragged,
+    count_in_rows,
+    find_replies,
+    flags,
+    list_lengths,
+    nulls,
+    one_array,
+)
+
 _NESTED_NULLABLE = frozenset({"turns.action", "turns.reward", "turns.credit", "turns.advantage", "images.path"})
+STATUSES = ("completed", "truncated", "aborted", "failed")
+ROLES = ("system", "user", "assistant", "tool")
+LOG_PROB_SLACK = 1e-6  # float32: the log-prob of a saturated token may come out just above 0
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_CREDIT_TOLERANCE = 1e-6
 
 
 class TrajectoryError(ValueError):
@@ -32,73 +51,21 @@ class TrajectoryError(ValueError):
         self.column, self.trajectory_id, self.value = column, trajectory_id, value
 
 
-@dataclass(frozen=True)
-class Ragged:
-    """Lists of unequal length: `values` of all rows one after the other, row i at `offsets[i]:offsets[i + 1]`."""
+def check_episodes(table: pa.Table, nullable: Set[str], *, image_pad_id: int, merge_size: int) -> None:
+    """Run every check on a table whose types are already known to be those of the trajectory schema.
 
-    values: Any
-    offsets: np.ndarray
+    Args:
+        table: N episodes.
+        nullable: names of the columns that may be null.
+        image_pad_id, merge_size: as in the table's context.
 
-    @classmethod
-    def of(cls, column: pa.Array) -> Ragged:
-        """From a list array; a null list counts as empty. Numbers become numpy, everything else stays Arrow."""
-        values = column.flatten()
-        numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-        return cls(values.to_numpy(zero_copy_only=False) if numeric else values, _offsets(column))
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(rows,) int64."""
-        return np.diff(self.offsets)
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """(values,) int64 row of each value; for short lists such as turns, too slow for tokens."""
-        return np.repeat(np.arange(len(self.offsets) - 1), self.lengths)
-
-    @property
-    def starts(self) -> np.ndarray:
-        """(values,) int64 flat position at which the row of each value starts."""
-        return self.offsets[self.rows]
-
-    def row_of(self, position: int) -> int:
-        """Row that holds a flat position."""
-        return int(np.searchsorted(self.offsets, position, side="right")) - 1
-
-
-class Named:
-    """Values by name, of one column of lists of (name, value)."""
-
-    def __init__(self, column: pa.Array) -> None:
-        self.items = Ragged.of(column)
-        self.numbers: np.ndarray = self.items.values.field("value").to_numpy(zero_copy_only=False)
-
-    @cached_property
-    def _encoded(self) -> tuple[dict[str, int], np.ndarray]:
-        names = self.items.values.field("name")
-        names = names if pa.types.is_dictionary(names.type) else names.dictionary_encode()
-        texts = names.dictionary.to_pylist()
-        ranks = {text: rank for rank, text in enumerate(sorted(set(texts)))}
-        codes = np.array([ranks[text] for text in texts], np.int32)
-        return ranks, codes[names.indices.to_numpy(zero_copy_only=False)] if texts else np.zeros(0, np.int32)
-
-    @property
-    def codes(self) -> np.ndarray:
-        """(values,) int32 number of each value's name; the numbers are ordered as the names are.
-
-        Names are few and repeat in every row: comparing numbers is several times quicker than comparing texts.
-        """
-        return self._encoded[1]
-
-    def pick(self, name: str) -> np.ndarray | None:
-        """(rows,) float64 value of a name, NaN in rows that have none; None where no row has it."""
-        ranks, codes = self._encoded
-        if name not in ranks:
-            return None
-        found = np.full(len(self.items.offsets) - 1, np.nan)
-        places = np.flatnonzero(codes == ranks[name])
-        found[self.items.rows[places]] = self.numbers[places]
-        return found
+    Raises:
+        TrajectoryError: the first broken rule.
+    """
+    episodes = Episodes(table, image_pad_id, merge_size)
+    check_nulls(episodes, nullable)
+    for check in _CHECKS:
+        check(episodes)
 
 
 class Episodes:
@@ -219,51 +186,6 @@ def _check_nested_nulls(episodes: Episodes, path: str, array: pa.Array, to_row: 
         _check_nested_nulls(episodes, name, child, to_row)
 
 
-def find_replies(turns: Ragged) -> np.ndarray:
-    """(turns of all rows,) bool: the assistant's."""
-    return flags(pc.equal(turns.values.field("role"), "assistant"))
-
-
-def list_lengths(column: pa.Array) -> np.ndarray:
-    """(rows,) int64 length of each list; a null list counts as empty."""
-    return np.diff(_offsets(column))
-
-
-def _offsets(column: pa.Array) -> np.ndarray:
-    if column.null_count:
-        lengths = pc.fill_null(column.value_lengths(), 0).to_numpy(zero_copy_only=False)
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    stored: np.ndarray = column.offsets.to_numpy().astype(np.int64)
-    return stored - stored[0]
-
-
-def one_array(table: pa.Table, name: str) -> pa.Array:
-    """A column as one array, whatever its chunks; dictionaries of the chunks must be equal."""
-    chunks = table.column(name)
-    return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
-
-
-def nulls(array: pa.Array) -> np.ndarray:
-    """(N,) bool: where an array is null."""
-    if not array.null_count:
-        return np.zeros(len(array), bool)
-    flags: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
-    return flags
-
-
-def flags(array: pa.Array) -> np.ndarray:
-    """(N,) bool: a boolean array with null as False."""
-    filled = pc.fill_null(array, False) if array.null_count else array
-    values: np.ndarray = filled.to_numpy(zero_copy_only=False)
-    return values
-
-
-# Rules on whole episodes: identity, outcome, and advantages within a group.
-
-
-STATUSES = ("completed", "truncated", "aborted", "failed")
-
-
 def check_identity(episodes: Episodes) -> None:
     """Ids are unique and not empty, the status is known, `sampling` and each turn's `info` are JSON objects."""
     counts = pc.value_counts(episodes.column("trajectory_id"))
@@ -331,16 +253,6 @@ def check_group_advantages(episodes: Episodes) -> None:
     episodes.fail_row(bad, "advantage", "exactly 0 where all rewards of a group are equal")
 
 
-# Rules on named values (metrics, reward parts, timings), on the columns that repeat some of them, and on credit.
-
-
-# Parts that the rewards of this project give; parts of a reward of one's own are in `reward_parts` alone, unless they
-# have one of these names. A fixed set, because all files of all tasks share one schema.
-PART_COLUMNS = ("correct", "distance_delta", "final_bonus", "format", "turn_reward_avg", "turn_reward_total")
-SOLVED = 0.5  # least value of the metric `success` that counts as solved
-_CREDIT_TOLERANCE = 1e-6
-
-
 def check_named_values(episodes: Episodes) -> None:
     """Reward parts, metrics and timings are finite and strictly sorted by name."""
     for column in ("reward_parts", "metrics", "timings"):
@@ -365,14 +277,6 @@ def check_value_columns(episodes: Episodes) -> None:
         _compare(episodes, name, parts.pick(name), f"reward_parts.{name}")
     counts = count_in_rows(episodes.replies, episodes.turns)
     episodes.fail_row(episodes.numbers("n_turns") != counts, "n_turns", "the number of assistant turns")
-
-
-def count_in_rows(flagged: np.ndarray, items: Ragged) -> np.ndarray:
-    """(rows,) int64 number of flagged entries."""
-    before = np.zeros(len(flagged) + 1, np.int64)
-    np.cumsum(flagged, out=before[1:])
-    counts: np.ndarray = np.diff(before[items.offsets])
-    return counts
 
 
 def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source: str) -> None:
@@ -404,13 +308,6 @@ def check_credits(episodes: Episodes) -> None:
     bad = credited & ~(gap <= _CREDIT_TOLERANCE * np.maximum(1.0, np.abs(rewards)))
     text = lambda row: f"credit of {total[row]} in all, reward {rewards[row]}"  # noqa: E731
     episodes.fail_row(bad, "turns", "the credit of an episode's turns adds up to its reward", text)
-
-
-# Rules on tokens: equal lengths, masks, log-probs, and the number of image pads.
-
-
-LOG_PROB_SLACK = 1e-6  # float32: the log-prob of a saturated token may come out just above 0
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def check_lengths(episodes: Episodes) -> None:
@@ -495,12 +392,6 @@ def check_image_pads(episodes: Episodes) -> None:
     episodes.fail_row(found != expected, "token_ids", "sum of t*h*w / merge_size**2 image pads", text)
 
 
-# Rules on spans: turns in order, generated runs inside assistant turns, weights for every generated token.
-
-
-ROLES = ("system", "user", "assistant", "tool")
-
-
 def check_turns(episodes: Episodes) -> None:
     """Turns are in order, do not overlap and lie within the tokens; roles, numbers and image indices are sound."""
     turns = episodes.turns
@@ -568,12 +459,7 @@ def check_weight_spans(episodes: Episodes) -> None:
     episodes.fail_row(covered != total, "weight_spans", "every generated token lies in a span", text)
 
 
-# The trajectory contract as rules, each one a check over whole columns.
-
-
-__all__ = ["CHECKS", "PART_COLUMNS", "TrajectoryError", "check_episodes"]
-
-CHECKS: tuple[Callable[[Episodes], None], ...] = (
+_CHECKS: tuple[Callable[[Episodes], None], ...] = (
     check_identity,
     check_outcome,
     check_named_values,
@@ -589,20 +475,3 @@ CHECKS: tuple[Callable[[Episodes], None], ...] = (
     check_weight_spans,
     check_group_advantages,
 )
-
-
-def check_episodes(table: pa.Table, nullable: Set[str], *, image_pad_id: int, merge_size: int) -> None:
-    """Run every check on a table whose types are already known to be those of the trajectory schema.
-
-    Args:
-        table: N episodes.
-        nullable: names of the columns that may be null.
-        image_pad_id, merge_size: as in the table's context.
-
-    Raises:
-        TrajectoryError: the first broken rule.
-    """
-    episodes = Episodes(table, image_pad_id, merge_size)
-    check_nulls(episodes, nullable)
-    for check in CHECKS:
-        check(episodes)
