@@ -1,4 +1,7 @@
-"""Text of an episode that is graded: what the policy wrote, without its thoughts, never what the environment said."""
+"""Rewards of geometry: whether the answer is correct, and perhaps whether it has the form that was asked for.
+
+Graded is what the policy wrote, without its thoughts, never what the environment said.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +17,12 @@ from geo_sokoban_pipeline.config.geo3k_training import (
 )
 from geo_sokoban_pipeline.rewards.math_answer import prepare_grade
 
-# Rule of the seed systems: a text is repetitive if its last 10,000 characters compress more than tenfold.
+# slime's rule: a text is repetitive if its last 10,000 characters compress more than tenfold.
 REPETITION_CHARACTERS = 10_000
 REPETITION_RATIO = 10.0
 
 _THINK_END = "</think>"
 _BOX = "\\boxed{"
-
-
-def visible_text(reply: str) -> str:
-    """A reply from behind its last `</think>` on; all of it where there is none."""
-    return reply.rpartition(_THINK_END)[2]
-
-
-def assistant_text(replies: Iterable[str], *, thoughts: bool = False) -> str:
-    """Replies of an episode as one text, in order.
-
-    Args:
-        thoughts: keep them. They are taken out of each reply, so that an answer of an earlier reply stays when a later
-            one thinks.
-    """
-    return "\n".join(reply if thoughts else visible_text(reply) for reply in replies)
-
-
-def has_box(text: str) -> bool:
-    """Whether a text opens a box."""
-    return _BOX in text
-
-
-def has_format(text: str) -> bool:
-    """Whether a think block is followed by a box, the form that the mix of correctness and form pays for.
-
-    The block must be closed; it may be opened in the prompt, as templates of Thinking models do.
-    """
-    _, closed, rest = text.partition(_THINK_END)
-    return bool(closed) and "}" in rest.partition(_BOX)[2]
-
-
-def repetition(text: str) -> bool:
-    """Whether a text of more than 10,000 characters ends in repetition: its last 10,000 compress more than tenfold."""
-    if len(text) <= REPETITION_CHARACTERS:
-        return False
-    raw = text[-REPETITION_CHARACTERS:].encode("utf-8", errors="replace")
-    return len(raw) / len(zlib.compress(raw, level=9)) > REPETITION_RATIO
-
-
-# Rewards of geometry: whether the answer is correct, and perhaps whether it has the form that was asked for.
 
 
 class AnswerReward:
@@ -109,3 +72,40 @@ def _graded_text(outcome: Any, options: AnswerRewardOptions) -> str:
 
 def _parts(correct: float, form: float, share: float) -> dict[str, float]:
     return {"reward": (1 - share) * correct + share * form, "correct": correct, "format": form}
+
+
+def visible_text(reply: str) -> str:
+    """A reply from behind its last `</think>` on; all of it where there is none."""
+    return reply.rpartition(_THINK_END)[2]
+
+
+def assistant_text(replies: Iterable[str], *, thoughts: bool = False) -> str:
+    """Replies of an episode as one text, in order.
+
+    Args:
+        thoughts: keep them. They are taken out of each reply, so that an answer of an earlier reply stays when a later
+            one thinks.
+    """
+    return "\n".join(reply if thoughts else visible_text(reply) for reply in replies)
+
+
+def has_box(text: str) -> bool:
+    """Whether a text opens a box."""
+    return _BOX in text
+
+
+def has_format(text: str) -> bool:
+    """Whether a think block is followed by a box, the form that the mix of correctness and form pays for.
+
+    The block must be closed; it may be opened in the prompt, as templates of Thinking models do.
+    """
+    _, closed, rest = text.partition(_THINK_END)
+    return bool(closed) and "}" in rest.partition(_BOX)[2]
+
+
+def repetition(text: str) -> bool:
+    """Whether a text of more than 10,000 characters ends in repetition: its last 10,000 compress more than tenfold."""
+    if len(text) <= REPETITION_CHARACTERS:
+        return False
+    raw = text[-REPETITION_CHARACTERS:].encode("utf-8", errors="replace")
+    return len(raw) / len(zlib.compress(raw, level=9)) > REPETITION_RATIO

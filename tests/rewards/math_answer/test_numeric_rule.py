@@ -9,8 +9,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rewards.math_answer.default import NoValueError, UnreadableError, read_number, within
-from geo_sokoban_pipeline.rewards.math_answer.surds import OutsideError, Surd
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
+    NoValueError,
+    OutsideError,
+    Surd,
+    UnreadableError,
+    read_number,
+    within,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Units: what may stand behind a number without being part of it.
+"""The default grader: safe rules first, algebra last.
 
-An answer is granted whatever its unit, for labels have none. One letter is a unit only where the label holds no letter,
-since in algebra it is a factor.
+The answer is the last box of what was said after the thoughts. Answer and label are brought to one spelling; equations
+where the label is none, hedges and several values are refused; texts and exact numbers are compared; what is left becomes
+a question to algebra. An answer is granted whatever its unit, for labels have none. Nothing is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -9,494 +10,16 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 
-from geo_sokoban_pipeline.rewards.math_answer.surds import OutsideError, Surd, TooLargeError
+from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
+    NoValueError,
+    Surd,
+    UnreadableError,
+    read_number,
+    within,
+)
 from geo_sokoban_pipeline.rewards.math_answer.verdict import Equivalence, Grade, Rule, Undecided
-
-_LONG = (
-    "degrees?|deg|radians?|rad|units?|(?:centi|milli|kilo|deci)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?"
-    "|[cmkd]m|in|ft|yds?|mi|mph|(?:kilo)?grams?|kg|lbs?|pounds?|hours?|hrs?|min(?:ute)?s?|sec(?:ond)?s?|dollars?|cents?"
-    "|lit(?:er|re)s?|gallons?"
-)
-_SHORT = "[msghL]"
-_PREFIX = r"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?"
-_POWER = r"(?:\s*(?:\^\s*\{?\s*[23]\s*\}?|squared|cubed))?"
-
-
-def _pattern(words: str) -> re.Pattern[str]:
-    unit = rf"{_PREFIX}(?:{words})\.?{_POWER}"
-    # A unit follows a number: a digit, a closed group, a percent sign or π.
-    behind = r"(?:(?<=[\d.)}%])|(?<=\\pi))"
-    return re.compile(rf"{behind}\s*{unit}(?:\s*(?:/|per)\s*{unit})?$", re.IGNORECASE)
-
-
-_ANY = _pattern(f"{_LONG}|{_SHORT}")
-_UNMISTAKABLE = _pattern(_LONG)
-
-
-def strip_unit(text: str, *, letters: bool) -> str:
-    """A normalised text without the unit at its end.
-
-    Args:
-        letters: whether the label holds letters that are factors, so that a single one is no unit.
-    """
-    return (_UNMISTAKABLE if letters else _ANY).sub("", text).rstrip()
-
-
-# Normalisation: one spelling for what means the same.
-
-
-_CHARACTERS = {
-    **dict.fromkeys("−‐‑‒–—﹣", "-"),
-    **dict.fromkeys("·⋅∙•∗", r"\cdot "),
-    **dict.fromkeys("×✕", r"\times "),
-    **dict.fromkeys("÷∕⁄", "/"),
-    **dict.fromkeys("°˚º∘", r"^\circ "),
-    **dict.fromkeys("∶：", ":"),
-    **{"π": r"\pi ", "√": r"\sqrt ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ", "∠": r"\angle ", "∡": r"\angle "},
-    **{
-        "≤": r"\leq ",
-        "≥": r"\geq ",
-        "≠": r"\neq ",
-        "≈": r"\approx ",
-        "≅": r"\cong ",
-        "∼": r"\sim ",
-        "△": r"\triangle ",
-    },
-    **{"⊥": r"\perp ", "∥": r"\parallel ", "％": r"\%", "′": "'", "’": "'"},
-    **{"α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta "},
-    **{"λ": r"\lambda ", "μ": r"\mu ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega "},
-}
-_SUPERSCRIPTS = {unicodedata.normalize("NFKC", c): c for c in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"}
-_SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS.values())}]+")
-_VULGAR = re.compile("[¼-¾⅐-⅞]")
-_GROUPED_DIGITS = re.compile(r"(?<=\d)(?:\\,|\\!|,\\!|\{,\}(?:\\!)?)(?=\d{3}(?!\d))")
-_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
-_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\\\(?=[A-Za-z%])", r"\\"),  # escaped once too often
-        (r"\\\\", " "),
-        (r"\\[()\[\]]|\\?\$", ""),
-        (r"\\!", ""),
-        (r"\\[,;:> ]|~|\\(?:quad|qquad|thinspace|displaystyle|textstyle|limits|rm|bf|it)(?![A-Za-z])", " "),
-        (r"\\(?:left|right)(?![A-Za-z])\.?|\\[bB]igg?[lrm]?(?![A-Za-z])", ""),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\le(?![A-Za-z])", r"\\leq"),
-        (r"\\ge(?![A-Za-z])", r"\\geq"),
-        (r"\\(?:measuredangle|sphericalangle)(?![A-Za-z])", r"\\angle"),
-        (r"(?<![A-Za-z\\])sqrt(?=\s*[({\d])", r"\\sqrt"),
-        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
-    )
-)
-_DEGREES = re.compile(
-    r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\(?:degrees?|deg|textdegree)(?![A-Za-z])"
-)
-_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_WRAPPER = re.compile(
-    r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|sc)?|math(?:rm|bf|it|sf|tt|cal|normal)|operatorname\*?|boldsymbol|bm|[mh]box"
-    r"|overline|underline|over(?:left)?rightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)|ensuremath|boxed)\s*(?=\{)"
-)
-_LONG_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
-_SMALL_GROUP = re.compile(r"(?<=[^A-Za-z])\{([A-Za-z0-9])\}(?!\s*\d)|(?<=[A-Za-z])\{(\d)\}(?!\s*\d)")
-
-
-class MalformedError(ValueError):
-    """A text with characters that no answer has."""
-
-
-def normalise(text: str) -> str:
-    """LaTeX of an answer or label in one spelling.
-
-    Raises:
-        MalformedError: it holds control characters, or invisible ones between others.
-    """
-    if not text.isascii():
-        text = _as_latex(text)
-    if not all(c.isprintable() or c in "\t\n\r" for c in text):
-        raise MalformedError("control or invisible characters")
-    text = _GROUPED_DIGITS.sub("", text).replace("{,}", ",")
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    text = _unwrap(text)
-    if not _FUNCTION.search(text):  # the sine of 30 is not that of 30°
-        text = _DEGREES.sub(" ", text)
-    text = " ".join(text.split())
-    if text[:1] not in "([":
-        text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
-    return text[:-1].rstrip() if text.endswith(".") else text
-
-
-def text_key(normalised: str) -> str:
-    """Form in which normalised texts are compared: spaces only between digits, words in lower case, few braces."""
-    text = _LONG_WORD.sub(lambda found: found[0].lower(), normalised)
-    text = re.sub(r"(?<=\d) (?=\d)", "\0", text).replace(" ", "").replace("\0", " ")
-    return _SMALL_GROUP.sub(r"\1\2", text)
-
-
-def _as_latex(text: str) -> str:
-    """ASCII where a character has a meaning in an answer; others stay as they are."""
-    text = text.strip("\u200b\u200c\u200d\u2060\ufeff")
-    text = _SUPERSCRIPT_RUN.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-"), text)
-    text = _VULGAR.sub(
-        lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
-    )
-    return "".join(c if c.isascii() else _as_ascii(c) for c in text)
-
-
-def _as_ascii(character: str) -> str:
-    if character in _CHARACTERS:
-        return _CHARACTERS[character]
-    if character.isspace():
-        return " "
-    if character.isdecimal():
-        return str(unicodedata.decimal(character))
-    plain = unicodedata.normalize("NFKC", character)
-    return plain if len(plain) == 1 and plain.isascii() else character
-
-
-def _unwrap(text: str) -> str:
-    """The text without fonts, text blocks and lines above letters; their content stays, spaced."""
-    while found := _WRAPPER.search(text):
-        closing = matching_brace(text, found.end())
-        if closing is None:
-            return text
-        text = f"{text[: found.start()]} {text[found.end() + 1 : closing]} {text[closing + 1 :]}"
-    return text
-
-
-# Extraction: the answer is the last box of what was said after the thoughts.
-
-
-_THINK_END = "</think>"
-_BOX = "\\boxed"
-_OPENING = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a character of the answer
-
-
-def extract_answer(response: str) -> str | None:
-    """Content of the last box behind the last `</think>`, or in the whole text where there is none.
-
-    Args:
-        response: text of the policy; what an environment said must not be in it.
-
-    Returns:
-        None: there is no box, or the last one has no brace or is not closed.
-    """
-    text = response.rpartition(_THINK_END)[2]
-    opening = _OPENING.match(text, text.rfind(_BOX)) if _BOX in text else None
-    if opening is None:
-        return None
-    closing = matching_brace(text, opening.end() - 1)
-    return None if closing is None else text[opening.end() : closing]
-
-
-def matching_brace(text: str, opening: int) -> int | None:
-    """Index of the brace that closes the one at `opening`; None: it is not closed."""
-    depth = 0
-    for found in _BRACE.finditer(text, opening):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if depth == 0:
-            return found.start()
-    return None
-
-
-# Shape: what kind of thing a normalised text is, so that who commits to nothing is refused before any algebra.
-
-
-_MACRO = r"\\[A-Za-z]+"
-# One letter at a time: two ways to split a word would be exponentially many for a sentence.
-_NAME = re.compile(
-    r"(?:[A-Za-z]|\\(?:angle|triangle|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|sin|cos|tan|odot)"
-    r"(?![A-Za-z])|(?<=\\angle) ?\d+|_(?:\{\w+\}|\w)|'|\s)+"
-)
-# Capitals are names of points and lines.
-_NO_NAME = re.compile(r"(?<![A-Za-z\\])(?:or|and|either|neither|nor|not|no|never)(?![A-Za-z])")
-_EQUALS = re.compile(r"(?<![<>!])=|\\approx(?![A-Za-z])")
-_MARKS = (
-    re.compile(r"(?<![A-Za-z\\])(?:or|and|either|between|to)(?![A-Za-z])", re.IGNORECASE),
-    re.compile(r"\\(?:pm|mp|lor|land|vee|wedge|cup|cap)(?![A-Za-z])"),
-    re.compile(r":"),
-    re.compile(r"[|\[\]]|\\[{}|]"),
-    re.compile(r"(?<!_)\d (?=\d)"),
-)
-_RELATION = re.compile(r"[<>]|\\(?:leq|geq|neq|ne)(?![A-Za-z])")
-_MIXED = re.compile(r"(?<![\w.^])(\d+) (\d+)/(\d+)(?!\d)")  # 7 3/4
-_ROOT_DEGREE = re.compile(r"(?<=\\sqrt)\s*\[\w+\]")
-_SEPARATOR = re.compile(r"[,;]")
-_TOKEN = re.compile(
-    r"\s+|\d+(?:\.\d*)?|\.\d+|[-+*/^(){}=<>,:|\[\]]|\\[{}]|(?<=[A-Za-z])['_]"
-    r"|\\(?:frac|sqrt|cdot|times|div|pi|infty|leq|geq|neq|pm|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln"
-    r"|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|cup|cap|in)(?![A-Za-z])"
-    r"|(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])"
-)
-_HUGE = re.compile(r"\d{31}|\^\s*[{(]?\s*-?\s*\d{3}|\^[^+\-*/=,<>]*\^|\*\s*\*")
-
-
-def value_side(text: str) -> str:
-    """What stands behind a name and one equals sign, or behind an approximation sign; else the text as it is."""
-    parts = _EQUALS.split(text)
-    if len(parts) != 2:
-        return text
-    name, value = (part.strip() for part in parts)
-    is_name = _NAME.fullmatch(name) and not _NO_NAME.search(name)
-    if not value or not (is_name or (not name and "=" not in text)):
-        return text
-    return value
-
-
-def is_relation(text: str) -> bool:
-    """Whether a text says that something equals, approximates, exceeds or differs from something."""
-    return _EQUALS.search(text) is not None or _RELATION.search(text) is not None
-
-
-def is_hedge(answer: str, label: str) -> bool:
-    """Whether an answer names a choice, a range or another number of values, and the label does not."""
-    answer, label = (_MIXED.sub(_without_fraction, _ROOT_DEGREE.sub("", text)) for text in (answer, label))
-    if len(_SEPARATOR.findall(answer)) != len(_SEPARATOR.findall(label)):
-        return True
-    if _SEPARATOR.search(label) and (split_tuple(answer) is None) != (split_tuple(label) is None):
-        return True
-    return any(mark.search(answer) and not mark.search(label) for mark in _MARKS)
-
-
-def _without_fraction(mixed: re.Match[str]) -> str:
-    return mixed[1] if int(mixed[2]) < int(mixed[3]) else mixed[0]
-
-
-def is_formula(text: str) -> bool:
-    """Whether a text is built from what labels are built from, in sizes that algebra can handle.
-
-    Words, unknown macros, factorials, sums, integrals and huge or stacked powers are not.
-    """
-    at = 0
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            return False
-        at = found.end()
-    return bool(text) and _HUGE.search(text) is None
-
-
-def has_letters(text: str) -> bool:
-    """Whether letters that are no macros are in a text."""
-    return re.search("[A-Za-z]", re.sub(_MACRO, "", text)) is not None
-
-
-def split_tuple(text: str) -> tuple[str, list[str]] | None:
-    """Brackets and elements of a text such as `(1, 2)`; None: it is no tuple."""
-    inner = text[1:-1]
-    brackets = text[:1] + text[-1:]
-    if brackets not in ("()", "[]", "(]", "[)") or "," not in inner or any(bracket in inner for bracket in "()[]"):
-        return None
-    return brackets, [element.strip() for element in inner.split(",")]
-
-
-# Numeric rule: an answer and a label that are both exact numbers are the same number or not.
-
-
-_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+", re.ASCII)
-_MIXED_LATEX = re.compile(r"\s*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
-_MIXED_PLAIN = re.compile(r"\s+(\d+)\s*/\s*(\d+)(?!\d)")
-_SPACE = re.compile(r"\s*")
-_DEEPEST = 40
-_MOST_DIGITS = 600
-_TIMES = ("\\cdot", "\\times", "*")
-_OVER = ("\\div", "/")
-_PERCENT = ("\\%", "%")
-
-
-class UnreadableError(ValueError):
-    """A text that is no number of the grammar."""
-
-
-class NoValueError(ValueError):
-    """A number of the grammar that has no value, or one far too large for an answer."""
-
-
-def read_number(text: str) -> Surd:
-    """The exact number that a text writes.
-
-    Args:
-        text: normalised LaTeX, without units.
-
-    Raises:
-        UnreadableError: it is no number of this grammar.
-        NoValueError: it divides by zero, or has more than about 600 digits.
-    """
-    reader = _Reader(text)
-    try:
-        value = reader.read_sum()
-    except (ZeroDivisionError, TooLargeError) as error:
-        raise NoValueError(str(error)) from error
-    except OutsideError as error:
-        raise UnreadableError(str(error)) from error
-    if not reader.at_end():
-        raise UnreadableError("more than a number")
-    return value
-
-
-def within(answer: Surd, label: Surd, tolerance: float) -> bool:
-    """Whether two numbers differ by at most a tolerance; rational ones are compared exactly, as decimals."""
-    difference = answer + -label
-    exact = difference.as_rational()
-    return abs(float(difference)) <= tolerance if exact is None else abs(exact) <= Fraction(str(tolerance))
-
-
-class _Reader:
-    """A position in a text, moved on by everything that reads from it."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.depth = 0
-
-    def at_end(self) -> bool:
-        self._skip_space()
-        return self.at == len(self.text)
-
-    def read_sum(self) -> Surd:
-        self.depth += 1
-        if self.depth > _DEEPEST:
-            raise UnreadableError("nested too deeply")
-        negative = self._take("-")
-        if not negative:
-            self._take("+")
-        total = -self._read_product() if negative else self._read_product()
-        while True:
-            if self._take("+"):
-                total = total + self._read_product()
-            elif self._take("-"):
-                total = total + -self._read_product()
-            else:
-                self.depth -= 1
-                return total
-
-    def _read_product(self) -> Surd:
-        product = self._read_power()
-        while True:
-            if any(self._take(sign) for sign in _TIMES):
-                product = product * self._read_signed_power()
-            elif any(self._take(sign) for sign in _OVER):
-                product = product / self._read_signed_power()
-            elif self._peeks("\\frac", "\\sqrt", "\\pi", "(", "{"):
-                product = product * self._read_power()
-            else:
-                return product
-
-    def _read_signed_power(self) -> Surd:
-        return -self._read_power() if self._take("-") else self._read_power()
-
-    def _read_power(self) -> Surd:
-        base = self._read_base()
-        if self._take("^"):
-            base = self._raise(base)
-        if any(self._take(sign) for sign in _PERCENT):
-            base = base / Surd.rational(100)
-        return base
-
-    def _raise(self, base: Surd) -> Surd:
-        negative = self._take("-")
-        value = (self._read_group() if self._peeks("{", "(") else self._read_literal()).as_rational()
-        if self._peeks("^") or value is None:
-            raise UnreadableError("a power of powers, or with an irrational exponent")
-        exponent = -value if negative else value
-        if exponent.denominator == 1:
-            return base**exponent.numerator
-        if exponent.denominator == 2:
-            return base.root() ** exponent.numerator
-        raise UnreadableError("a root that is not a square root")
-
-    def _read_base(self) -> Surd:
-        if self._take("\\pi"):
-            return Surd.pi()
-        if self._take("\\frac"):
-            upper = self._read_argument()
-            return upper / self._read_argument()
-        if self._take("\\sqrt"):
-            return (self._read_group() if self._peeks("{", "(") else self._read_root_argument()).root()
-        if self._peeks("{", "("):
-            return self._read_group()
-        return self._read_literal(mixed=True)
-
-    def _read_root_argument(self) -> Surd:
-        """What a root without braces covers: a whole number, as it is meant, not its first digit, as TeX reads it."""
-        return Surd.pi() if self._take("\\pi") else self._read_literal()
-
-    def _read_argument(self) -> Surd:
-        """An argument of a fraction: a group, or one digit."""
-        if self._peeks("{"):
-            return self._read_group()
-        if self._take("\\pi"):
-            return Surd.pi()
-        if self._peeks("\\sqrt"):
-            return self._read_base()
-        self._skip_space()
-        digit = self.text[self.at : self.at + 1]
-        if not (digit.isascii() and digit.isdigit()):
-            raise UnreadableError("a fraction without parts")
-        self.at += 1
-        return Surd.rational(int(digit))
-
-    def _read_group(self) -> Surd:
-        closing = "}" if self._take("{") else ")"
-        if closing == ")" and not self._take("("):
-            raise UnreadableError("no group")
-        value = self.read_sum()
-        if not self._take(closing):
-            raise UnreadableError("a group that is not closed")
-        return value
-
-    def _read_literal(self, *, mixed: bool = False) -> Surd:
-        self._skip_space()
-        found = _NUMBER.match(self.text, self.at)
-        if found is None:
-            raise UnreadableError("no number")
-        if len(found[0]) > _MOST_DIGITS:
-            raise NoValueError("too many digits")
-        self.at = found.end()
-        number = Fraction(found[0].rstrip(".") if found[0].endswith(".") else found[0])
-        if mixed and found[0].isdigit():
-            number += self._read_fraction_of_mixed()
-        self._skip_space()
-        if self.text[self.at : self.at + 1].isdigit() or self.text[self.at : self.at + 1] == ".":
-            raise UnreadableError("two numbers side by side")
-        return Surd.rational(number)
-
-    def _read_fraction_of_mixed(self) -> Fraction:
-        for pattern in (_MIXED_LATEX, _MIXED_PLAIN):
-            if found := pattern.match(self.text, self.at):
-                upper, lower = (int(part) for part in found.groups() if part)
-                if 0 < upper < lower:
-                    self.at = found.end()
-                    return Fraction(upper, lower)
-        return Fraction(0)
-
-    def _skip_space(self) -> None:
-        found = _SPACE.match(self.text, self.at)
-        self.at = found.end() if found else self.at
-
-    def _peeks(self, *words: str) -> bool:
-        self._skip_space()
-        return any(self.text.startswith(word, self.at) and not self._goes_on(word) for word in words)
-
-    def _take(self, word: str) -> bool:
-        if not self._peeks(word):
-            return False
-        self.at += len(word)
-        return True
-
-    def _goes_on(self, word: str) -> bool:
-        """Whether a macro's name is longer than the word: `\\pitchfork` is not `\\pi`."""
-        return word[-1].isalpha() and self.text[self.at + len(word) : self.at + len(word) + 1].isalpha()
-
-
-# The default grader: safe rules first, algebra last.
-
 
 LONGEST_ANSWER = 200  # characters within the box
 LONGEST_LABEL = 1000
@@ -624,3 +147,282 @@ def _numbers(text: str) -> tuple[str, list[Surd]] | None:
         return brackets, [read_number(quotient) for quotient in quotients]
     except UnreadableError:
         return None
+
+
+_THINK_END = "</think>"
+_BOX = "\\boxed"
+_OPENING = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a character of the answer
+
+
+def extract_answer(response: str) -> str | None:
+    """Content of the last box behind the last `</think>`, or in the whole text where there is none.
+
+    Args:
+        response: text of the policy; what an environment said must not be in it.
+
+    Returns:
+        None: there is no box, or the last one has no brace or is not closed.
+    """
+    text = response.rpartition(_THINK_END)[2]
+    opening = _OPENING.match(text, text.rfind(_BOX)) if _BOX in text else None
+    if opening is None:
+        return None
+    closing = matching_brace(text, opening.end() - 1)
+    return None if closing is None else text[opening.end() : closing]
+
+
+def matching_brace(text: str, opening: int) -> int | None:
+    """Index of the brace that closes the one at `opening`; None: it is not closed."""
+    depth = 0
+    for found in _BRACE.finditer(text, opening):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.start()
+    return None
+
+
+# Shape: what kind of thing a normalised text is, so that who commits to nothing is refused before any algebra.
+
+_MACRO = r"\\[A-Za-z]+"
+# One letter at a time: two ways to split a word would be exponentially many for a sentence.
+_NAME = re.compile(
+    r"(?:[A-Za-z]|\\(?:angle|triangle|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|sin|cos|tan|odot)"
+    r"(?![A-Za-z])|(?<=\\angle) ?\d+|_(?:\{\w+\}|\w)|'|\s)+"
+)
+# Capitals are names of points and lines.
+_NO_NAME = re.compile(r"(?<![A-Za-z\\])(?:or|and|either|neither|nor|not|no|never)(?![A-Za-z])")
+_EQUALS = re.compile(r"(?<![<>!])=|\\approx(?![A-Za-z])")
+_MARKS = (
+    re.compile(r"(?<![A-Za-z\\])(?:or|and|either|between|to)(?![A-Za-z])", re.IGNORECASE),
+    re.compile(r"\\(?:pm|mp|lor|land|vee|wedge|cup|cap)(?![A-Za-z])"),
+    re.compile(r":"),
+    re.compile(r"[|\[\]]|\\[{}|]"),
+    re.compile(r"(?<!_)\d (?=\d)"),
+)
+_RELATION = re.compile(r"[<>]|\\(?:leq|geq|neq|ne)(?![A-Za-z])")
+_MIXED = re.compile(r"(?<![\w.^])(\d+) (\d+)/(\d+)(?!\d)")  # 7 3/4
+_ROOT_DEGREE = re.compile(r"(?<=\\sqrt)\s*\[\w+\]")
+_SEPARATOR = re.compile(r"[,;]")
+_TOKEN = re.compile(
+    r"\s+|\d+(?:\.\d*)?|\.\d+|[-+*/^(){}=<>,:|\[\]]|\\[{}]|(?<=[A-Za-z])['_]"
+    r"|\\(?:frac|sqrt|cdot|times|div|pi|infty|leq|geq|neq|pm|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln"
+    r"|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|sigma|phi|omega|cup|cap|in)(?![A-Za-z])"
+    r"|(?<![A-Za-z\\])[A-Za-z]{1,2}(?![A-Za-z])"
+)
+_HUGE = re.compile(r"\d{31}|\^\s*[{(]?\s*-?\s*\d{3}|\^[^+\-*/=,<>]*\^|\*\s*\*")
+
+
+def value_side(text: str) -> str:
+    """What stands behind a name and one equals sign, or behind an approximation sign; else the text as it is."""
+    parts = _EQUALS.split(text)
+    if len(parts) != 2:
+        return text
+    name, value = (part.strip() for part in parts)
+    is_name = _NAME.fullmatch(name) and not _NO_NAME.search(name)
+    if not value or not (is_name or (not name and "=" not in text)):
+        return text
+    return value
+
+
+def is_relation(text: str) -> bool:
+    """Whether a text says that something equals, approximates, exceeds or differs from something."""
+    return _EQUALS.search(text) is not None or _RELATION.search(text) is not None
+
+
+def is_hedge(answer: str, label: str) -> bool:
+    """Whether an answer names a choice, a range or another number of values, and the label does not."""
+    answer, label = (_MIXED.sub(_without_fraction, _ROOT_DEGREE.sub("", text)) for text in (answer, label))
+    if len(_SEPARATOR.findall(answer)) != len(_SEPARATOR.findall(label)):
+        return True
+    if _SEPARATOR.search(label) and (split_tuple(answer) is None) != (split_tuple(label) is None):
+        return True
+    return any(mark.search(answer) and not mark.search(label) for mark in _MARKS)
+
+
+def _without_fraction(mixed: re.Match[str]) -> str:
+    return mixed[1] if int(mixed[2]) < int(mixed[3]) else mixed[0]
+
+
+def is_formula(text: str) -> bool:
+    """Whether a text is built from what labels are built from, in sizes that algebra can handle.
+
+    Words, unknown macros, factorials, sums, integrals and huge or stacked powers are not.
+    """
+    at = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            return False
+        at = found.end()
+    return bool(text) and _HUGE.search(text) is None
+
+
+def has_letters(text: str) -> bool:
+    """Whether letters that are no macros are in a text."""
+    return re.search("[A-Za-z]", re.sub(_MACRO, "", text)) is not None
+
+
+def split_tuple(text: str) -> tuple[str, list[str]] | None:
+    """Brackets and elements of a text such as `(1, 2)`; None: it is no tuple."""
+    inner = text[1:-1]
+    brackets = text[:1] + text[-1:]
+    if brackets not in ("()", "[]", "(]", "[)") or "," not in inner or any(bracket in inner for bracket in "()[]"):
+        return None
+    return brackets, [element.strip() for element in inner.split(",")]
+
+
+# Spelling: one for what means the same.
+
+_CHARACTERS = {
+    **dict.fromkeys("−‐‑‒–—﹣", "-"),
+    **dict.fromkeys("·⋅∙•∗", r"\cdot "),
+    **dict.fromkeys("×✕", r"\times "),
+    **dict.fromkeys("÷∕⁄", "/"),
+    **dict.fromkeys("°˚º∘", r"^\circ "),
+    **dict.fromkeys("∶：", ":"),
+    **{"π": r"\pi ", "√": r"\sqrt ", "∞": r"\infty ", "±": r"\pm ", "∓": r"\mp ", "∠": r"\angle ", "∡": r"\angle "},
+    **{
+        "≤": r"\leq ",
+        "≥": r"\geq ",
+        "≠": r"\neq ",
+        "≈": r"\approx ",
+        "≅": r"\cong ",
+        "∼": r"\sim ",
+        "△": r"\triangle ",
+    },
+    **{"⊥": r"\perp ", "∥": r"\parallel ", "％": r"\%", "′": "'", "’": "'"},
+    **{"α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta "},
+    **{"λ": r"\lambda ", "μ": r"\mu ", "σ": r"\sigma ", "φ": r"\phi ", "ω": r"\omega "},
+}
+_SUPERSCRIPTS = {unicodedata.normalize("NFKC", c): c for c in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"}
+_SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS.values())}]+")
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
+_GROUPED_DIGITS = re.compile(r"(?<=\d)(?:\\,|\\!|,\\!|\{,\}(?:\\!)?)(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
+_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\\\(?=[A-Za-z%])", r"\\"),  # escaped once too often
+        (r"\\\\", " "),
+        (r"\\[()\[\]]|\\?\$", ""),
+        (r"\\!", ""),
+        (r"\\[,;:> ]|~|\\(?:quad|qquad|thinspace|displaystyle|textstyle|limits|rm|bf|it)(?![A-Za-z])", " "),
+        (r"\\(?:left|right)(?![A-Za-z])\.?|\\[bB]igg?[lrm]?(?![A-Za-z])", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\le(?![A-Za-z])", r"\\leq"),
+        (r"\\ge(?![A-Za-z])", r"\\geq"),
+        (r"\\(?:measuredangle|sphericalangle)(?![A-Za-z])", r"\\angle"),
+        (r"(?<![A-Za-z\\])sqrt(?=\s*[({\d])", r"\\sqrt"),
+        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi"),
+    )
+)
+_DEGREES = re.compile(
+    r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\(?:degrees?|deg|textdegree)(?![A-Za-z])"
+)
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|rm|it|sf|tt|normal|up|sc)?|math(?:rm|bf|it|sf|tt|cal|normal)|operatorname\*?|boldsymbol|bm|[mh]box"
+    r"|overline|underline|over(?:left)?rightarrow|wide(?:hat|paren|tilde)|over(?:arc|paren)|ensuremath|boxed)\s*(?=\{)"
+)
+_LONG_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_SMALL_GROUP = re.compile(r"(?<=[^A-Za-z])\{([A-Za-z0-9])\}(?!\s*\d)|(?<=[A-Za-z])\{(\d)\}(?!\s*\d)")
+
+
+class MalformedError(ValueError):
+    """A text with characters that no answer has."""
+
+
+def normalise(text: str) -> str:
+    """LaTeX of an answer or label in one spelling.
+
+    Raises:
+        MalformedError: it holds control characters, or invisible ones between others.
+    """
+    if not text.isascii():
+        text = _as_latex(text)
+    if not all(c.isprintable() or c in "\t\n\r" for c in text):
+        raise MalformedError("control or invisible characters")
+    text = _GROUPED_DIGITS.sub("", text).replace("{,}", ",")
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = _unwrap(text)
+    if not _FUNCTION.search(text):  # the sine of 30 is not that of 30°
+        text = _DEGREES.sub(" ", text)
+    text = " ".join(text.split())
+    if text[:1] not in "([":
+        text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    return text[:-1].rstrip() if text.endswith(".") else text
+
+
+def text_key(normalised: str) -> str:
+    """Form in which normalised texts are compared: spaces only between digits, words in lower case, few braces."""
+    text = _LONG_WORD.sub(lambda found: found[0].lower(), normalised)
+    text = re.sub(r"(?<=\d) (?=\d)", "\0", text).replace(" ", "").replace("\0", " ")
+    return _SMALL_GROUP.sub(r"\1\2", text)
+
+
+def _as_latex(text: str) -> str:
+    """ASCII where a character has a meaning in an answer; others stay as they are."""
+    text = text.strip("\u200b\u200c\u200d\u2060\ufeff")
+    text = _SUPERSCRIPT_RUN.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("−", "-"), text)
+    text = _VULGAR.sub(
+        lambda found: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
+    )
+    return "".join(c if c.isascii() else _as_ascii(c) for c in text)
+
+
+def _as_ascii(character: str) -> str:
+    if character in _CHARACTERS:
+        return _CHARACTERS[character]
+    if character.isspace():
+        return " "
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    plain = unicodedata.normalize("NFKC", character)
+    return plain if len(plain) == 1 and plain.isascii() else character
+
+
+def _unwrap(text: str) -> str:
+    """The text without fonts, text blocks and lines above letters; their content stays, spaced."""
+    while found := _WRAPPER.search(text):
+        closing = matching_brace(text, found.end())
+        if closing is None:
+            return text
+        text = f"{text[: found.start()]} {text[found.end() + 1 : closing]} {text[closing + 1 :]}"
+    return text
+
+
+# Units: what may stand behind a number without being part of it. One letter is a unit only where the label holds no
+# letter, since in algebra it is a factor.
+
+_LONG = (
+    "degrees?|deg|radians?|rad|units?|(?:centi|milli|kilo|deci)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?"
+    "|[cmkd]m|in|ft|yds?|mi|mph|(?:kilo)?grams?|kg|lbs?|pounds?|hours?|hrs?|min(?:ute)?s?|sec(?:ond)?s?|dollars?|cents?"
+    "|lit(?:er|re)s?|gallons?"
+)
+_SHORT = "[msghL]"
+_PREFIX = r"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?"
+_POWER = r"(?:\s*(?:\^\s*\{?\s*[23]\s*\}?|squared|cubed))?"
+
+
+def _pattern(words: str) -> re.Pattern[str]:
+    unit = rf"{_PREFIX}(?:{words})\.?{_POWER}"
+    # A unit follows a number: a digit, a closed group, a percent sign or π.
+    behind = r"(?:(?<=[\d.)}%])|(?<=\\pi))"
+    return re.compile(rf"{behind}\s*{unit}(?:\s*(?:/|per)\s*{unit})?$", re.IGNORECASE)
+
+
+_ANY = _pattern(f"{_LONG}|{_SHORT}")
+_UNMISTAKABLE = _pattern(_LONG)
+
+
+def strip_unit(text: str, *, letters: bool) -> str:
+    """A normalised text without the unit at its end.
+
+    Args:
+        letters: whether the label holds letters that are factors, so that a single one is no unit.
+    """
+    return (_UNMISTAKABLE if letters else _ANY).sub("", text).rstrip()
