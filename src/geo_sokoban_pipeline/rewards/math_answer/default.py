@@ -2,7 +2,8 @@
 
 The answer is the last box of what was said after the thoughts. Answer and label are brought to one spelling; equations
 where the label is none, hedges and several values are refused; texts and exact numbers are compared; what is left
-becomes a question to algebra. An answer is granted whatever its unit, for labels have none. Nothing is evaluated as Python.
+becomes a question to algebra. An answer is granted whatever its unit, for labels have none. No text is evaluated as
+Python.
 """
 
 from __future__ import annotations
