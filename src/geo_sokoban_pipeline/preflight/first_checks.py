@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.preflight.machine import check_libraries, check_thread
 from geo_sokoban_pipeline.preflight.relations import check_counts, check_moves, check_playing, check_relations
 from geo_sokoban_pipeline.preflight.servers import check_launch
 from geo_sokoban_pipeline.preflight.stored import TRAINING
-from geo_sokoban_pipeline.runs.fingerprint import explain
+from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
 from geo_sokoban_pipeline.runs.storage import MANIFEST
 from geo_sokoban_pipeline.tasks import TASKS, task_of
