@@ -126,12 +126,11 @@ class RunStore:
         if not self.is_own(source):
             folder = Path(str(source.checkpoint)).expanduser()
             return FoundSource(f"the policy {source.checkpoint}", folder if folder.is_dir() else None)
-        if source.checkpoint in ("start", "final"):
-            folder = self._existing(self._models(source) / _FOLDERS[str(source.checkpoint)], source)
-            return FoundSource(f"{name}, {_WORDS[str(source.checkpoint)]}", folder)
-        if source.checkpoint == "best" and self._start_is_best(source):
-            folder = self._existing(self._models(source) / _FOLDERS["start"], source)
-            return FoundSource(f"{name}, {_WORDS['start']} (best)", folder)
+        start_is_best = source.checkpoint == "best" and self._start_is_best(source)
+        kind = "start" if start_is_best else str(source.checkpoint)
+        if kind in _FOLDERS:
+            folder = self._existing(self._models(source) / _FOLDERS[kind], source)
+            return FoundSource(f"{name}, {_WORDS[kind]}{' (best)' if start_is_best else ''}", folder)
         number, folder = self._numbered(source)
         given = "" if str(source.checkpoint).isdigit() else f" ({source.checkpoint})"
         return FoundSource(f"{name}, checkpoint {number}{given}", folder)
@@ -155,16 +154,12 @@ class RunStore:
             SourceError: nothing of that name is stored.
             CorruptFolderError: it is, but damaged.
         """
-        wanted = source.checkpoint
-        if wanted in ("start", "final"):
-            return open_policy(self._existing(self._models(source) / _FOLDERS[str(wanted)], source))
-        if wanted == "best" and self._start_is_best(source):
-            return open_policy(self._existing(self._models(source) / _FOLDERS["start"], source))
         if self.is_own(source):
-            checkpoint = self.checkpoint(source)
-            return PolicyFolder(checkpoint["dir"], checkpoint["manifest"])
+            folder = self.describe(source).folder
+            assert folder is not None  # what is a run's own has one
+            return open_policy(folder)
         try:
-            return _foreign_policy(str(wanted))
+            return _foreign_policy(str(source.checkpoint))
         except PolicyUnavailableError as error:
             raise SourceError(
                 f"{self._describe(source)}: no folder, and not to be had from the hub ({error.__cause__}). Give "
