@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -90,6 +91,23 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     root = tmp_path_factory.mktemp("finished")
     words = ("--pipelines=train_sokoban", "--params=tracking.enabled=true")
     return FinishedRun(root, finish(kedro_command(*words, data_root=root, PYTHONHASHSEED="1")))
+
+
+@pytest.fixture(scope="session")
+def stored_run(
+    finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Project]:
+    """`stored_run(task)`: a finished run of `train_<task>`, made once; for tests that find in it what they leave."""
+
+    @cache
+    def make(task: str) -> Project:
+        root = tmp_path_factory.mktemp(f"stored_{task}")
+        if task == "sokoban":
+            return finished_run.clone(root / "data")
+        finish(kedro_command(f"--pipelines=train_{task}", data_root=root))
+        return Project(root)
+
+    return make
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import difflib
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,20 +167,13 @@ def _uses_run(run: str, source: SourceOptions) -> bool:
 
 
 def use_data(planned: Mapping[str, CommandData], catalog: DataCatalog, pipeline: Pipeline) -> None:
-    """Point the catalog's entries to the planned data, and add `<task>.identity` where a node asks for it."""
-    from kedro.io import MemoryDataset
-
+    """Point the catalog's entries to the planned data."""
     names = set(pipeline.datasets())
     for task, data in planned.items():
-        entry = f"{task}.{IDENTITY}"
-        if entry in names:
-            catalog[entry] = MemoryDataset(
-                {"id": data.identity.id, "settings": data.identity.settings}, copy_mode="assign"
-            )
         if data.identity.id == data.current.id:
             continue
         for name in sorted(names):
-            if name.startswith(f"{task}.") and name != entry:
+            if name.startswith(f"{task}."):
                 dataset: Any = catalog.get(name)
                 if hasattr(dataset, "use_data"):
                     dataset.use_data(data.identity.id)
@@ -198,7 +191,8 @@ def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, asked
         ParameterError: one is missing; the message has the command that makes it.
     """
     for task, data in planned.items():
-        read = sorted(name for name in asked.pipeline.inputs() if name.startswith(f"{task}.") and IDENTITY not in name)
+        inputs = asked.pipeline.inputs() - {f"{task}.{IDENTITY}"}  # `begin_tables` writes it
+        read = sorted(name for name in inputs if name.startswith(f"{task}."))
         missing = [name for name in read if not catalog.exists(name)]
         if missing:
             env = f"--env={asked.env} " if asked.env else ""
@@ -221,9 +215,10 @@ def note_data(planned: Mapping[str, CommandData], folders: Mapping[str, RunFolde
 
 
 def begin_tables(planned: Mapping[str, CommandData], asked: Asked, root: Path) -> None:
-    """Say beside tables that are about to be made what they follow from."""
-    for task in _made(planned, asked.pipeline.nodes):
-        _write_if_new(_recipe(root, task, planned[task].identity.id), _note(planned[task].identity))
+    """Write `<task>.identity`, what the tables follow from, beside those that are about to be made or read."""
+    for task in sorted(planned):
+        if any(name.startswith(f"{task}.") for name in asked.pipeline.datasets()):
+            _write_if_new(_recipe(root, task, planned[task].identity.id), _note(planned[task].identity))
 
 
 def point_to_newest(planned: Mapping[str, CommandData], dataset_name: str, root: Path) -> None:
@@ -233,10 +228,6 @@ def point_to_newest(planned: Mapping[str, CommandData], dataset_name: str, root:
         identity = planned[task].identity
         entry = {"id": identity.id, "folder": identity.id, "settings": identity.settings}
         _write_if_new(root / "05_model_input" / task / "newest.json", entry)
-
-
-def _made(planned: Iterable[str], nodes: Iterable[Any]) -> list[str]:
-    return sorted(set(planned) & {node.namespace for node in nodes})
 
 
 def _recipe(root: Path, task: str, data_id: str) -> Path:
