@@ -94,7 +94,6 @@ _UNSAID = {
     "kedro.pipeline.node": (),
     "kedro.runner.sequential_runner": _RUNNER,
     "kedro.io.core": ("'%s' attribute removed",),  # Kedro itself reads `validator` there
-    "kedro_viz.models.flowchart.nodes": ("Cannot find parameter",),  # run_id and fresh belong to a command
     "huggingface_hub.utils._http": ("Retrying in",),  # the line before it says what failed
 }
 

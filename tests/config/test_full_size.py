@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.config.launcher_env import (
     unknown_variables,
 )
 from geo_sokoban_pipeline.config.project import ProjectParameters
-from geo_sokoban_pipeline.hooks.parameters import check_parameters, name_tasks
+from geo_sokoban_pipeline.hooks.parameters import check_parameters
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from geo_sokoban_pipeline.tasks import TASKS
 
@@ -40,7 +40,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
         loader = OmegaConfigLoader(
             conf_source=str(ROOT / "conf"), env="qwen3vl", runtime_params=params or {}, **CONFIG_LOADER_ARGS
         )
-        return check_parameters(name_tasks(loader["parameters"], "default"), params or {})
+        return check_parameters(loader["parameters"], params or {})
 
     return read
 

@@ -11,7 +11,9 @@ import pytest
 
 from geo_sokoban_pipeline.config import ParameterError
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.hooks.parameters import name_tasks
+from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
+from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
+from geo_sokoban_pipeline.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,25 +46,35 @@ def test_every_node_knows_run_id_and_fresh(project):
     project.run("train_sokoban", params={"run_id": 2, "seed": 7, "fresh": True})
     assert project.seen == [
         {"seed": 0, "run_id": "default", "fresh": False},
-        {"seed": 7, "run_id": "2", "fresh": True},
+        {"seed": 7, "run_id": 2, "fresh": True},
     ]
 
 
-def test_sections_say_what_their_names_do():
-    """A training section names its task, one on stored runs the task's own one of the command's
-    run id, unless it names another one.
+@pytest.mark.parametrize(
+    ("given", "run_id"),
+    [
+        ({}, "default"),
+        ({"run_id": "seed2"}, "seed2"),
+        ({"run_id": "a", "update_geo3k": {"source": {"run_id": "b"}}}, "b"),
+    ],
+)
+def test_sections_of_the_files_name_their_task_and_their_run(given, run_id):
+    """A training section names its task, one on stored runs the task's own run of the command's run id, unless the
+    command names another one.
     """
-    named = name_tasks(
-        {"train_geo3k": {"seed": 1}, "evaluate_geo3k": {"source": {"run_id": "x"}}, "update_geo3k": None}
-        | {"rollout_geo3k": {"iterations": 2, "source": {"run": "train_sokoban"}}},
-        "seed2",
-    )
-    assert named["train_geo3k"] == {"seed": 1, "task": "geo3k"}
-    assert named["train_geo3k_multi_turn"] == {"task": "geo3k_multi_turn"}
-    assert named["evaluate_geo3k"] == {"source": {"run": "train_geo3k", "run_id": "x"}}
-    assert named["update_geo3k"] == {"source": {"run": "train_geo3k", "run_id": "seed2"}}
-    assert named["rollout_geo3k"] == {"iterations": 2, "source": {"run": "train_sokoban", "run_id": "seed2"}}
-    assert named["control_sokoban"] == {"source": {"run": "train_sokoban", "run_id": "seed2"}}
+    found = ProjectConfigLoader(str(ROOT / "conf"), "test", given, **CONFIG_LOADER_ARGS)["parameters"]
+    assert found["run_id"] == given.get("run_id", "default") and found["fresh"] is False
+    for task in TASKS:
+        assert found[f"train_{task}"]["task"] == task
+        for kind in ("rollout", "update", "evaluate", "control"):
+            other = run_id if f"{kind}_{task}" in given else given.get("run_id", "default")
+            source = found[f"{kind}_{task}"]["source"]
+            assert (source["run"], source["run_id"]) == (f"train_{task}", other)
+
+
+def test_a_training_section_of_another_task_is_refused(project):
+    with pytest.raises(ParameterError, match=r'train_sokoban\.task="geo3k": this section is of the task sokoban'):
+        project.run("train_sokoban", params={"train_sokoban": {"task": "geo3k"}})
 
 
 def test_refusal_is_a_plain_message_on_the_command_line_only():

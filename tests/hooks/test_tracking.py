@@ -12,7 +12,6 @@ from kedro.framework.project import configure_project
 
 from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.hooks import tracking
-from geo_sokoban_pipeline.hooks.parameters import name_tasks
 from geo_sokoban_pipeline.hooks.tracking import (
     NOTE,
     MlflowRun,
@@ -154,13 +153,13 @@ def test_an_evaluation_becomes_lines_and_tags():
 
 def test_only_parameters_that_are_in_force():
     configure_project("geo_sokoban_pipeline", preserve_logging=True)
-    parameters = ProjectParameters.model_validate(name_tasks({}, "default"))
+    parameters = ProjectParameters()
     flat = flatten(parameters_of(parameters, "train_sokoban"))
     assert not any("server" in name or ".hub." in name or ".file." in name for name in flat)
     assert flat["train_sokoban.policy.tiny.hidden"] and flat["train_sokoban.task"] == "sokoban"
     given = {"train_geo3k": {"policy": {"source": "hub", "path": "a/b"}, "rollout": {"engine": "sglang"}}}
     given["geo3k"] = {"source": "hub"}
-    flat = flatten(parameters_of(ProjectParameters.model_validate(name_tasks(given, "default")), "train_geo3k"))
+    flat = flatten(parameters_of(ProjectParameters.model_validate(given), "train_geo3k"))
     assert not any(".tiny." in name or "problems" in name for name in flat)
     assert flat["geo3k.hub.dataset"] and flat["train_geo3k.task"] == "geo3k"
     assert any(name.startswith("train_geo3k.rollout.server.") for name in flat)

@@ -94,9 +94,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 
 @pytest.fixture(scope="session")
-def stored_run(
-    finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Project]:
+def stored_run(finished_run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]:
     """`stored_run(task)`: a finished run of `train_<task>`, made once; for tests that find in it what they leave."""
 
     @cache

@@ -1,6 +1,7 @@
 """Configuration: Kedro's OmegaConf loader, which also knows `${data_id:<task>}`, the folder of a task's tables.
 
 The id follows from the parameters alone, so commands without hooks (`kedro viz`) find the same tables as `kedro run`.
+Parameters are read once for each loader: every hook asks for them.
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ from kedro.config import OmegaConfigLoader
 
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.hooks.command_line import read_lists
 from geo_sokoban_pipeline.tasks import task_of
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
-    """`OmegaConfigLoader` whose catalog has the resolver `data_id`."""
+    """`OmegaConfigLoader` whose catalog has the resolver `data_id`, and whose `--params` may hold lists."""
+
+    def __init__(
+        self, conf_source: str, env: str | None = None, runtime_params: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        super().__init__(conf_source, env, read_lists(runtime_params), **options)
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """Configuration of a kind, such as `catalog`."""
         if key == "catalog":
             self._register_data_ids()
         found: dict[str, Any] = super().__getitem__(key)
+        if key == "parameters":
+            self[key] = found
         return found
 
     def _register_data_ids(self) -> None:

@@ -23,7 +23,6 @@ from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
 from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
-from geo_sokoban_pipeline.hooks.command_line import read_lists
 from geo_sokoban_pipeline.preflight.stored import other_settings
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
@@ -256,7 +255,7 @@ COMMAND_ONLY = ("run_id", "fresh")
 
 
 class ParameterHooks:
-    """Refuses unusable parameters and gives `run_id` and `fresh` their defaults."""
+    """Refuses unusable parameters."""
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
@@ -266,31 +265,10 @@ class ParameterHooks:
             ParameterError: as a plain message where Kedro's command line runs.
         """
         loader = context.config_loader
-        loader.runtime_params = read_lists(loader.runtime_params)
         try:
-            parameters = check_parameters(loader["parameters"], loader.runtime_params or {})
+            check_parameters(loader["parameters"], loader.runtime_params or {})
         except ParameterError as error:
             refuse(error)
-        # From here on `params:run_id` and `params:fresh` exist for every node, given or not.
-        loader["parameters"] = {
-            **name_tasks(loader["parameters"], parameters.run_id),
-            **{name: getattr(parameters, name) for name in COMMAND_ONLY},
-        }
-
-
-def name_tasks(merged: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Parameters whose sections say what their names do: a training section its task, one that works on stored runs the
-    task's own run of the command's run id, unless it names another.
-    """
-    named = dict(merged)
-    for task in TASKS:
-        run = f"train_{task}"
-        named[run] = {**(merged.get(run) or {}), "task": task}
-        for kind in ON_RUNS:
-            section = dict(merged.get(f"{kind}_{task}") or {})
-            source = {"run": run, "run_id": run_id, **(section.get("source") or {})}
-            named[f"{kind}_{task}"] = {**section, "source": source}
-    return named
 
 
 def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> ProjectParameters:
@@ -301,17 +279,23 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
         from_command: what `--params` (or `%reload_kedro --params`) gave.
 
     Raises:
-        ParameterError: unknown name, value not allowed, `run_id` or `fresh` in a configuration file, or a model of the
-            launchers' variable that is none of theirs.
+        ParameterError: unknown name, value not allowed, a value of `run_id` or `fresh` in a configuration file, a
+            training section of another task, or a model of the launchers' variable that is none of theirs.
     """
     check_model_names(merged, os.environ)
     for name in COMMAND_ONLY:
-        if name in merged and name not in from_command:
+        default = ProjectParameters.model_fields[name].default
+        if merged.get(name, default) != default and name not in from_command:
             raise ParameterError(
                 f"{name}={merged[name]}: stands in a configuration file, but belongs to one command. "
                 f"Remove it there and give it by --params {name}=…"
             )
-    return validate_parameters(merged, ProjectParameters)
+    parameters = validate_parameters(merged, ProjectParameters)
+    for task in TASKS:
+        given = getattr(parameters, f"train_{task}").task
+        if given != task:
+            raise ParameterError(f'train_{task}.task="{given}": this section is of the task {task}; remove the line.')
+    return parameters
 
 
 def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str]) -> None:

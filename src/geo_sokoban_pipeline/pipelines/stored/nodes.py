@@ -187,7 +187,7 @@ def report_evaluation(
     inputs = ReportInputs(
         task=settings.task,
         run=run,
-        run_id=run_id,
+        run_id=str(run_id),  # --params run_id=2 is a number
         metrics=[],
         summary=summary,
         warm_start=[],

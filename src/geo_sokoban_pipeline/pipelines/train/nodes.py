@@ -213,7 +213,7 @@ def write_report(
     inputs = ReportInputs(
         task=options.task,
         run=run,
-        run_id=run_id,
+        run_id=str(run_id),  # --params run_id=2 is a number
         metrics=metrics,
         summary=summary,
         warm_start=policy.manifest.get("history", []),
