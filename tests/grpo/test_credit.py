@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.grpo.advantages import returns, scale_by_rms, spread_over_tokens, turn_advantages, turn_values
+from geo_sokoban_pipeline.grpo.advantages import returns, scale_by_rms, turn_advantages, turn_values
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)
 
@@ -130,10 +130,6 @@ def test_clip_is_symmetric_and_last():
     assert [a.tolist() for a in advantages] == [[-4.0], [4.0]]
 
 
-def test_spread_over_tokens():
-    assert spread_over_tokens([1.0, -2.0], [(2, 4), (5, 6)], 7).tolist() == [0, 0, 1, 1, 0, -2, 0]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -146,8 +142,6 @@ def test_spread_over_tokens():
         (lambda: turn_advantages([[1.0]], [0], 1.0, baseline="state"), "baseline='state'"),
         (lambda: turn_advantages([[1.0]], [0], 1.0, baseline="board"), r"board_keys\[0\]"),
         (lambda: scale_by_rms([[1.0]], [True, False]), "one entry per episode"),
-        (lambda: spread_over_tokens([1.0], [(0, 9)], 4), "outside the 4 tokens"),
-        (lambda: spread_over_tokens([1.0], [], 4), "0 entries for 1"),
     ],
 )
 def test_bad_input_is_named(call, message):

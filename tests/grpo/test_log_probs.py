@@ -9,7 +9,6 @@ import torch
 
 from geo_sokoban_pipeline.grpo.loss import (
     entropy,
-    icepop_weights,
     kl_estimate,
     off_policy_metrics,
     token_log_probs,
@@ -135,11 +134,6 @@ def test_truncated_importance_weights():
     assert torch.equal(masked, torch.ones(1, 4))
 
 
-def test_icepop_zeroes_outside_the_range():
-    weights = icepop_weights(RATIOS.log(), torch.zeros(1, 4), 0.6, 2.5)
-    assert weights.tolist()[0] == pytest.approx([0.0, 1.0, 2.0, 0.0])
-
-
 def test_off_policy_metrics():
     mask = torch.tensor([[1, 1, 0, 1]])
     metrics = off_policy_metrics(RATIOS.log(), torch.zeros(1, 4), mask)
@@ -157,7 +151,6 @@ def test_off_policy_metrics():
         (lambda: token_log_probs(LOGITS, ID, temperature=0.0), "temperature=0.0"),
         (lambda: kl_estimate(ID.float(), ID.float(), "k4"), "kind='k4'"),
         (lambda: truncated_importance_weights(RATIOS, RATIOS, 0.0), "cap=0.0"),
-        (lambda: icepop_weights(RATIOS, RATIOS, 1.1, 2.0), "low=1.1"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -76,9 +76,7 @@ def test_rate_rises_then_falls_within_its_bounds(warmup, total, fraction, floor,
     [
         (20, {}, [19, 39, 59]),
         (20, {"num_iterations": 50}, [19, 39, 49, 59]),
-        (20, {"epoch_length": 32}, [19, 31, 39, 59, 63]),
-        (20, {"num_iterations": 50, "epoch_length": 32}, [19, 31, 39, 49, 59, 63]),
-        (None, {"num_iterations": 50, "epoch_length": 32}, []),
+        (None, {"num_iterations": 50}, []),
         (1, {}, list(range(64))),
     ],
 )
@@ -87,7 +85,7 @@ def test_save_is_due(interval, options, expected):
 
 
 def test_evaluation_is_not_due_only_because_the_run_ends():
-    assert [step for step in range(64) if is_eval_due(step, 20, epoch_length=32)] == [19, 31, 39, 59, 63]
+    assert [step for step in range(64) if is_eval_due(step, 20)] == [19, 39, 59]
     assert not any(is_eval_due(step, None) for step in range(64))
 
 
@@ -101,7 +99,7 @@ def test_evaluation_is_not_due_only_because_the_run_ends():
         (lambda: learning_rate(0, base=1.0, decay_fraction=0.0), "decay_fraction=0"),
         (lambda: learning_rate(0, base=1.0, decay_to=1.5), "decay_to=1.5"),
         (lambda: is_save_due(0, 0), "interval=0"),
-        (lambda: is_eval_due(0, 1, epoch_length=0), "epoch_length=0"),
+        (lambda: is_eval_due(0, -1), "interval=-1"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.grpo.loss import (
         PolicyLoss,
         entropy,
-        icepop_weights,
         kl_estimate,
         policy_loss,
         reduce_tokens,
@@ -31,7 +30,6 @@ _TORCH_NAMES = frozenset(
     {
         "PolicyLoss",
         "entropy",
-        "icepop_weights",
         "kl_estimate",
         "policy_loss",
         "reduce_tokens",
@@ -46,7 +44,6 @@ __all__ = [
     "PromptSampler",
     "entropy",
     "group_advantages",
-    "icepop_weights",
     "is_eval_due",
     "is_save_due",
     "keep_groups",

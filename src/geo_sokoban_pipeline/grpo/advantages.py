@@ -1,4 +1,4 @@
-"""Advantage of an episode: its reward against the other episodes of its group.
+"""Advantages: an episode's reward, or a turn's return, against the other episodes of its group.
 
 All statistics are float64, and a group whose rewards are equal gets exactly 0, never a rounding residue that the
 division by a tiny standard deviation would blow up into a signal.
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 # Rewards of a group that differ by no more than this are equal: far below any reward step, far above rounding.
 EQUAL_REWARDS = 1e-6
-# Added to the standard deviation, as in the seed systems.
+# Added to the standard deviation, as in slime.
 STD_EPSILON = 1e-6
 
 
@@ -99,7 +99,7 @@ def turn_values(
         distances: (n + 1,) distance of boxes and targets before the first turn and after each turn, in cells;
             None: no distance term.
         success_bonus: added to the last turn; 0 where the episode was not solved.
-        aggregate: "mean" divides the turn rewards by n (the seed's reward); "sum" does not.
+        aggregate: "mean" divides the turn rewards by n (slime's reward); "sum" does not.
         distance_weight: reward per cell of reduced distance.
 
     Returns:
@@ -198,23 +198,6 @@ def scale_by_rms(advantages: Sequence[ArrayLike], kept: ArrayLike, *, clip: floa
     if scale > 0.0:
         arrays = [episode / scale for episode in arrays]
     return arrays if clip is None else [np.clip(episode, -clip, clip) for episode in arrays]
-
-
-def spread_over_tokens(advantages: ArrayLike, spans: Sequence[tuple[int, int]], length: int) -> Floats:
-    """Token-level advantages of one episode, (length,) float64: each turn's on its span [start, end), 0 elsewhere.
-
-    Raises:
-        ValueError: the number of spans differs from the number of advantages, or a span leaves [0, length].
-    """
-    per_turn = _vector("advantages", advantages)
-    if len(per_turn) != len(spans):
-        raise ValueError(f"spans has {len(spans)} entries for {len(per_turn)} turn advantages.")
-    tokens = np.zeros(length, dtype=np.float64)
-    for (start, end), advantage in zip(spans, per_turn, strict=True):
-        if not 0 <= start <= end <= length:
-            raise ValueError(f"span ({start}, {end}) is outside the {length} tokens of the episode.")
-        tokens[start:end] = advantage
-    return tokens
 
 
 def _cells(

@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions
 
 # exp(20) is 5e8: past every clip range, and far from the overflow whose gradient is NaN.
 MAX_LOG_RATIO = 20.0
-# Bound of `low_var_kl`, as in the seed systems.
+# Bound of `low_var_kl`, as in slime.
 MAX_LOW_VAR_KL = 10.0
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
@@ -46,7 +46,7 @@ def token_log_probs(
 
 
 def entropy(logits: Tensor, *, temperature: float = 1.0, banned_ids: Sequence[int] | Tensor | None = None) -> Tensor:
-    """Entropy of each position's distribution in nats, (...) float32 with gradient; the seeds use temperature 1."""
+    """Entropy of each position's distribution in nats, (...) float32 with gradient; slime uses temperature 1."""
     return _entropy(_log_distribution(logits, temperature, banned_ids))
 
 
@@ -75,20 +75,10 @@ def truncated_importance_weights(
     return _importance_ratio(train_log_probs, rollout_log_probs, loss_mask).clamp(max=cap)
 
 
-def icepop_weights(
-    train_log_probs: Tensor, rollout_log_probs: Tensor, low: float, high: float, *, loss_mask: Tensor | None = None
-) -> Tensor:
-    """Weights `exp(train - rollout)` inside [low, high], else 0 (IcePop), without gradient; 1 where the mask is 0."""
-    if not 0.0 <= low <= 1.0 <= high:
-        raise ValueError(f"low={low}, high={high}: the range must hold 1, with 0 <= low.")
-    ratio = _importance_ratio(train_log_probs, rollout_log_probs, loss_mask)
-    return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
-
-
 def off_policy_metrics(
     train_log_probs: Tensor, rollout_log_probs: Tensor, loss_mask: Tensor, *, cap: float = 2.0
 ) -> dict[str, float]:
-    """Token means of the gap between trainer and engine, under the seed's names.
+    """Token means of the gap between trainer and engine, under slime's names.
 
     `train_rollout_logprob_abs_diff`; `tis`, the weight before it is capped; `tis_clipfrac`, the share above the cap;
     `tis_abs`, the mean of |weight - 1|.

@@ -23,7 +23,7 @@ class SamplerOptions:
 
     Attributes:
         seed: of the order and the draws.
-        kind: "shuffle" passes over all prompts, newly shuffled in each epoch (the seed systems); "bucket" draws a
+        kind: "shuffle" passes over all prompts, newly shuffled in each epoch (slime); "bucket" draws a
             difficulty bucket by weight p (1 - p) + floor, then takes the next prompt of its own shuffled order;
             "prompt" draws prompts by the weight of their own p, without replacement within a draw.
         floor: weight that a bucket or prompt keeps when it is always or never solved, > 0.
@@ -176,7 +176,7 @@ class PromptSampler:
     def _shuffled(self, label: str, epoch: int) -> list[int]:
         order = list(self._members[label])
         if self.options.kind == "shuffle":
-            # The seed systems' own order: the standard library's shuffle, seeded with seed + epoch.
+            # slime's own order: the standard library's shuffle, seeded with seed + epoch.
             random.Random(self.options.seed + epoch).shuffle(order)
         else:
             python_generator(self.options.seed, "bucket", label, epoch).shuffle(order)

@@ -48,31 +48,24 @@ def learning_rate(
     return base * (1.0 - (1.0 - decay_to) * shape)
 
 
-def is_save_due(
-    iteration: int, interval: int | None, *, num_iterations: int | None = None, epoch_length: int | None = None
-) -> bool:
-    """Whether a checkpoint is due after an iteration, counted from 0: every `interval`, at an epoch's end, at the end.
+def is_save_due(iteration: int, interval: int | None, *, num_iterations: int | None = None) -> bool:
+    """Whether a checkpoint is due after an iteration, counted from 0: every `interval`, and at the end.
 
     Args:
         iteration: the iteration that has just ended.
         interval: iterations between two checkpoints; None: never.
         num_iterations: length of the run; its last iteration is always due. None: open-ended.
-        epoch_length: iterations of one pass over the prompts; None: epochs do not matter.
     """
-    if is_eval_due(iteration, interval, epoch_length=epoch_length):
+    if is_eval_due(iteration, interval):
         return True
     return interval is not None and num_iterations is not None and iteration + 1 == num_iterations
 
 
-def is_eval_due(iteration: int, interval: int | None, *, epoch_length: int | None = None) -> bool:
+def is_eval_due(iteration: int, interval: int | None) -> bool:
     """Whether an evaluation is due after an iteration, counted from 0: as `is_save_due`, without the last iteration."""
-    for name, value in (("interval", interval), ("epoch_length", epoch_length)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: it must be 1 or more, or null.")
-    if interval is None:
-        return False
-    done = iteration + 1
-    return done % interval == 0 or (epoch_length is not None and done % epoch_length == 0)
+    if interval is not None and interval < 1:
+        raise ValueError(f"interval={interval}: it must be 1 or more, or null.")
+    return interval is not None and (iteration + 1) % interval == 0
 
 
 def _check(

@@ -1,6 +1,6 @@
 """Training samples: what the trainer needs of an episode, cut behind its last trained token.
 
-Nothing after the last trained token can influence the loss, so it is not computed; a cut there never splits a picture.
+Nothing after the last trained token can influence the loss, so it is not computed; a cut there never splits an image.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from geo_sokoban_pipeline.grpo.scoring import assistant_turns
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
@@ -25,7 +26,7 @@ class TrainSample:
         targets: (M,) int64 places of the trained tokens in the episode, each at least 1; the logits for token t are
             those at place t − 1.
         labels: (M,) int64 ids of the trained tokens.
-        images: pictures among the inputs, in order.
+        images: those among the inputs, in order.
         old_log_probs: (M,) float32 log-probs that the ratio is taken to.
         rollout_log_probs: (M,) float32 of the engine.
         ref_log_probs: (M,) float32 of the reference policy, or None.
@@ -94,9 +95,9 @@ def sampled_by(trajectory: Trajectory, version: int) -> np.ndarray:
 def token_advantages(trajectory: Trajectory) -> np.ndarray:
     """(L,) float32: each turn's advantage on its tokens where turns have one, else the episode's on all sampled."""
     values = np.zeros(len(trajectory.token_ids), np.float32)
-    replies = [turn for turn in trajectory.turns if turn.role == "assistant"]
-    if any(turn.advantage is not None for turn in replies):
-        for turn in replies:
+    turns = assistant_turns(trajectory)
+    if any(turn.advantage is not None for turn in turns):
+        for turn in turns:
             values[turn.token_start : turn.token_end] = turn.advantage or 0.0
     elif trajectory.advantage is not None:
         values[trajectory.loss_mask == 1] = trajectory.advantage
@@ -111,8 +112,8 @@ def spread(values: np.ndarray, sample: TrainSample, length: int) -> np.ndarray:
 
 
 def _images_within(trajectory: Trajectory, length: int, policy: Policy) -> list[EncodedImage]:
-    pictures: list[EncodedImage] = []
+    images: list[EncodedImage] = []
     for turn in trajectory.turns:
         if turn.token_start < length:
-            pictures += [policy.reader.read_png(trajectory.images[index]) for index in turn.image_indices]
-    return pictures
+            images += [policy.reader.read_png(trajectory.images[index]) for index in turn.image_indices]
+    return images

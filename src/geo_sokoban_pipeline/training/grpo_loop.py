@@ -373,7 +373,7 @@ def _check_gap(values: Sequence[np.ndarray], samples: Sequence[TrainSample], all
     if gaps.mean() > allowed:
         raise LogProbGapError(
             f"trainer and engine log-probs differ by {gaps.mean():.2e} on average, more than "
-            f"grpo.max_log_prob_difference={allowed}; check engine precision, weights and picture encoding."
+            f"grpo.max_log_prob_difference={allowed}; check engine precision, weights and image encoding."
         )
 
 
