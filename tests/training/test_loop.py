@@ -97,6 +97,15 @@ def test_chunks_hold_an_iteration_each(start: PolicyFolder, rows: Any, train_opt
     assert len({episode.trajectory_id for episode in played}) == len(played) == 2 * 4 * 4
 
 
+def test_episodes_come_before_metrics_and_checkpoint(
+    start: PolicyFolder, rows: Any, train_options: TrainOptions
+) -> None:
+    options = TrainOptions.model_validate(merged(train_options.model_dump(), SMALL))
+    chunks = list(run_grpo(RunInputs("train_sokoban", 0, options, {}, start, rows, rows[:8]), NOTHING_STORED))
+    filled = [["" if part == {} else type(part).__name__ for part in chunk] for chunk in chunks]
+    assert filled == [["Rewind"] * 4, ["dict", "", "", ""], ["", "", "dict", "dict"], ["", "", "", "Complete"]]
+
+
 def test_first_step_is_on_policy(start: PolicyFolder, rows: Any, train_options: TrainOptions) -> None:
     grpo = {"old_log_probs": "recompute", "importance_cap": 2.0, "groups_per_step": None, "filter": "none"}
     grpo |= {"credit": "episode", "normalize": "std", "reduction": "sample_mean", "entropy_coefficient": 0.0}

@@ -356,7 +356,7 @@ class TrackingHooks:
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """Send the metrics rows that have just been stored; `data` is {partition: row} with control keys."""
+        """Send the metrics rows that have just been stored; `data` is {partition: row}."""
         run = dataset_name.removesuffix(METRICS)
         if run in self._runs and dataset_name.endswith(METRICS) and isinstance(data, Mapping):
             rows = [row for row in data.values() if isinstance(row, Mapping)]
