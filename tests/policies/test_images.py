@@ -96,9 +96,9 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(order):
         expected = PatchReader(processor).read(image)
         found = reader.read(image)
         assert found.key == expected.key
-        assert reader._held <= bound
+        assert reader._cache.currsize <= bound
         assert reader.read(image) is found
-    assert reader._held == sum(i.patches.nbytes + len(i.png) for i in reader._cache.values())
+    assert reader._cache.currsize == sum(i.patches.nbytes + len(i.png) for i in reader._cache.values())
 
 
 def test_pictures_that_are_held_are_found_by_their_content_keys(monkeypatch):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from kedro.io import AbstractDataset, DatasetError
 
+from geo_sokoban_pipeline.datasets.tables import shorten
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
     MANIFEST,
@@ -395,9 +396,6 @@ class ResumeStateDataset(AbstractDataset[None, ResumeState]):
 # Stored episodes in the catalog: parts of iterations as Arrow tables, or one pandas frame over all of them.
 
 
-_PREVIEW_TEXT = 80  # characters of one cell
-
-
 class TrajectoriesDataset(IterationPartitions):
     """Episodes by iteration and part, `iter=00012/part-000.parquet`.
 
@@ -454,20 +452,7 @@ class TrajectoriesDataset(IterationPartitions):
 
 
 def _preview_cell(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = value if isinstance(value, str) else str(_without_bytes(value))
-    return text if len(text) <= _PREVIEW_TEXT else f"{text[:_PREVIEW_TEXT]}… ({len(value)} in all)"
-
-
-def _without_bytes(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    if isinstance(value, dict):
-        return {name: _without_bytes(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_without_bytes(item) for item in value[:_PREVIEW_TEXT]]
-    return value
+    return value if value is None or isinstance(value, bool | int | float) else shorten(str(shorten(value)))
 
 
 class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):

@@ -46,7 +46,7 @@ def save_once(path: Path, write: Callable[[Path], Any], holds: Callable[[Path], 
 
 
 logger = logging.getLogger(__name__)
-SHOWN_TEXT = 80
+_SHOWN_TEXT = 80
 
 
 class FrameDataset(AbstractDataset[Any, Any]):
@@ -248,9 +248,9 @@ def table_to_frame(table: pa.Table) -> pd.DataFrame:
 def shorten(value: Any) -> Any:
     """JSON value to look at: texts beyond 80 characters are cut, bytes are counted, lists and dicts walked through."""
     if isinstance(value, str):
-        return value if len(value) <= SHOWN_TEXT else f"{value[:SHOWN_TEXT]}… ({len(value)} characters)"
+        return value if len(value) <= _SHOWN_TEXT else f"{value[:_SHOWN_TEXT]}… ({len(value)} characters)"
     if isinstance(value, bytes):
-        return f"({len(value)} bytes)"
+        return f"<{len(value)} bytes>"
     if isinstance(value, dict):
         return {key: shorten(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -6,12 +6,12 @@ between two renderings of dummy messages, so a template that rewrites earlier tu
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from cachetools import LRUCache
 
 from geo_sokoban_pipeline.seeding import content_hash
 
@@ -34,8 +34,8 @@ class ChatCodec:
         self.template: str = tokenizer.chat_template
         self.image_pad_id = self._token_id("<|image_pad|>")
         self.end_id = self._token_id("<|im_end|>")
-        self._encoded: OrderedDict[Hashable, np.ndarray] = OrderedDict()
-        self._decoded: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._encoded: LRUCache[Hashable, np.ndarray] = LRUCache(_CACHED_TEXTS)
+        self._decoded: LRUCache[tuple[int, ...], str] = LRUCache(_CACHED_TEXTS)
         self.separator_ids = self._encode(self._separator())
 
     def encode_prompt(
@@ -108,8 +108,6 @@ class ChatCodec:
         known = self._decoded.get(ids)
         if known is None:
             known = self._decoded[ids] = self.decode(list(ids[:-1] if ids[-1:] == (self.end_id,) else ids))
-            if len(self._decoded) > _CACHED_TEXTS:
-                self._decoded.popitem(last=False)
         return known
 
     def expand(self, token_ids: np.ndarray, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:
@@ -155,8 +153,6 @@ class ChatCodec:
         if known is None:
             known = self._encoded[key] = encode()
             known.setflags(write=False)
-            if len(self._encoded) > _CACHED_TEXTS:
-                self._encoded.popitem(last=False)
         return known
 
     def _token_id(self, token: str) -> int:

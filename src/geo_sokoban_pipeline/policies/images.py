@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cachetools import LRUCache
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
@@ -55,17 +56,14 @@ class PatchReader:
         self.patch_size = int(processor.patch_size)
         self.merge_size = int(processor.merge_size)
         self.temporal_patch_size = int(processor.temporal_patch_size)
-        self._cache: OrderedDict[str, EncodedImage] = OrderedDict()
+        self._cache: LRUCache[str, EncodedImage] = LRUCache(cache_bytes, getsizeof=_byte_count)
         self._alias: dict[str, str] = {}
-        self._cache_bytes = cache_bytes
-        self._held = 0
 
     def read(self, image: Image.Image) -> EncodedImage:
         """Encode a picture; one with `image.info["content_key"]` (unique by content) is looked up without hashing."""
         content = image.info.get("content_key") or _pixel_key(image)
         known = self._cache.get(self._alias.get(content, ""))
         if known is not None:
-            self._cache.move_to_end(known.key)
             return known
         pixels = _rgb_pixels(image)
         png = encode_png(pixels)
@@ -78,7 +76,6 @@ class PatchReader:
         key = png_key(png)
         known = self._cache.get(key)
         if known is not None:
-            self._cache.move_to_end(key)
             return known
         with Image.open(io.BytesIO(png)) as image:
             return self._remember(EncodedImage(key, png, *self._cut(_rgb_pixels(image))))
@@ -93,11 +90,8 @@ class PatchReader:
         return np.repeat(planes, self.temporal_patch_size, axis=2).reshape(len(image.patches), -1)
 
     def _remember(self, image: EncodedImage) -> EncodedImage:
-        self._cache[image.key] = image
-        self._held += image.patches.nbytes + len(image.png)
-        while self._held > self._cache_bytes and len(self._cache) > 1:
-            _, dropped = self._cache.popitem(last=False)
-            self._held -= dropped.patches.nbytes + len(dropped.png)
+        with suppress(ValueError):  # larger than the whole cache
+            self._cache[image.key] = image
         return image
 
     def _drop_aliases(self) -> None:
@@ -179,3 +173,7 @@ def _pixel_key(image: Image.Image) -> str:
     if image.mode == "P":
         digest.update(bytes(image.getpalette() or ()))
     return digest.hexdigest()
+
+
+def _byte_count(image: EncodedImage) -> int:
+    return image.patches.nbytes + len(image.png)
