@@ -22,13 +22,16 @@ def sokoban_reward(
     aggregate: Literal["mean", "sum"] = "mean",
     distance_weight: float = 1.0,
 ) -> dict[str, float | None]:
-    """Reward with its parts; the defaults are the seed system's, `mean(turn_rewards) + final_bonus + (dist0 − dist1)`.
+    """Reward with its parts; by default the original's, `mean(turn_rewards) + final_bonus + (dist0 − dist1)`.
 
     Args:
-        turn_rewards: one per turn, possibly none. final_bonus: what success earned; None counts as 0. dist0: distance
-        of boxes to targets at the start, in cells; None: unknown, no distance term. dist1: the same at the end.
-        aggregate: whether the mean or the sum of the turn rewards enters the total. Use the sum where single moves
-        are rewarded or charged. distance_weight: reward per cell that the boxes came nearer.
+        turn_rewards: one per turn, possibly none.
+        final_bonus: what success earned; None counts as 0.
+        dist0: distance of boxes to targets at the start, in cells; None: unknown, no distance term.
+        dist1: the same at the end.
+        aggregate: whether the mean or the sum of the turn rewards enters the total. Use the sum where single moves are
+            rewarded or charged.
+        distance_weight: reward per cell that the boxes came nearer.
 
     Returns:
         turn_reward_avg, turn_reward_total, final_bonus, dist0, dist1, distance_delta (unweighted), total_reward. The

@@ -15,16 +15,20 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 MANIFEST = "manifest.json"
+COMPLETE_FILE = "COMPLETE.json"  # beside the checkpoints of a loop that has reached its goal
 _LOADED = (".json", ".safetensors")  # files that libraries find by their names
 _HERE = -100  # AT_FDCWD of the system: relative paths begin at the working folder
 _EXCHANGE = 2  # RENAME_EXCHANGE of the system
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_TOO_LARGE = {errno.EFBIG}
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class CorruptFolderError(RuntimeError):
@@ -119,9 +123,6 @@ def file_digest(path: Path) -> str:
     """Hexadecimal blake2b digest (128 bits) of a file's bytes."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-COMPLETE_FILE = "COMPLETE.json"  # beside the checkpoints of a loop that has reached its goal
 
 
 @dataclass(frozen=True)
@@ -299,40 +300,27 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(nearest_folder(path)).free
 
 
-# Disk full, read-only folder, file too large: said so that a person can act. Which path, how many bytes, what now.
-
-
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_TOO_LARGE = {errno.EFBIG}
-_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-
-
 class StorageError(OSError):
     """The disk is full or the folder read-only; the message names the path and the bytes needed."""
 
 
-class explain_storage_errors:  # noqa: N801 - read as a verb at its place of use
+@contextmanager
+def explain_storage_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
     """Context in which "no space" and "read-only" become a `StorageError`.
 
     Args:
         path: what is being written.
         needed: estimate of its bytes, asked only after an error; None where nobody can say.
     """
-
-    def __init__(self, path: Path, needed: Callable[[], int | None] = lambda: None) -> None:
-        self._path, self._needed = path, needed
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, StorageError):
-            return
+    try:
+        yield
+    except StorageError:
+        raise
+    except BaseException as error:
         number = _storage_errno(error)
-        if number is not None:
-            raise StorageError(number, _explain(self._path, number, self._needed(), error)) from error
+        if number is None:
+            raise
+        raise StorageError(number, _explain(path, number, needed(), error)) from error
 
 
 def _storage_errno(error: BaseException) -> int | None:
