@@ -183,6 +183,28 @@ def matching_brace(text: str, opening: int) -> int | None:
     return None
 
 
+_FACTOR = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\s*(?=\()")
+
+
+def are_equivalent(answer: str, label: str) -> bool:
+    """Whether math-verify holds an answer for a label, the last rule; runs in a worker process, which limits its time.
+
+    Both are wrapped in a box, because math-verify reads bare LaTeX only in part. A letter before a parenthesis is a
+    factor, which it would take for a function. Its own time limits use signals and are off.
+
+    Args:
+        answer, label: normalised LaTeX of one formula each, without a box.
+    """
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    formulas = (_FACTOR.sub(r"\1 \\cdot ", text) for text in (label, answer))
+    parsed = [
+        parse(f"\\boxed{{{text}}}", config, fallback_mode="no_fallback", parsing_timeout=None) for text in formulas
+    ]
+    return all(parsed) and verify(*parsed, timeout_seconds=None)
+
+
 # Shape: what kind of thing a normalised text is, so that who commits to nothing is refused before any algebra.
 
 _MACRO = r"\\[A-Za-z]+"

@@ -327,7 +327,7 @@ def _warm_up() -> None:
 
 def _decide(question: dict[str, Any]) -> bool:
     # Algebra is imported in workers alone.
-    from geo_sokoban_pipeline.rewards.math_answer.equivalence import are_equivalent
+    from geo_sokoban_pipeline.rewards.math_answer.default import are_equivalent
     from geo_sokoban_pipeline.rewards.math_answer.slime_exact import difference_vanishes
 
     if "texts" in question:
