@@ -290,6 +290,8 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
                 f"{name}={merged[name]}: stands in a configuration file, but belongs to one command. "
                 f"Remove it there and give it by --params {name}=…"
             )
+    # By themselves first: the sources of the pipelines on stored runs repeat the run id, which is one error, not many.
+    validate_parameters({name: merged[name] for name in COMMAND_ONLY if name in merged}, ProjectParameters)
     parameters = validate_parameters(merged, ProjectParameters)
     for task in TASKS:
         given = getattr(parameters, f"train_{task}").task
