@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -88,7 +88,7 @@ def measure(policy: Policy, work: Work) -> Figures:
     options = OptimizerOptions(
         learning_rate=_RATE, max_tokens=work.batch_tokens, logit_chunk=2048, clip=1.0, weight_decay=0.1
     )
-    backend = FsdpBackend(policy, options)
+    backend = TorchBackend(policy, options)
     objective = GrpoObjective(GrpoOptions(reduction="sample_mean", credit="episode", entropy_coefficient=0.0))
     seconds, norm = [], 0.0
     for _ in range(work.updates):

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError
 from geo_sokoban_pipeline.runs import storage
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 from geo_sokoban_pipeline.training import grpo_loop
-from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.backends.base import DivergedError
 from runs import assert_same_run, read_run
 
 pytestmark = pytest.mark.slow
@@ -203,7 +203,7 @@ def test_disk_full_and_read_only(finished_run, project, monkeypatch, number, bro
 def poison(monkeypatch):
     """`poison.add(k)` gives optimizer step k of the loop a gradient that is no number."""
     steps, seen = set(), [0]
-    original = FsdpBackend.move
+    clip = torch.nn.utils.clip_grad_norm_
     looping = []
     update = grpo_loop.update_policy
 
@@ -211,14 +211,14 @@ def poison(monkeypatch):
         looping.append(True)
         return update(*arguments)
 
-    def move(self, metrics, learning_rate):
+    def poisoned(parameters, *arguments):
         if looping:
             if seen[0] in steps:
-                next(p for p in self.policy.model.parameters() if p.grad is not None).grad.fill_(float("nan"))
+                next(p for p in parameters if p.grad is not None).grad.fill_(float("nan"))
             seen[0] += 1
-        return original(self, metrics, learning_rate)
+        return clip(parameters, *arguments)
 
-    monkeypatch.setattr(FsdpBackend, "move", move)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
     monkeypatch.setattr(grpo_loop, "update_policy", note_and_update)
     return steps
 

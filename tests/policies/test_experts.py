@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.policies.experts import check_orientation
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 
 EXPERTS, HIDDEN, INNER = 4, 64, 24
 LAYER = "model.language_model.layers.0.mlp.experts"
@@ -75,7 +75,7 @@ def test_saved_files_have_the_published_layout_and_load_everywhere(mixture, publ
 
 
 def test_weights_on_their_way_to_servers_have_it_too(mixture, published, tmp_path):
-    backend = FsdpBackend(mixture, OptimizerOptions())
+    backend = TorchBackend(mixture, OptimizerOptions())
     weights = dict(backend.iter_weights())
     assert_same(weights, published)
     save_policy(mixture, tmp_path, weights)  # as a server takes them from a folder
@@ -84,14 +84,14 @@ def test_weights_on_their_way_to_servers_have_it_too(mixture, published, tmp_pat
 
 def test_a_checkpoint_is_loaded_back(mixture, tmp_path):
     trained = Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor)
-    backend = FsdpBackend(trained, OptimizerOptions())
+    backend = TorchBackend(trained, OptimizerOptions())
     with torch.no_grad():
         for parameter in trained.model.parameters():
             parameter.mul_(1.5)
     backend.export(tmp_path)
     backend.save_state(tmp_path)
     fresh = Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor)
-    resumed = FsdpBackend(fresh, OptimizerOptions())
+    resumed = TorchBackend(fresh, OptimizerOptions())
     resumed.load_state(tmp_path)
     assert_same(dict(resumed.policy.model.named_parameters()), dict(trained.model.named_parameters()))
     engine = TransformersEngine(Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor))

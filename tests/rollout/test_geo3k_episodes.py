@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
@@ -79,7 +79,7 @@ def demonstrate(policy: Policy, rows: Rows, generator: random.Random) -> TrainSa
 def caller(tiny_policy: Policy, rows: Rows) -> Iterator[Policy]:
     """The tiny policy after it has learnt by imitation what a call looks like, and no more."""
     policy = copy.deepcopy(tiny_policy)
-    trainer = FsdpBackend(policy, OptimizerOptions(learning_rate=4e-3, clip=1.0))
+    trainer = TorchBackend(policy, OptimizerOptions(learning_rate=4e-3, clip=1.0))
     generator = random.Random(0)
     for _ in range(STEPS):
         trainer.step([demonstrate(policy, rows, generator) for _ in range(8)], SftObjective(), 4e-3)

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.policies.policy import device_of, load_as, save_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
 
 
@@ -41,20 +41,20 @@ def samples(mixed, sokoban_rows):
 
 
 def test_engine_and_trainer_agree(mixed, samples):
-    for row, sample in zip(FsdpBackend(mixed, OptimizerOptions()).log_probs(samples), samples, strict=True):
+    for row, sample in zip(TorchBackend(mixed, OptimizerOptions()).log_probs(samples), samples, strict=True):
         np.testing.assert_allclose(row, sample.rollout_log_probs, atol=0.05)
 
 
 def test_it_rounds_and_no_more(mixed, tiny_policy, samples):
-    rounded = np.concatenate(FsdpBackend(mixed, OptimizerOptions()).log_probs(samples))
-    exact = np.concatenate(FsdpBackend(tiny_policy, OptimizerOptions()).log_probs(samples))
+    rounded = np.concatenate(TorchBackend(mixed, OptimizerOptions()).log_probs(samples))
+    exact = np.concatenate(TorchBackend(tiny_policy, OptimizerOptions()).log_probs(samples))
     assert 1e-5 < np.abs(rounded - exact).max() < 0.1
 
 
 def test_a_step_moves_float32_weights(mixed, samples):
     policy = copy.deepcopy(mixed)
     before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
-    backend = FsdpBackend(policy, OptimizerOptions(learning_rate=1e-6, weight_decay=0.0))
+    backend = TorchBackend(policy, OptimizerOptions(learning_rate=1e-6, weight_decay=0.0))
     metrics = backend.step(samples, GrpoObjective(GrpoOptions(reduction="sample_mean")), 1e-6)
     assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0
     weights = dict(policy.model.named_parameters())

@@ -14,9 +14,10 @@ from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.tasks import SOKOBAN
+from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
+from geo_sokoban_pipeline.training.sft import imitate_teacher, sft_optimizer
 from geo_sokoban_pipeline.training.sft_control import (
     Budget,
     ControlError,
@@ -113,8 +114,7 @@ def imitate(policy, rows, options, **changes):
     warm = options.warm_start.model_copy(update=changes)
     changed = options.model_copy(update={"warm_start": warm})
     policy = copy.deepcopy(policy)
-    backend = build_imitator(policy, warm)
-    history = imitate_teacher(policy, rows, rows[:4], changed, 0, backend)
+    history, backend = imitate_teacher(policy, rows, rows[:4], changed, 0)
     return policy, backend, history
 
 
@@ -198,7 +198,9 @@ def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path,
     (tmp_path / "busy.py").write_text(BUSY, encoding="utf-8")
     teacher = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
     warm = options.warm_start.model_copy(update={"teacher": teacher, "episodes_per_step": 1})
-    folder = write_policy(tmp_path / "policy", CheckpointWriter(build_imitator(copy.deepcopy(tiny_policy), warm), {}))
+    folder = write_policy(
+        tmp_path / "policy", CheckpointWriter(build_backend(copy.deepcopy(tiny_policy), sft_optimizer(warm)), {})
+    )
     assert time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0) < 0.15
 
 

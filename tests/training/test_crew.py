@@ -25,7 +25,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.checkpoint import compare_workers
 from geo_sokoban_pipeline.training.sft import imitate_teacher
@@ -127,7 +127,7 @@ def test_gradients_of_two_processes_are_those_of_one(
     before = {name: weight.clone() for name, weight in together.model.named_parameters()}
     results = []
     for policy, helpers in ((alone, None), (together, crew)):
-        backend = FsdpBackend(policy, OptimizerOptions(), crew=helpers)
+        backend = TorchBackend(policy, OptimizerOptions(), crew=helpers)
         objective = GrpoObjective(GrpoOptions())
         results.append((backend._gradients(samples, objective), gradients(policy), backend.log_probs(samples)))
         policy.model.zero_grad()
@@ -164,7 +164,7 @@ def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, optio
         policy = copy.deepcopy(tiny_policy)
         changes = {"warm_start": {**options.warm_start.model_dump(), **warm}, "processes": processes}
         changed = TrainOptions.model_validate({**options.model_dump(), **changes})
-        histories.append(imitate_teacher(policy, rows, rows[:4], changed, seed=0))
+        histories.append(imitate_teacher(policy, rows, rows[:4], changed, seed=0)[0])
         weights.append(dict(policy.model.named_parameters()))
     timing = {"seconds", "cpu_seconds"}
     one, two = ([{k: v for k, v in row.items() if k not in timing} for row in rows] for rows in histories)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.training.backends.gradients import PassSetting
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.shared_tensors import share_like
@@ -21,7 +22,7 @@ def test_demonstrations_and_gradients_of_a_worker(world: World) -> None:
     gradients = share_like(dict(policy.model.named_parameters()))
     member = Member(policy, world.options, gradients)
     Appoint(world.rows, 5, "training")(member)
-    part = Imitate(range(2, 5), SETTING)(member)
+    part = Imitate(range(2, 5), SftObjective(), SETTING)(member)
     assert all(parameter.grad is None for parameter in policy.model.parameters()), "handed over"
 
     own = copied(world.policy)

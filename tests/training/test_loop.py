@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.runs.storage import Complete, Rewind
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo, update_policy
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
@@ -136,7 +136,7 @@ def test_order_of_later_passes_is_of_the_run_seed(start: PolicyFolder, rows: Any
 
     def train(seed: int) -> dict[str, Any]:
         policy = load_policy(start.path)
-        backend = FsdpBackend(policy, train_options.optimizer)
+        backend = TorchBackend(policy, train_options.optimizer)
         update_policy(played, policy, backend, grpo, train_options.optimizer, 0, seed)
         return dict(backend.iter_weights())
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, is_inner_matrix, orthogonalise
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.batch import TrainSample
 
 
 @pytest.mark.parametrize(
@@ -80,19 +83,18 @@ def test_one_rate_moves_both_kinds_equally_far(matrices):
 def test_a_loaded_state_goes_on_bit_for_bit(tiny_policy, tmp_path, matrices):
     options = OptimizerOptions(matrices=matrices)
     policy = copy.deepcopy(tiny_policy)
-    backend = FsdpBackend(policy, options)
+    backend = TorchBackend(policy, options)
 
     def step(trained, number):
-        generator = torch.Generator().manual_seed(number)
-        for parameter in trained.policy.model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        trained.move({}, 1e-3)
+        ids = np.random.default_rng(number).integers(0, 300, 12)
+        positions, targets = np.tile(np.arange(12), (3, 1)), np.arange(4, 12)
+        trained.step([TrainSample(ids, positions, targets, ids[targets], [])], SftObjective(), 1e-3)
 
     step(backend, 0)
     step(backend, 1)
     backend.export(tmp_path)
     backend.save_state(tmp_path)
-    other = FsdpBackend(copy.deepcopy(tiny_policy), options)
+    other = TorchBackend(copy.deepcopy(tiny_policy), options)
     other.load_state(tmp_path)
     step(backend, 2)
     step(other, 2)

@@ -24,7 +24,8 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.storage import Complete
-from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.backends.base import DivergedError
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -147,7 +148,7 @@ def gap_of_trainer_and_engine(world: World, _: Path) -> None:
     options = settings(world.options, {"grpo.old_log_probs": "recompute"})
     episodes = copy.deepcopy(world.episodes)
     apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
-    backend = FsdpBackend(copied(world.trained), options.optimizer)
+    backend = TorchBackend(copied(world.trained), options.optimizer)
     samples = [build_sample(episode, world.policy) for episode in episodes]
     gaps = [np.abs(values - s.rollout_log_probs) for values, s in zip(backend.log_probs(samples), samples, strict=True)]
     mean = float(np.concatenate(gaps).mean())
@@ -176,7 +177,7 @@ def size_of_passes(world: World, _: Path) -> None:
         policy = copied(world.policy)
         policy.model.lm_head.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
         options = world.options.optimizer.model_copy(update=changes)
-        FsdpBackend(policy, options).log_probs(samples)
+        TorchBackend(policy, options).log_probs(samples)
         return seen
 
     assert rows() == [tokens]
@@ -192,7 +193,7 @@ def steps_without_a_finite_gradient(world: World, _: Path) -> None:
     sample = build_sample(world.episodes[0], world.policy)
     broken = [replace(sample, advantages=np.full(len(sample.targets), np.nan, np.float32))]
     options = settings(world.options, {"optimizer.max_skipped": 2})
-    backend = FsdpBackend(copied(world.policy), options.optimizer)
+    backend = TorchBackend(copied(world.policy), options.optimizer)
     backend.step(broken, GrpoObjective(options.grpo), 1e-3)
     with pytest.raises(DivergedError, match="2 optimizer steps in a row"):
         backend.step(broken, GrpoObjective(options.grpo), 1e-3)
@@ -378,7 +379,7 @@ def sft_validations(world: World, _: Path) -> None:
     changes |= {"warm_start.play_every": 3, "loop.eval_prompts": 1}
     options = settings(world.options, SHORT | changes)
     policy = copied(world.policy)
-    history = imitate_teacher(policy, world.rows, world.rows, options, 0)
+    history, _ = imitate_teacher(policy, world.rows, world.rows, options, 0)
     assert [row["step"] for row in history if "validation_loss" in row] == [2, 4, 5]
     assert [row["step"] for row in history if "greedy_solve_rate" in row] == [3, 5]
     held_out = Demonstrator(world.rows, policy, options, 0, "validation")
@@ -391,7 +392,7 @@ def sft_validations(world: World, _: Path) -> None:
 def end_of_sft(world: World, _: Path) -> None:
     for bound, steps in ((100.0, 1), (1e-6, 3)):
         options = settings(world.options, SHORT | {"warm_start.stop_below": bound})
-        history = imitate_teacher(copied(world.policy), world.rows, world.rows, options, 0)
+        history, _ = imitate_teacher(copied(world.policy), world.rows, world.rows, options, 0)
         assert history[-1]["step"] == steps
 
 

@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from training import reference
@@ -61,8 +61,8 @@ def updated(world: World, changes: dict[str, Any], case: StepCase) -> tuple[Tens
     """The same by the project's own trainer."""
     options = settings(world.options, changes)
     policy = copied(world.trained)
-    backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
-    scorer = FsdpBackend(world.policy, options.optimizer, options.rollout.sampling.temperature)
+    backend = TorchBackend(policy, options.optimizer, options.rollout.sampling.temperature)
+    scorer = TorchBackend(world.policy, options.optimizer, options.rollout.sampling.temperature)
     episodes = played(world, case)
     apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
     metrics = update_policy(

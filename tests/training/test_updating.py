@@ -13,7 +13,9 @@ import torch
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend
+from geo_sokoban_pipeline.training.backends.base import DivergedError
+from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate
@@ -55,7 +57,7 @@ def library_log_probs(policy: Policy, sample: TrainSample) -> torch.Tensor:
 
 
 def test_log_probs_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:
-    backend = FsdpBackend(tiny_policy, OptimizerOptions())
+    backend = TorchBackend(tiny_policy, OptimizerOptions())
     with torch.no_grad():
         for sample, values in zip(samples, backend.log_probs(samples), strict=True):
             np.testing.assert_allclose(values, library_log_probs(tiny_policy, sample).numpy(), atol=TOLERANCE)
@@ -63,14 +65,40 @@ def test_log_probs_equal_the_library(tiny_policy: Policy, samples: list[TrainSam
 
 def test_gradients_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:
     policy = copy.deepcopy(tiny_policy)
-    backend = FsdpBackend(policy, OptimizerOptions(max_tokens=128))
-    backend.gradient_pass.accumulate(samples, SftObjective(), StepSize.of(samples))
+    GradientPass(policy, PassSetting(1.0, 128, 16_384)).accumulate(samples, SftObjective(), StepSize.of(samples))
     ours = {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
     policy.model.zero_grad()
     total = sum(len(sample.targets) for sample in samples)
     (-sum(library_log_probs(policy, sample).sum() for sample in samples) / total).backward()
     for name, parameter in policy.model.named_parameters():
         assert (ours[name] - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), name
+
+
+def test_the_network_is_in_training_mode_where_it_trains_alone(tiny_policy: Policy, samples: list[TrainSample]) -> None:
+    policy = copy.deepcopy(tiny_policy)
+    backend, modes = TorchBackend(policy, OptimizerOptions()), []
+    for name in ("layers.0.layer.self_attn", "layers.0.layer.mlp"):
+        module = policy.network.language.get_submodule(name)
+        hooked = module.q_proj if "attn" in name else module
+        hooked.register_forward_hook(lambda *_, module=module: modes.append(module.training))
+    backend.log_probs(samples)
+    assert modes and not any(modes)
+    modes.clear()
+    backend.step(samples, SftObjective(), 1e-3)
+    assert modes and all(modes)
+    assert not any(module.training for module in policy.network.modules())
+
+
+def test_training_drops_what_the_model_was_made_to_drop(tiny_policy: Policy, samples: list[TrainSample]) -> None:
+    policy = copy.deepcopy(tiny_policy)
+    for layer in policy.model.model.language_model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    whole = TorchBackend(tiny_policy, OptimizerOptions()).log_probs(samples)
+    backend = TorchBackend(policy, OptimizerOptions())
+    torch.manual_seed(0)
+    loss = backend.step(samples, SftObjective(), 1e-9)["loss"]
+    assert abs(loss + np.concatenate(whole).mean()) > 1e-4
+    np.testing.assert_allclose(np.concatenate(backend.log_probs(samples)), np.concatenate(whole), atol=1e-4)
 
 
 @pytest.mark.parametrize("reduction", ["sample_mean", "token_mean", "constant"])
@@ -81,18 +109,18 @@ def test_a_step_is_the_same_however_it_is_cut(
     grpo = GrpoOptions(reduction=reduction, constant_denominator=50.0)  # type: ignore[arg-type]
     results = []
     for options in (OptimizerOptions(), OptimizerOptions(max_tokens=max_tokens, logit_chunk=logit_chunk)):
-        backend = FsdpBackend(copy.deepcopy(tiny_policy), options)
+        backend = TorchBackend(copy.deepcopy(tiny_policy), options)
         results.append(backend.step(samples, GrpoObjective(grpo), 1e-3))
     for name, value in results[0].items():
         assert np.isclose(value, results[1][name], rtol=1e-4, atol=1e-6), name
 
 
 def test_state_survives_the_disk_bit_for_bit(tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path) -> None:
-    live = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
+    live = TorchBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
     live.step(samples, SftObjective(), 1e-3)
     live.export(tmp_path)
     live.save_state(tmp_path)
-    resumed = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
+    resumed = TorchBackend(copy.deepcopy(tiny_policy), OptimizerOptions())
     resumed.load_state(tmp_path)
     for backend in (live, resumed):
         backend.step(samples, SftObjective(), 1e-3)
@@ -101,7 +129,7 @@ def test_state_survives_the_disk_bit_for_bit(tiny_policy: Policy, samples: list[
 
 
 def test_a_step_without_finite_gradient_changes_nothing(tiny_policy: Policy, samples: list[TrainSample]) -> None:
-    backend = FsdpBackend(copy.deepcopy(tiny_policy), OptimizerOptions(max_skipped=2))
+    backend = TorchBackend(copy.deepcopy(tiny_policy), OptimizerOptions(max_skipped=2))
     before = {name: tensor.clone() for name, tensor in backend.iter_weights()}
     broken = [TrainSample(**{**vars(sample), "advantages": sample.advantages * np.nan}) for sample in samples]
     assert backend.step(broken, GrpoObjective(GrpoOptions()), 1e-3)["skipped"] == 1.0

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
@@ -26,6 +26,9 @@ from geo_sokoban_pipeline.runs.policy_folder import open_policy
 from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder, write_folder
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.training.backends.base import TrainBackend
 
 _DISK = "disk"
 # Weights, and two moments of the optimizer in the same type.
@@ -481,7 +484,7 @@ def _time(
     subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, imitation: float | None, folder: Path
 ) -> Timing:
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-    from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+    from geo_sokoban_pipeline.training.backends.factory import build_backend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.worker_group import open_crew
@@ -490,7 +493,8 @@ def _time(
     engine = build_engine(policy, options.rollout)
     sampler = build_sampler(rows, options, seed, None)
     with open_crew(policy, options) as crew:
-        backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature, crew)
+        temperature = options.rollout.sampling.temperature
+        backend = build_backend(policy, options.optimizer, temperature=temperature, crew=crew)
         play = None if crew is None else crew.play
         began = time.perf_counter()
         trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, play).collect(0, sampler)
@@ -545,7 +549,7 @@ def _ready_policy(
     few = {"steps": steps, "warmup_steps": min(options.warm_start.warmup_steps, steps // 4), "validate_every": steps}
     warm = options.warm_start.model_copy(update={**few, "validation_episodes": 1, "play_every": 0})
     brief = options.model_copy(update={"warm_start": warm})
-    history = imitate_teacher(policy, rows, rows[:1], brief, subject.parameters.seed)
+    history, _ = imitate_teacher(policy, rows, rows[:1], brief, subject.parameters.seed)
     return policy, history[-1]["seconds"] / steps
 
 
@@ -562,7 +566,7 @@ def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -
     return load_as(options, folder)
 
 
-def _save(folder: Path, policy: Policy, backend: Any, trajectories: Sequence[Trajectory]) -> tuple[int, int]:
+def _save(folder: Path, policy: Policy, backend: TrainBackend, trajectories: Sequence[Trajectory]) -> tuple[int, int]:
     """Save as the run does; bytes of the checkpoint and of the trajectories."""
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 

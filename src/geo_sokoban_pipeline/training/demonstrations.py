@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,16 @@ class Demonstrator:
         if not episode.loss_mask.any() or (self._teacher.solved_only and not episode.metrics.get("success")):
             return None
         return build_sample(episode, self._policy)
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """A step's demonstrations, not made yet: of several processes each makes those it trains on.
+
+    Attributes:
+        numbers: of the demonstrations.
+        demonstrator: of this process; others have one of their own, equal to it.
+    """
+
+    numbers: range
+    demonstrator: Demonstrator

@@ -37,8 +37,8 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import Task, task_of
-from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.torch import DivergedError, FsdpBackend, build_scorer
+from geo_sokoban_pipeline.training.backends.base import DivergedError, TrainBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample, spread
 from geo_sokoban_pipeline.training.checkpoint import CheckpointHistory, CheckpointWriter, compare_sizes, compare_workers
 from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
@@ -126,7 +126,9 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         compare_workers(manifest, workers)
         compare_sizes(manifest.get("fingerprint", {}), fingerprint)
         policy = load_as(options.policy, inputs.policy.path)
-        backend = FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature)
+        crew = owned.enter_context(open_crew(policy, options))
+        temperature = options.rollout.sampling.temperature
+        backend = build_backend(policy, options.optimizer, temperature=temperature, crew=crew)
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])
@@ -135,7 +137,6 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         signal = owned.enter_context(closing(SignalWatch(task)))
-        backend.crew = crew = owned.enter_context(open_crew(policy, options))
         roll_out = None if crew is None else crew.play
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
         held_out = len(inputs.validation_prompts[: loop.eval_prompts])

@@ -8,8 +8,9 @@ for `stop_below`, which ends the stage: neither weights nor any draw depend on t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.config.policy import WarmStartOptions
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, validate_policy
+from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.grpo.schedules import learning_rate
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
-from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
 from geo_sokoban_pipeline.training.runtime import Stopwatch, freeze_survivors
-from geo_sokoban_pipeline.training.sharding import cut_range
-from geo_sokoban_pipeline.training.worker import Appoint, Imitate, Part, imitate
-from geo_sokoban_pipeline.training.worker_group import Crew, open_crew, sum_metrics
+from geo_sokoban_pipeline.training.worker import Appoint
+from geo_sokoban_pipeline.training.worker_group import Crew, open_crew
 
 logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
@@ -40,33 +42,39 @@ def imitate_teacher(
     validation_prompts: Rows,
     options: TrainOptions,
     seed: int,
-    backend: FsdpBackend | None = None,
+    state: Path | None = None,
     first: int = 0,
-) -> list[dict[str, float]]:
+) -> tuple[list[dict[str, float]], TrainBackend]:
     """Train the policy in place on demonstrations.
 
     Args:
         prompts: levels of the demonstrations.
-        backend: trainer of the policy, whose optimizer state goes on; None: a new one of `build_imitator`.
+        state: folder whose weights and optimizer state the training goes on from; None: the policy's weights alone.
         first: number of the first demonstration; those before it were trained on earlier.
 
     Returns:
         History, one row per validation: `step`, `seconds` and `cpu_seconds` of training so far, and what was measured:
-        `loss` and `validation_loss` (nats per reply token), `sampled_solve_rate` and `greedy_solve_rate`.
+        `loss` and `validation_loss` (nats per reply token), `sampled_solve_rate` and `greedy_solve_rate`. And the
+        backend, whose policy and optimizer state can be saved.
     """
     warm = options.warm_start
-    backend = backend or build_imitator(policy, warm)
     teacher = Demonstrator(prompts, policy, options, seed, _TRAINING)
     history: list[dict[str, float]] = []
     losses: list[float] = []
-    with _open_class(policy, prompts, options, seed) as crew, track("warm start", warm.steps) as progress:
+    with open_crew(policy, options) as crew, track("warm start", warm.steps) as progress:
+        backend = build_backend(policy, sft_optimizer(warm), crew=crew)
+        if state is not None:
+            backend.load_state(state)
+        if crew is not None:
+            crew.tell(Appoint(prompts, seed, _TRAINING))
         examiner = _Examiner(validation_prompts, policy, options, seed, crew)
         watch = Stopwatch() if crew is None else Stopwatch(crew.cpu_clock)
         freeze_survivors()
         for step in range(warm.steps):
             with watch.running():
                 numbers = range(first + step * warm.episodes_per_step, first + (step + 1) * warm.episodes_per_step)
-                losses.append(_learn(numbers, teacher, backend, crew, _rate(warm, step)))
+                metrics = backend.step(Demonstrations(numbers, teacher), SftObjective(), _rate(warm, step))
+                losses.append(metrics["loss"])
             logger.debug("warm start: step %d", step + 1)
             row = examiner.examine(backend, step + 1)
             if "validation_loss" in row:
@@ -77,12 +85,12 @@ def imitate_teacher(
             if warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below:
                 break
             progress.advance(note=_note(history))
-    return history
+    return history, backend
 
 
-def build_imitator(policy: Policy, warm: WarmStartOptions) -> FsdpBackend:
-    """Trainer of a warm start."""
-    options = OptimizerOptions(
+def sft_optimizer(warm: WarmStartOptions) -> OptimizerOptions:
+    """Options of the backend that takes the steps of a warm start."""
+    return OptimizerOptions(
         learning_rate=warm.learning_rate,
         betas=warm.betas,
         weight_decay=warm.weight_decay,
@@ -92,31 +100,6 @@ def build_imitator(policy: Policy, warm: WarmStartOptions) -> FsdpBackend:
         clip=warm.clip,
         max_tokens=warm.max_tokens,
     )
-    return FsdpBackend(policy, options)
-
-
-@contextmanager
-def _open_class(policy: Policy, prompts: Rows, options: TrainOptions, seed: int) -> Iterator[Crew | None]:
-    """A crew whose children can make the training demonstrations, for the `with` block; None with one process."""
-    with open_crew(policy, options) as crew:
-        if crew is not None:
-            crew.tell(Appoint(prompts, seed, _TRAINING))
-        yield crew
-
-
-def _learn(numbers: range, teacher: Demonstrator, backend: FsdpBackend, crew: Crew | None, rate: float) -> float:
-    """One step on demonstrations; returns its loss."""
-    if crew is None:
-        part = imitate(numbers, teacher, backend.gradient_pass)
-        return backend.move(part.metrics, rate)["loss"]
-    own, *others = cut_range(numbers, crew.size)
-    jobs = [Imitate(part, backend.setting) for part in others]
-    parts: list[Part] = crew.work(lambda: imitate(own, teacher, backend.gradient_pass), jobs)
-    # Each part is a mean over its own tokens; how many the others have is known at the end alone.
-    tokens = sum(part.tokens for part in parts)
-    shares = [part.tokens / tokens for part in parts]
-    crew.add_gradients(parts, shares)
-    return backend.move(sum_metrics(parts, shares), rate)["loss"]
 
 
 class _Examiner:
@@ -129,7 +112,7 @@ class _Examiner:
         demonstrator = Demonstrator(prompts, policy, options, seed, "validation")
         self._held_out = [demonstrator.demonstrate(number) for number in range(self._warm.validation_episodes)]
 
-    def examine(self, backend: FsdpBackend, step: int) -> dict[str, float]:
+    def examine(self, backend: TrainBackend, step: int) -> dict[str, float]:
         """What is due after a step: the loss on held-out demonstrations, the solve rates, nothing; all at the end."""
         warm, last = self._warm, step == self._warm.steps
         row: dict[str, float] = {}

@@ -23,10 +23,11 @@ from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, differences
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.tasks import Task, prompt_key
-from geo_sokoban_pipeline.training.backends.torch import FsdpBackend
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import freeze_survivors
-from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
+from geo_sokoban_pipeline.training.sft import imitate_teacher, sft_optimizer
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
 Rows = Sequence[dict[str, Any]]
@@ -132,7 +133,7 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
         options: of the control, see `control_options`.
     """
     policy = load_as(options.policy, start.path)
-    backend = build_imitator(policy, options.warm_start)
+    backend = build_backend(policy, sft_optimizer(options.warm_start))
     backend.load_state(start.path)
     teacher, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step
     freeze_survivors()
@@ -162,7 +163,7 @@ def continue_warm_start(
     options: TrainOptions,
     seed: int,
     budget: Budget,
-) -> tuple[list[dict[str, float]], FsdpBackend]:
+) -> tuple[list[dict[str, float]], TrainBackend]:
     """Imitate further with weights and optimizer state of a warm start; returns history and trainer.
 
     The learning rate is the warm start's highest from the first step on and falls over the last share of the steps as
@@ -175,10 +176,7 @@ def continue_warm_start(
     """
     warm = options.warm_start.model_copy(update={"steps": budget.steps, "warmup_steps": 0, "stop_below": None})
     longer = options.model_copy(update={"warm_start": warm})
-    backend = build_imitator(policy, warm)
-    backend.load_state(start)
-    history = imitate_teacher(policy, prompts, validation_prompts, longer, seed, backend, budget.first)
-    return history, backend
+    return imitate_teacher(policy, prompts, validation_prompts, longer, seed, start, budget.first)
 
 
 def control_options(options: TrainOptions, control: ControlOptions) -> TrainOptions:

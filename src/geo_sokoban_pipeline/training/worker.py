@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.grpo.loss import Objective, SftObjective, StepSize
+from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -113,23 +113,24 @@ class Appoint:
 
 @dataclass(frozen=True)
 class Imitate:
-    """Gradients of demonstrations by number, as the mean over the part's own tokens; after `Appoint`."""
+    """Gradients of demonstrations by number, under an objective of the part's own size; after `Appoint`."""
 
     numbers: range
+    objective: Objective
     setting: PassSetting
 
     def __call__(self, member: Member) -> Part:
         """Do it."""
         assert member.teacher is not None
-        part = imitate(self.numbers, member.teacher, member.gradient_pass(self.setting))
+        part = imitate(self.numbers, member.teacher, self.objective, member.gradient_pass(self.setting))
         return Part(part.metrics, part.tokens, tuple(member.hand_over()))
 
 
-def imitate(numbers: range, teacher: Demonstrator, gradients: GradientPass) -> Part:
-    """Make demonstrations and leave their gradients in the parameters, as the mean over their tokens."""
+def imitate(numbers: range, teacher: Demonstrator, objective: Objective, gradients: GradientPass) -> Part:
+    """Make demonstrations and leave their gradients in the parameters, under an objective of their own size."""
     samples = [teacher.demonstrate(number) for number in numbers]
     size = StepSize.of(samples)
-    return Part(gradients.accumulate(samples, SftObjective(), size), size.tokens)
+    return Part(gradients.accumulate(samples, objective, size), size.tokens)
 
 
 # A member of a crew: the child's side, a process that does jobs on weights it shares with its parent.

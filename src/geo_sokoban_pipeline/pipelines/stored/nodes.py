@@ -80,7 +80,7 @@ def update_on_stored(
     The result is checkpoint k of that run, bit for bit, where its settings are the same.
     """
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.training.backends.torch import FsdpBackend, build_scorer
+    from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.runtime import prepare_process
@@ -95,9 +95,6 @@ def update_on_stored(
     before: str | int = "start" if iteration == 0 else iteration - 1
     start = runs.policy(options.source.model_copy(update={"checkpoint": before}))
     policy = load_as(settings.policy, start.path)
-    backend = FsdpBackend(policy, settings.optimizer, settings.rollout.sampling.temperature)
-    if iteration > 0:
-        backend.load_state(start.path)
     trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
     reference = None
     if settings.grpo.kl_coefficient > 0:
@@ -107,7 +104,10 @@ def update_on_stored(
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
     with open_crew(policy, settings) as crew:
-        backend.crew = crew
+        temperature = settings.rollout.sampling.temperature
+        backend = build_backend(policy, settings.optimizer, temperature=temperature, crew=crew)
+        if iteration > 0:
+            backend.load_state(start.path)
         metrics = update_policy(
             trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
         )

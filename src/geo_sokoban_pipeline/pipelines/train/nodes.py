@@ -71,17 +71,16 @@ def warm_start(
         return link_policy(base.path, {"fingerprint": wanted, "history": []})
     from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.training.backends.torch import DivergedError
+    from geo_sokoban_pipeline.training.backends.base import DivergedError
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.sft import build_imitator, imitate_teacher
+    from geo_sokoban_pipeline.training.sft import imitate_teacher
 
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
     policy = load_as(options.policy, base.path)
-    backend = build_imitator(policy, options.warm_start)
     try:
-        history = imitate_teacher(policy, rows, held_out, options, seed, backend)
+        history, backend = imitate_teacher(policy, rows, held_out, options, seed)
     except DivergedError as error:
         section = f"train_{options.task}.warm_start"
         raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error

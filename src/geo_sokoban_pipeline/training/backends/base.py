@@ -1,4 +1,4 @@
-"""The protocol of training backends."""
+"""The protocol of training backends: what turns samples and an objective into new weights."""
 
 from __future__ import annotations
 
@@ -10,16 +10,30 @@ import numpy as np
 
 from geo_sokoban_pipeline.grpo.loss import Objective
 from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrations
+
+Batch = Sequence[TrainSample] | Demonstrations
+
+
+class DivergedError(RuntimeError):
+    """Several optimizer steps in a row had no finite gradient."""
 
 
 class TrainBackend(Protocol):
-    """What the loop needs of a trainer."""
+    """What SFT, GRPO, the pre-flight and the stored pipelines use of a trainer; `build_backend` makes one."""
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens, under temperature and banned ids, no gradient."""
 
-    def step(self, samples: Sequence[TrainSample], objective: Objective, learning_rate: float) -> dict[str, float]:
-        """One optimizer step; metrics of the objective and `grad_norm`. Without a finite norm nothing changes."""
+    def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
+        """One optimizer step on samples, or on demonstrations that the processes make themselves.
+
+        Returns:
+            Metrics of the objective, `grad_norm`, and `skipped`: 1.0 where the norm was not finite and nothing changed.
+
+        Raises:
+            DivergedError: `max_skipped` steps in a row had no finite gradient norm.
+        """
 
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
         """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time."""

@@ -1,4 +1,4 @@
-"""Backend `fsdp` at world size 1: an optimizer on the policy's own model, without torch.distributed.
+"""Backend of torch: an optimizer on the policy's own model, in one process, without torch.distributed.
 
 A crew may compute parts of the gradients; the step itself is taken here, once, on the weights that all share. A step
 whose gradient norm is not finite changes neither weights nor moments.
@@ -7,7 +7,7 @@ whose gradient norm is not finite changes neither weights nor moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,25 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.experts import published_weights, turn_experts
-from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
-from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
+from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
 from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.sharding import cut_samples
-from geo_sokoban_pipeline.training.worker import Learn, Part, Score
+from geo_sokoban_pipeline.training.demonstrations import Demonstrations
+from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples
+from geo_sokoban_pipeline.training.worker import Imitate, Learn, Part, Score, imitate
 from geo_sokoban_pipeline.training.worker_group import Crew, sum_metrics
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
 
 
-class DivergedError(RuntimeError):
-    """Several optimizer steps in a row had no finite gradient."""
-
-
-class FsdpBackend:
+class TorchBackend:
     """`TrainBackend` whose weights and moments are in this process's hands.
 
     Args:
@@ -54,36 +51,25 @@ class FsdpBackend:
     ) -> None:
         self.policy = policy
         self.options = options
-        self.crew = crew
-        self.setting = PassSetting(temperature, options.max_tokens, options.logit_chunk)
-        self.gradient_pass = GradientPass(policy, self.setting)
+        self._crew = crew
+        self._setting = PassSetting(temperature, options.max_tokens, options.logit_chunk)
+        self._pass = GradientPass(policy, self._setting)
         self._parameters = dict(policy.model.named_parameters())
         self.optimizers = Optimizers(self._parameters, options)
         self._skipped = 0
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        if self.crew is None:
-            return self.gradient_pass.log_probs(samples)
-        own, *others = cut_samples(samples, self.crew.size)
-        jobs = [Score(part, self.setting) for part in others]
-        scored: list[list[np.ndarray]] = self.crew.work(lambda: self.gradient_pass.log_probs(own), jobs)
+        if self._crew is None:
+            return self._pass.log_probs(samples)
+        own, *others = cut_samples(samples, self._crew.size)
+        jobs = [Score(part, self._setting) for part in others]
+        scored: list[list[np.ndarray]] = self._crew.work(lambda: self._pass.log_probs(own), jobs)
         return [row for part in scored for row in part]
 
-    def step(self, samples: Sequence[TrainSample], objective: Objective, learning_rate: float) -> dict[str, float]:
-        """See `TrainBackend`.
-
-        Raises:
-            DivergedError: `max_skipped` steps in a row had no finite gradient norm.
-        """
-        return self.move(self._gradients(samples, objective), learning_rate)
-
-    def move(self, metrics: dict[str, float], learning_rate: float) -> dict[str, float]:
-        """One optimizer step along the gradients that lie in the parameters; `metrics` with those of the step.
-
-        Raises:
-            DivergedError: see `step`.
-        """
+    def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
+        """See `TrainBackend`."""
+        metrics = self._gradients(batch, objective)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
@@ -105,7 +91,7 @@ class FsdpBackend:
 
     def export(self, folder: Path) -> None:
         """See `TrainBackend`."""
-        save_policy(self.policy, folder)
+        save_policy(self.policy, folder, dict(self.iter_weights()))
 
     def save_state(self, folder: Path) -> None:
         """See `TrainBackend`."""
@@ -132,21 +118,32 @@ class FsdpBackend:
             for name, parameter in self._parameters.items():
                 parameter.copy_(turn_experts(name, stored[name]))
 
-    def _gradients(self, samples: Sequence[TrainSample], objective: Objective) -> dict[str, float]:
+    def _gradients(self, batch: Batch, objective: Objective) -> dict[str, float]:
         """Leave the gradients of a step in the parameters; returns the objective's metrics."""
-        size = StepSize.of(samples)
-        if self.crew is None:
-            return self.gradient_pass.accumulate(samples, objective, size)
-        own, *others = cut_samples(samples, self.crew.size)
-        parts: list[Part] = self.crew.work(
-            lambda: Part(self.gradient_pass.accumulate(own, objective, size)),
-            [Learn(part, objective, size, self.setting) for part in others],
+        if isinstance(batch, Demonstrations):
+            return self._demonstrated(batch, objective)
+        size = StepSize.of(batch)
+        if self._crew is None:
+            return self._pass.accumulate(batch, objective, size)
+        own, *others = cut_samples(batch, self._crew.size)
+        parts: list[Part] = self._crew.work(
+            lambda: Part(self._pass.accumulate(own, objective, size)),
+            [Learn(part, objective, size, self._setting) for part in others],
         )
-        self.crew.add_gradients(parts)
+        self._crew.add_gradients(parts)
         return sum_metrics(parts)
 
-
-def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
-    """Log-probs of a policy that is not trained, for the KL term."""
-    policy = load_as(options.policy, folder.path)
-    return FsdpBackend(policy, options.optimizer, options.rollout.sampling.temperature).log_probs
+    def _demonstrated(self, batch: Demonstrations, objective: Objective) -> dict[str, float]:
+        """`_gradients` where each process makes the demonstrations that it trains on."""
+        if self._crew is None:
+            return imitate(batch.numbers, batch.demonstrator, objective, self._pass).metrics
+        own, *others = cut_range(batch.numbers, self._crew.size)
+        parts: list[Part] = self._crew.work(
+            lambda: imitate(own, batch.demonstrator, objective, self._pass),
+            [Imitate(part, objective, self._setting) for part in others],
+        )
+        # Each part is a mean over its own tokens; how many the others have is known at the end alone.
+        tokens = sum(part.tokens for part in parts)
+        shares = [part.tokens / tokens for part in parts]
+        self._crew.add_gradients(parts, shares)
+        return sum_metrics(parts, shares)

@@ -1,0 +1,35 @@
+"""Backends by name: the one place that builds what trains weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.policies.policy import Policy, load_as
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.worker_group import Crew
+
+
+def build_backend(
+    policy: Policy, options: OptimizerOptions, *, temperature: float = 1.0, crew: Crew | None = None
+) -> TrainBackend:
+    """The backend that `backend` names, over a policy's model, which it trains in place.
+
+    Args:
+        options: optimizer and micro-batches.
+        temperature: sampling temperature of the rollouts; 1 for SFT.
+        crew: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
+    """
+    # `backend` has the one value `fsdp` (`TrainOptions`).
+    return TorchBackend(policy, options, temperature, crew)
+
+
+def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
+    """Log-probs of a policy that is not trained, for the KL term."""
+    policy = load_as(options.policy, folder.path)
+    return build_backend(policy, options.optimizer, temperature=options.rollout.sampling.temperature).log_probs
