@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     WrongServer,
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, pause_before
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, clear_folder, make_tag
+from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import Reply, Terms, read_reply, room_of, write_request
 
 _REPEAT_ABORT_SECONDS = 0.5
@@ -152,7 +153,7 @@ class SglangEngine:
         self.version = self._dispatcher.version = version
         self._sent_state = state
         if before is not None and before.folder is not None and before.folder.is_relative_to(self._scratch.name):
-            clear_folder(before.folder)
+            shutil.rmtree(before.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Let the servers go; launched ones stay until this process ends, see `servers`."""

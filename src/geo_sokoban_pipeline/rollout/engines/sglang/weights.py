@@ -6,7 +6,6 @@ a product of weights that it is not.
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -106,12 +105,6 @@ def cut_buckets(tensors: Named, limit: int) -> Iterator[list[tuple[str, Tensor]]
         held += size
     if bucket:
         yield bucket
-
-
-def clear_folder(folder: Path | None) -> None:
-    """Remove a folder of weights that no server needs any more."""
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _with_last(items: Iterable[list[tuple[str, Tensor]]]) -> Iterator[tuple[list[tuple[str, Tensor]], bool]]:
