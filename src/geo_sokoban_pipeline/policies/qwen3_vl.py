@@ -1,4 +1,4 @@
-"""Qwen3-VL's forward pass as one module: pictures to features, tokens to states, states to logits.
+"""Qwen3-VL's forward pass as one module: images to features, tokens to states, states to logits.
 
 `PolicyNetwork` computes with the weights of a Hugging Face model; its parameters keep their names. It gives the
 numbers of the library's own forward pass (tested) in another order of the work: images of one size pass the tower
@@ -40,8 +40,8 @@ def extend_positions(
     `Qwen3VLModel.get_rope_index` (tested).
 
     Args:
-        token_ids: (L,) ids with image pads expanded; each picture's pads are consecutive and complete.
-        grids: (t, h, w) in patches of the pictures among these tokens, in order.
+        token_ids: (L,) ids with image pads expanded; each image's pads are consecutive and complete.
+        grids: (t, h, w) in patches of the images among these tokens, in order.
         start: position of the first token, 0 at the beginning of a conversation.
 
     Returns:
@@ -71,7 +71,7 @@ def extend_positions(
 
 @lru_cache(maxsize=256)
 def _block(time: int, rows: int, columns: int) -> np.ndarray:
-    """(3, time · rows · columns) int64 positions of a picture relative to its first token."""
+    """(3, time · rows · columns) int64 positions of an image relative to its first token."""
     return np.indices((time, rows, columns)).reshape(3, -1)
 
 
@@ -177,7 +177,7 @@ class VisionTower(nn.Module):
         """(N, P, hidden) embeddings of (N, P, 3·patch²) uint8 patches."""
         projection, processor = self.visual.patch_embed.proj, self._processor
         weight, device = projection.weight, projection.weight.device
-        # A still picture repeats its frame, so the temporal taps of the kernel add up; the normalisation of pixels,
+        # A still image repeats its frame, so the temporal taps of the kernel add up; the normalisation of pixels,
         # (value · scale − mean) / std per channel, is part of the same linear map.
         taps = weight.sum(dim=2).flatten(2).float()
         mean = torch.tensor(processor.image_mean, device=device).view(1, 3, 1)

@@ -31,7 +31,7 @@ def seat(seating: Seating, known: list[int], new: list[int]) -> list[HeldConvers
 
 @given(st.data())
 def test_rows_are_never_shared_nor_mixed_up(data: st.DataObject) -> None:
-    seating = Seating(ConversationCache(layers=1, rows=ROWS))
+    seating = Seating(ConversationCache(ROWS))
     fresh = iter(range(1000))
     for _ in range(data.draw(st.integers(1, 6))):
         held = sorted(seating.held)
@@ -53,7 +53,7 @@ def test_rows_are_never_shared_nor_mixed_up(data: st.DataObject) -> None:
 
 
 def test_who_stands_in_the_way_moves_to_the_nearest_free_row() -> None:
-    seating = Seating(ConversationCache(layers=1, rows=ROWS))
+    seating = Seating(ConversationCache(ROWS))
     seat(seating, [], [0, 1, 2])
     seating.release([0, 1])
     seat(seating, [], [3, 4, 5])
@@ -61,14 +61,14 @@ def test_who_stands_in_the_way_moves_to_the_nearest_free_row() -> None:
 
 
 def test_who_sits_there_already_stays() -> None:
-    seating = Seating(ConversationCache(layers=1, rows=ROWS))
+    seating = Seating(ConversationCache(ROWS))
     seat(seating, [], [0, 1, 2, 3])
     seat(seating, [3, 1], [])
     assert {identity: talk.row for identity, talk in seating.held.items()} == {0: 3, 1: 1, 2: 2, 3: 0}
 
 
 def test_a_released_row_is_empty() -> None:
-    seating = Seating(ConversationCache(layers=1, rows=ROWS))
+    seating = Seating(ConversationCache(ROWS))
     seat(seating, [], [0, 1])
     seating.release([0, 7])
     assert seating.cache.lengths.tolist() == [0, 2, 0, 0, 0, 0]

@@ -23,17 +23,15 @@ class ConversationCache:
     token reads them in half the time that it takes when they alternate between heads.
 
     Args:
-        layers: number of language layers.
         rows: conversations at most.
 
     Attributes:
         lengths: (rows,) int64 tokens held by each row.
     """
 
-    def __init__(self, layers: int, rows: int) -> None:
+    def __init__(self, rows: int) -> None:
         self.rows = rows
         self.lengths = np.zeros(rows, np.int64)
-        self._layers = layers
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._first = self._count = self._feed = self._end = 0

@@ -460,7 +460,7 @@ class TransformersEngine:
 
     def _forget(self) -> None:
         # New buffers too: how far the old ones have grown must not show in anything.
-        cache = ConversationCache(len(self.policy.network.language.layers), self._rows)
+        cache = ConversationCache(self._rows)
         self._seating = Seating(cache)
         self._reader = Reader(self.policy, cache)
         self._drafts = DraftTree() if self._draft_share is None else DraftTree(share=self._draft_share)
