@@ -27,10 +27,11 @@ from benchmarks.records import keep
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RolloutOptions
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban import SokobanEnv
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerOptions
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.policies.images import PatchReader
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -56,7 +57,7 @@ Rows = list[dict[str, Any]]
 def options() -> TrainOptions:
     """Default options, with a short imitation of random legal moves: replies are well formed, levels stay unsolved."""
     text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    defaults = TrainOptions.model_validate(yaml.safe_load(text)["train_sokoban"])
+    defaults = SOKOBAN.train_config.model_validate(yaml.safe_load(text)["train_sokoban"])
     teacher = defaults.warm_start.teacher.model_copy(update={"name": "random_legal"})
     steps = WARM_START_STEPS
     brief = {"steps": steps, "validate_every": steps, "validation_episodes": 8, "teacher": teacher}
@@ -74,7 +75,7 @@ def rows() -> Rows:
 @pytest.fixture(scope="module")
 def policy(options: TrainOptions, rows: Rows) -> Policy:
     prepare_process(1)
-    made = build_tiny_policy(TinyPolicyOptions(), seed=0)
+    made = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
     imitate_teacher(made, rows, rows[:8], options, seed=0)
     return made
 

@@ -19,7 +19,8 @@ from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
 from geo_sokoban_pipeline.envs.rows import read_rows
-from geo_sokoban_pipeline.pipelines.data_geo3k import create_pipeline
+from geo_sokoban_pipeline.pipelines.data import create_pipeline
+from geo_sokoban_pipeline.tasks import task_of
 
 ROOT = Path(__file__).parents[1]
 ROWS, BAR = 2000, 60.0
@@ -48,7 +49,7 @@ def test_rows_per_second(real_size_rows: Path, tmp_path: Path, task: str, instru
         "instruction": instruction,
     }
     wall, spent = time.perf_counter(), time.process_time()
-    SequentialRunner().run(create_pipeline(task), catalog)
+    SequentialRunner().run(create_pipeline(task_of(task)), catalog)
     wall, spent = time.perf_counter() - wall, time.process_time() - spent
     assert catalog.load(f"{task}.data_report")["problems"] == ROWS
     megabytes = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet")) / 1e6

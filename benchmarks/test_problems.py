@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline.config.geo3k import ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png
 

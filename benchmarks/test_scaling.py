@@ -22,10 +22,11 @@ from benchmarks.tables import PHASES, growth, render_scaling, writing_share
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.scoring import score_groups
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -50,7 +51,7 @@ Costs = dict[str, float]
 def options() -> TrainOptions:
     """Default options, with hardly any validation in the warm start."""
     text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
-    defaults = TrainOptions.model_validate(yaml.safe_load(text)["train_sokoban"])
+    defaults = SOKOBAN.train_config.model_validate(yaml.safe_load(text)["train_sokoban"])
     brief = {"validate_every": defaults.warm_start.steps, "validation_episodes": 8, "play_every": 0}
     warm = defaults.warm_start.model_copy(update=brief)
     return defaults.model_copy(update={"processes": 1, "warm_start": warm})
@@ -67,7 +68,7 @@ def rows() -> Rows:
 @pytest.fixture(scope="module")
 def policy(options: TrainOptions, rows: Rows) -> Policy:
     prepare_process(1)
-    made = build_tiny_policy(TinyPolicyOptions(), seed=0)
+    made = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
     imitate_teacher(made, rows, rows[:8], options, seed=0)
     return made
 

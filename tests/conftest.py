@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.config.grpo import TrainOptions
     from geo_sokoban_pipeline.policies.policy import Policy
+    from task_options import TrainOptions
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,8 +81,8 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_policy() -> Policy:
     """The tiny policy with random weights (seed 0); tests that train it take a deep copy."""
-    from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+    from task_options import TinyPolicyOptions
 
     return build_tiny_policy(TinyPolicyOptions(), seed=0)
 
@@ -90,8 +90,8 @@ def tiny_policy() -> Policy:
 @pytest.fixture(scope="session")
 def sokoban_rows() -> Callable[..., list[dict[str, Any]]]:
     """Factory of prompt rows: `sokoban_rows(count, **data options)`, 6×6 levels with one box by default."""
-    from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
-    from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
+    from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+    from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 
     def make(count: int, **changes: Any) -> list[dict[str, Any]]:
         counts = {"train": count, "validation": 8, "eval": 8}
@@ -106,8 +106,8 @@ def sokoban_rows() -> Callable[..., list[dict[str, Any]]]:
 @pytest.fixture(scope="session")
 def geometry_rows() -> Callable[..., list[dict[str, Any]]]:
     """Factory of prompt rows: `geometry_rows(count, task, **data options)`, tiny generated problems by default."""
-    from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS
-    from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
+    from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
+    from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 
     def make(count: int, task: str = "geo3k", **changes: Any) -> list[dict[str, Any]]:
         counts = {"train": count, "validation": 0, "eval": 0}
@@ -124,7 +124,7 @@ def train_options() -> TrainOptions:
     """Options of `conf/base/parameters/train_sokoban.yml`, in one process."""
     import yaml
 
-    from geo_sokoban_pipeline.config.grpo import TrainOptions
+    from task_options import TrainOptions
 
     text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
     return TrainOptions.model_validate({**yaml.safe_load(text)["train_sokoban"], "processes": 1})

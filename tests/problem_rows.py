@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import RowIds, raw_rows
 
 ALL = {"train": None, "validation": None, "eval": None}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from runs import ROOT

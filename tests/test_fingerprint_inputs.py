@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.config.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.geo3k import data as geometry
 from geo_sokoban_pipeline.envs.sokoban import data as sokoban
 from geo_sokoban_pipeline.runs.fingerprint import (
@@ -33,6 +31,7 @@ from geo_sokoban_pipeline.runs.fingerprint import (
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, loop_fingerprint, run_grpo
 from option_fields import leaves, value_at, with_another_value, with_value
+from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions, TrainOptions
 
 # Fields whose other values are free, and why.
 FREE = {

@@ -11,7 +11,7 @@ from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 from scripts.parameter_docs.page import Leaf, all_sections, unit_of, write_page
 
 from geo_sokoban_pipeline.config.base import parameter_names
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.parameters import ProjectParameters
 
 ROOT = Path(__file__).parents[1]
 NAMES = "scripts/parameter_docs/names.py"

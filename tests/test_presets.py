@@ -9,7 +9,7 @@ import pytest
 from kedro.config import OmegaConfigLoader
 
 from geo_sokoban_pipeline.config.base import validate_parameters
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[1] / "conf"

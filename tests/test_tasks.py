@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.config.project import ProjectParameters
-from geo_sokoban_pipeline.tasks import TASKS, prompt_key, task_of
+from geo_sokoban_pipeline.envs.base import prompt_key
+from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.tasks import TASKS, task_of
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
 def test_every_task_has_its_sections(task):
     fields = ProjectParameters.model_fields
-    assert fields[task.name].annotation is task.data
-    assert fields[task.run].annotation is task.train
-    assert task.train().task == task.name
+    assert fields[task.name].annotation is task.data_config
+    assert fields[task.run].annotation is task.train_config
+    assert task.train_config().task == task.name
     for kind in ("rollout", "update", "evaluate", "control", "check"):
         assert f"{kind}_{task.name}" in fields
 

@@ -74,17 +74,17 @@ def prepare_policy(folder: Path, threads: int) -> None:
     import torch
     from benchmarks.peer.world import CELL_PX, make_rows
 
-    from geo_sokoban_pipeline.config.grpo import TrainOptions
     from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+    from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
     from geo_sokoban_pipeline.policies.policy import save_policy
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
     from geo_sokoban_pipeline.training.sft import imitate_teacher
 
     torch.set_num_threads(threads)
-    policy = build_tiny_policy(TinyPolicyOptions(), seed=0)
+    policy = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
     steps = {"steps": WARM_START_STEPS, "validate_every": WARM_START_STEPS, "validation_episodes": 8}
     env = {"max_actions_per_turn": 1, "cell_px": CELL_PX, "observation_style": "brief"}
-    options = TrainOptions.model_validate(
+    options = SOKOBAN.train_config.model_validate(
         {"warm_start": {**steps, "teacher": {"name": "random_legal"}}, "env": {"args": env}}
     )
     rows = make_rows(512)

@@ -23,6 +23,7 @@ from benchmarks.peer.world import REWARD_ARGS
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
@@ -37,7 +38,7 @@ Rows = list[dict[str, Any]]
 
 def make_options(setting: Setting, reuse_cache: bool = True) -> TrainOptions:
     """The project's options for a setting; what is not named here is the default."""
-    return TrainOptions.model_validate(
+    return SOKOBAN.train_config.model_validate(
         {
             "env": {"factory": "benchmarks.peer.world.build_env", "args": {"turns": setting.turns}},
             "reward": {"args": REWARD_ARGS},

@@ -14,11 +14,11 @@ from benchmarks.peer.world import REWARD_ARGS, FixedLengthEnv, build_env
 from transformers import ProcessorMixin, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from geo_sokoban_pipeline.envs.base import prompt_key
 from geo_sokoban_pipeline.policies.chat import split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 from geo_sokoban_pipeline.rollout.episode import Outcome
-from geo_sokoban_pipeline.tasks import prompt_key
 
 # The policy's own template; results of tools are shown as its user turns, and calls are rendered, which TRL insists on.
 CHAT_TEMPLATE = """\

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.base import Info, Observation
 from geo_sokoban_pipeline.envs.sokoban import Board, SokobanEnv
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 
 REWARD_ARGS = {"aggregate": "sum", "distance_weight": 0.1}
 CELL_PX = 16

@@ -14,9 +14,10 @@ from model import Load, forward_flops
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
+from geo_sokoban_pipeline.envs.sokoban.task import ENV, REWARD
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
@@ -116,8 +117,9 @@ def _play(policy: Policy, work: Work) -> list[Trajectory]:
     limits = RolloutOptions.model_validate({
         "max_turns": work.turns, "max_tokens_per_turn": work.tokens, "max_failed_share": 0.0, "draft_share": None,
     })  # fmt: skip
-    env = EnvOptions(args={"cell_px": 64, "observation_style": "full", "end_when_lost": False})
-    settings = RolloutSettings(env, RewardOptions(), limits, SamplingOptions(temperature=0.8), 0, "sokoban")
+    env = EnvOptions(factory=ENV, args={"cell_px": 64, "observation_style": "full", "end_when_lost": False})
+    reward, sampling = RewardOptions(function=REWARD), SamplingOptions(temperature=0.8)
+    settings = RolloutSettings(env, reward, limits, sampling, 0, "sokoban")
     tasks = [
         EpisodeTask(f"gpu/{number}", rows[number // _GROUP % len(rows)], number // _GROUP, number, number)
         for number in range(work.episodes)

@@ -22,11 +22,13 @@ _MIN_PIXELS, _MAX_PIXELS = 65_536, 16_777_216
 
 SIZES = {
     "2B": TinyPolicyOptions(
+        texts="sokoban",
         hidden=2048, layers=28, heads=16, kv_heads=8, head_dim=128, mlp=6144, vision_hidden=1024, vision_layers=24,
         vision_heads=16, vision_mlp=4096, vision_grid=48, deepstack=(5, 11, 17), initializer_range=0.02,
         min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS,
     ),
     "thin": TinyPolicyOptions(
+        texts="sokoban",
         hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=96, vision_hidden=64, vision_layers=2,
         vision_heads=2, vision_mlp=96, vision_grid=48, deepstack=(0,), initializer_range=0.02,
         min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS,

@@ -166,6 +166,7 @@ UNITS = {
     "tolerance": "difference of numbers",
     "format_weight": "share",
     "max_states": "states",
+    "moves": "moves",
     "tool_share": "share",
 }
 
@@ -273,6 +274,7 @@ ARGUMENTS = {
     "train_sokoban.reward.args.aggregate": "How turn rewards add up: `mean` (slime's rule) or `sum`.",
     "train_sokoban.reward.args.distance_weight": "Worth of each cell by which boxes come nearer to targets.",
     "train_sokoban.warm_start.teacher.args.max_states": "States that the expert `solver` may search per level.",
+    "train_sokoban.warm_start.teacher.args.moves": "Moves of a response at most.",
     f"{_TEACHER}.tool_share": "Share of the demonstrations that call the tool; the others answer at once.",
     f"{_TEACHER}.working": "Write kind of figure, numbers and rule before the answer.",
     f"{_TEACHER}.answer": "Answer of the expert `constant`. None: there is none, which only the others allow.",

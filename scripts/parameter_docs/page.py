@@ -20,20 +20,15 @@ from pydantic.fields import FieldInfo
 from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 
 from geo_sokoban_pipeline.config.base import MOST, Bounds, nested_models
-from geo_sokoban_pipeline.config.geo3k_training import (
-    AnswerEnvOptions,
-    AnswerRewardOptions,
-    FormatRewardOptions,
-    Geo3kEnvOptions,
-    ToleranceRewardOptions,
-)
-from geo_sokoban_pipeline.config.project import ProjectParameters
-from geo_sokoban_pipeline.config.study import StudyDefinition
+from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
+from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.expert import GeometryTeacher
 from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_teacher
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
+from geo_sokoban_pipeline.parameters import ProjectParameters, study_model
+from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, FormatRewardOptions, ToleranceRewardOptions
 from geo_sokoban_pipeline.rewards.sokoban import BOUNDS as REWARD_BOUNDS
 from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward
 
@@ -194,7 +189,7 @@ def all_sections() -> list[tuple[str, list[dict[str, Section]]]]:
         for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")
     ]
     groups.append(("Other commands", stored))
-    studies = [{"": one} for one in (*single["study"], *sections_of(StudyDefinition, "study_*"))]
+    studies = [{"": one} for one in (*single["study"], *sections_of(study_model("default"), "study_*"))]
     groups.append(("Studies", studies))
     return groups
 

@@ -10,22 +10,20 @@ from kedro.pipeline import Pipeline
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """All pipelines of the project; `__default__` trains on Sokoban."""
-    from geo_sokoban_pipeline.pipelines import check, compare, control, data_geo3k, data_sokoban, stored, study, train
-    from geo_sokoban_pipeline.tasks import TASKS
+    """All pipelines of the project, the same for every registered task; `__default__` trains on the default one."""
+    from geo_sokoban_pipeline.pipelines import check, compare, control, data, stored, study, train
+    from geo_sokoban_pipeline.tasks import DEFAULT, TASKS
 
-    geometry = ("geo3k", "geo3k_multi_turn")
-    data = {"sokoban": data_sokoban.create_pipeline(), **{task: data_geo3k.create_pipeline(task) for task in geometry}}
-    named: dict[str, Pipeline] = {f"data_{task}": data[task] for task in TASKS}
+    named: dict[str, Pipeline] = {f"data_{name}": data.create_pipeline(task) for name, task in TASKS.items()}
     for task in TASKS:
         named |= {
-            f"train_{task}": data[task] + train.create_pipeline(task),
-            f"rollout_{task}": data[task] + stored.create_rollout_pipeline(task),
+            f"train_{task}": named[f"data_{task}"] + train.create_pipeline(task),
+            f"rollout_{task}": named[f"data_{task}"] + stored.create_rollout_pipeline(task),
             f"update_{task}": stored.create_update_pipeline(task),
             f"evaluate_{task}": stored.create_evaluate_pipeline(task),
             f"check_{task}": check.create_pipeline(task),
             f"control_{task}": control.create_pipeline(task),
         }
-    named |= {name: study.create_pipeline(name) for name in study.STUDIES}
+    named |= {f"study_{name}": study.create_pipeline(task) for name, task in TASKS.items() if task.studies}
     named["compare"] = compare.create_pipeline()
-    return {**named, "__default__": named["train_sokoban"]}
+    return {**named, "__default__": named[f"train_{DEFAULT}"]}

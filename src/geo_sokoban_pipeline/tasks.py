@@ -1,127 +1,52 @@
-"""Tasks: what the code that serves all of them has to know of each one, as plain data.
+"""The registry of tasks: the one place where a name becomes a `Task`.
 
-Whoever plays, trains, evaluates or reports asks `task_of` and names no task itself. Behaviour that differs lies in the
-layer it belongs to, under the task's `world`.
+Three tasks come with the package. Further ones are named in `conf/base/tasks.yml` of the project, as
+`name: package.module.OBJECT` or `name: path/to/task.py` (whose object is called `TASK`), or by another package under
+the entry point group `geo_sokoban_pipeline.tasks`. Every command reads the registry, so a task's module must be
+light to import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
-from geo_sokoban_pipeline.config.base import StrictModel
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.config.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+import yaml
 
-World = Literal["sokoban", "geometry"]
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 
-
-@dataclass(frozen=True)
-class Words:
-    """What people read.
-
-    Attributes:
-        unit, units: one instance of the task, and several.
-        rate: share of them that a policy gets right.
-        solved, unsolved: state of an episode.
-    """
-
-    unit: str
-    units: str
-    rate: str
-    solved: str
-    unsolved: str
+GROUP = "geo_sokoban_pipeline.tasks"
+FILE = Path("conf/base/tasks.yml")
+DEFAULT = "sokoban"  # task of `kedro run` without a pipeline's name
+_OWN = {
+    "sokoban": "geo_sokoban_pipeline.envs.sokoban.task.SOKOBAN",
+    "geo3k": "geo_sokoban_pipeline.envs.geo3k.task.GEO3K",
+    "geo3k_multi_turn": "geo_sokoban_pipeline.envs.geo3k.task.GEO3K_MULTI_TURN",
+}
 
 
-@dataclass(frozen=True)
-class Task:
-    """One task; its data lie under its name, its pipelines and runs under `<kind>_<name>`.
-
-    Attributes:
-        name: in namespaces, parameters, and the column `task` of trajectories.
-        world: which environment family it belongs to.
-        data: model of the section `<name>` of the parameters.
-        train: model of the section `train_<name>`.
-        difficulty: column of the prompts by which they are drawn, and episodes broken down; null is a difficulty too.
-        ordered: whether a difficulty is a number, a larger one being harder; else it is a mere name.
-        breakdowns: columns of the prompts by which the evaluation breaks episodes down.
-        watched: episode metrics whose mean a rollout reports, as (metric, name).
-        plain_reply: what anybody could answer, to try an environment without a teacher.
-        words: for people.
-    """
-
-    name: str
-    world: World
-    data: type[StrictModel]
-    train: type[TrainOptions]
-    difficulty: str
-    ordered: bool
-    breakdowns: tuple[str, ...]
-    watched: tuple[tuple[str, str], ...]
-    plain_reply: str
-    words: Words
-
-    @property
-    def run(self) -> str:
-        """Namespace of its training runs."""
-        return f"train_{self.name}"
-
-    def difficulty_of(self, row: Mapping[str, Any]) -> Any:
-        """Difficulty of a prompts row; None where it is not known."""
-        return row.get(self.difficulty)
+class TaskError(ValueError):
+    """A registered task that cannot be used; the message names where it is registered."""
 
 
-SOKOBAN = Task(
-    name="sokoban",
-    world="sokoban",
-    data=SokobanDataOptions,
-    train=TrainOptions,
-    difficulty="solution_length",
-    ordered=True,
-    breakdowns=(),
-    watched=(),
-    plain_reply="<answer>Up</answer>",
-    words=Words("level", "levels", "solve rate", "solved", "not solved"),
-)
+class _Tasks(Mapping[str, Task]):
+    """Tasks by name, loaded when they are first asked for."""
 
-_ANSWERED = Words("problem", "problems", "accuracy", "correct", "not correct")
-_BREAKDOWNS = ("family", "answer_form", "difficulty")
+    def __getitem__(self, name: str) -> Task:
+        return _load()[name]
 
-GEO3K = Task(
-    name="geo3k",
-    world="geometry",
-    data=Geo3kDataOptions,
-    train=Geo3kTrainOptions,
-    difficulty="family",
-    ordered=False,
-    breakdowns=_BREAKDOWNS,
-    watched=(("has_answer", "answered"), ("grading_timeout", "grading_timeouts")),
-    plain_reply="\\boxed{60}",
-    words=_ANSWERED,
-)
+    def __iter__(self) -> Iterator[str]:
+        return iter(_load())
 
-GEO3K_MULTI_TURN = Task(
-    name="geo3k_multi_turn",
-    world="geometry",
-    data=Geo3kMultiTurnDataOptions,
-    train=Geo3kMultiTurnTrainOptions,
-    difficulty="family",
-    ordered=False,
-    breakdowns=_BREAKDOWNS,
-    watched=(
-        *GEO3K.watched,
-        ("first_attempt_correct", "first_attempt_rate"),
-        ("tool_calls", "tool_calls/mean"),
-        ("valid_tool_calls", "valid_tool_calls/mean"),
-    ),
-    plain_reply="\\boxed{60}",
-    words=_ANSWERED,
-)
+    def __len__(self) -> int:
+        return len(_load())
 
-TASKS = {task.name: task for task in (SOKOBAN, GEO3K, GEO3K_MULTI_TURN)}
+
+TASKS: Mapping[str, Task] = _Tasks()
 
 
 def task_of(name: str) -> Task:
@@ -135,16 +60,55 @@ def task_of(name: str) -> Task:
     return TASKS[name]
 
 
-def prompt_key(row: Mapping[str, Any]) -> str:
-    """What an episode is known by across runs: the content hash of its level or problem, else the id of its row."""
-    return str(row.get("level_hash") or row.get("problem_hash") or row["id"])
-
-
 def difficulty_text(task: str, row: Mapping[str, Any]) -> str | None:
     """Difficulty of a prompts row as the trajectories keep it; None where it, or the task, is not known.
 
-    A text serves every task: the family of a problem is a name, and the length of a level is a number that the column
-    `optimal_steps` holds as such.
+    A text serves every task: it may be a name, or a number that a column of its own holds as such.
     """
     value = TASKS[task].difficulty_of(row) if task in TASKS else None
     return None if value is None else str(value)
+
+
+@cache
+def _load() -> dict[str, Task]:
+    named = {name: (spec, "the package") for name, spec in _OWN.items()}
+    further = [
+        (point.name, point.value.replace(":", "."), f"entry point {GROUP}") for point in entry_points(group=GROUP)
+    ]
+    file = _find_file()
+    if file is not None:
+        further += [(name, _from_project(str(spec), file), str(file)) for name, spec in _read(file).items()]
+    for name, spec, where in further:
+        if name in named:
+            raise TaskError(f"{where}: {name}: there is a task of that name already, from {named[name][1]}")
+        named[name] = (spec, where)
+    return {name: _load_one(name, spec, where) for name, (spec, where) in named.items()}
+
+
+def _load_one(name: str, spec: str, where: str) -> Task:
+    try:
+        task: Task = load_object(spec, default_name="TASK")
+    except PluginError as error:
+        raise TaskError(f"{where}: {name}: {error}") from error
+    if getattr(task, "name", None) != name:
+        raise TaskError(f"{where}: {name}: {spec} is a task named {getattr(task, 'name', None)!r}; give both one name")
+    return task
+
+
+def _find_file() -> Path | None:
+    """`conf/base/tasks.yml` of the project that the working directory lies in."""
+    here = Path.cwd()
+    return next((folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()), None)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    found = yaml.safe_load(file.read_text()) or {}
+    if not isinstance(found, dict):
+        raise TaskError(f"{file}: must hold lines `name: package.module.OBJECT` or `name: path/to/task.py`")
+    return found
+
+
+def _from_project(spec: str, file: Path) -> str:
+    """A file's path is relative to the project."""
+    path, colon, name = spec.partition(":")
+    return f"{file.parents[2] / path}{colon}{name}" if path.endswith(".py") else spec

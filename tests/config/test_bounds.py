@@ -12,17 +12,13 @@ import pytest
 from pydantic import BaseModel
 
 from geo_sokoban_pipeline.config import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.geo3k_training import (
-    AnswerRewardOptions,
-    FormatRewardOptions,
-    Geo3kEnvOptions,
-    ToleranceRewardOptions,
-)
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.sokoban import MoveRewards, SokobanEnv
 from geo_sokoban_pipeline.envs.sokoban import env as sokoban_arguments
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.rewards import sokoban as sokoban_rewards
+from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, FormatRewardOptions, ToleranceRewardOptions
 
 MODELS = (ProjectParameters, Geo3kEnvOptions, AnswerRewardOptions, ToleranceRewardOptions, FormatRewardOptions)
 # What stands above a number whose section needs it, so that only the number itself is judged.

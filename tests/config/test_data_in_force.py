@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.envs.geo3k.sources import HubReader, open_source
+from geo_sokoban_pipeline.envs.geo3k import data_steps as problem_nodes
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.sources import open_source
 from geo_sokoban_pipeline.envs.images import png_data_uri, read_data_uri
+from geo_sokoban_pipeline.envs.rows import HubReader
+from geo_sokoban_pipeline.envs.sokoban import data_steps as level_nodes
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.sources import Reading, read_source
-from geo_sokoban_pipeline.pipelines.data_geo3k import nodes as problem_nodes
-from geo_sokoban_pipeline.pipelines.data_sokoban import nodes as level_nodes
-from geo_sokoban_pipeline.pipelines.tables import hub_rows
+from geo_sokoban_pipeline.pipelines.tables import hub_reader, hub_rows
 from option_fields import leaves
 from problem_rows import drawing, image_file, source_row, uri, write_uris
 
@@ -434,7 +435,9 @@ def _problem_hub(folder: Path, patch: pytest.MonkeyPatch) -> None:
     for streaming in (False, True):
         given = {"source": "hub", "counts": ALL, "hub": hub | {"validation": "v", "streaming": streaming}}
         options = Geo3kDataOptions.model_validate(given).model_dump(mode="json")
-        asked = _asked_of_the_hub(patch, lambda options=options: problem_nodes.read_problems(options, "geo3k"))
+        asked = _asked_of_the_hub(
+            patch, lambda options=options: problem_nodes.read_problems(options, "geo3k", hub_reader("geo3k"))
+        )
         assert asked[0] == (("somebody/problems",), {"revision": "abc", "split": "t", "streaming": streaming})
 
 

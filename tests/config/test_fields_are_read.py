@@ -20,11 +20,11 @@ SOURCES = Path(geo_sokoban_pipeline.__file__).parent
 WATCHERS = ("runs/fingerprint.py", "preflight/")
 # Fields whose reading has no name in the code: (model, field or * for all) → (file, what stands there).
 ELSEWHERE = {
-    ("GradingOptions", "preset"): ("config/geo3k_training.py", 'given.get("preset")'),
+    ("GradingOptions", "preset"): ("rewards/geo3k.py", 'given.get("preset")'),
     ("BarOptions", "*"): ("studies/results.py", "bar.model_dump("),
     ("SamplingOverrides", "*"): ("config/grpo.py", "self.evaluation.sampling.model_dump("),
     ("CheckPipelineOptions", "imitation_steps"): ("preflight/resources.py", ".imitation_steps"),
-    ("CheckPipelineOptions", "rows"): ("preflight/levels.py", "settings.rows"),
+    ("CheckPipelineOptions", "rows"): ("preflight/flight.py", "settings.rows"),
     ("CheckPipelineOptions", "network_timeout"): ("preflight/flight.py", "settings.network_timeout"),
     ("CheckPipelineOptions", "memory_share"): ("preflight/flight.py", "settings.memory_share"),
     ("HubOptions", "revision"): ("pipelines/tables.py", "revision=options.revision"),  # a protocol of such options

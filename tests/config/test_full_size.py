@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.config.launcher_env import (
     sokoban_file,
     unknown_variables,
 )
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.hooks.parameters import check_parameters
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
 from geo_sokoban_pipeline.tasks import TASKS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.parameters import ProjectParameters
 
 
 def test_only_the_instruction_differs_between_the_tasks():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 import yaml
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.tasks import TASKS
+from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions, TrainOptions
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -51,7 +51,6 @@ def test_a_section_in_part_keeps_geometrys_own():
             {"rollout": {"max_turns": 5}},
             "env.args.max_turns=3: differs from rollout.max_turns=5",
         ),
-        (TrainOptions, {"evaluation": {"shuffled_images": True}}, "evaluation.shuffled_images=true: unknown name"),
     ],
 )
 def test_what_is_refused(model, given, message):
@@ -60,21 +59,25 @@ def test_what_is_refused(model, given, message):
     assert message in str(error.value)
 
 
-def test_fields_that_geometry_needs_are_not_in_what_sokoban_stores():
-    """Fingerprints and records of stored runs hold these values; a further one would be a difference."""
-    stored = TrainOptions().model_dump(mode="json")
-    assert "texts" not in stored["policy"]["tiny"]
-    assert "args" not in stored["warm_start"]["teacher"]
-    given = TrainOptions.model_validate({"warm_start": {"teacher": {"args": {"a": 1}}}}).model_dump(mode="json")
-    assert given["warm_start"]["teacher"]["args"] == {"a": 1}
-    assert Geo3kTrainOptions().model_dump(mode="json")["policy"]["tiny"]["texts"] == "geo3k"
+def test_each_task_has_words_of_its_own():
+    assert TrainOptions().policy.tiny.texts == "sokoban"
+    assert Geo3kTrainOptions().policy.tiny.texts == Geo3kMultiTurnTrainOptions().policy.tiny.texts == "geo3k"
+
+
+def test_options_with_a_tasks_defaults_are_sent_to_other_processes_as_plain_ones():
+    """A process that was started anew has no class of that name."""
+    given = Geo3kMultiTurnTrainOptions.model_validate({"warm_start": {"teacher": {"args": {"a": 1}}}})
+    sent = pickle.loads(pickle.dumps(given))
+    assert type(sent).__module__ == "geo_sokoban_pipeline.config.grpo"
+    assert sent.model_dump() == given.model_dump()
 
 
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
 @pytest.mark.parametrize("env", ["base", "test"])
 def test_conf_is_valid(task, env):
     text = (CONF / env / "parameters" / f"train_{task}.yml").read_text(encoding="utf-8")
-    options = validate_parameters(yaml.safe_load(text)[f"train_{task}"], TASKS[task].train, prefix=f"train_{task}")
+    given = yaml.safe_load(text)[f"train_{task}"]
+    options = validate_parameters(given, TASKS[task].train_config, prefix=f"train_{task}")
     assert options.task == task
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.config import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.parameters import ProjectParameters
 
 
 @pytest.mark.parametrize(("given", "run_id"), [("seed2", "seed2"), (2, "2"), (1.5, "1.5"), ("a.b-c_d", "a.b-c_d")])

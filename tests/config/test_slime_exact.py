@@ -9,10 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from geo_sokoban_pipeline.config import validate_parameters
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions, Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.config.geo3k_training import AnswerEnvOptions, AnswerRewardOptions, GradingOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, Geo3kMultiTurnDataOptions
 from geo_sokoban_pipeline.envs.geo3k.env import build_env
+from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, GradingOptions
 
 CONF = Path(__file__).parents[2] / "conf"
 

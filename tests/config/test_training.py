@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
+from task_options import TrainOptions
 
 
 def test_evaluation_inherits_the_sampling_of_the_rollout() -> None:

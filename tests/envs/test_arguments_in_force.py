@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.geo3k_training import (
-    AnswerEnvOptions,
-    AnswerRewardOptions,
-    FormatRewardOptions,
-    Geo3kEnvOptions,
-    ToleranceRewardOptions,
-)
 from geo_sokoban_pipeline.envs.geo3k import answer_env
 from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
+from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.sokoban.board import Board, MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env
-from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
+from geo_sokoban_pipeline.rewards.geo3k import (
+    AnswerRewardOptions,
+    FormatRewardOptions,
+    ToleranceRewardOptions,
+    format_reward,
+    math_reward,
+    tolerance_reward,
+)
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward, sokoban_reward
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 

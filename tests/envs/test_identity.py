@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from geo_sokoban_pipeline.config.base import parameter_names
-from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 
 MODELS: dict[str, type[BaseModel]] = {"sokoban": SokobanDataOptions, **DATA_OPTIONS}
 COUNTS = {"train": 9, "validation": 9, "eval": 9}
@@ -154,8 +154,8 @@ def test_names_can_be_read(task, options, name):
 def test_ids_are_equal_in_every_process():
     script = (
         "from geo_sokoban_pipeline.envs.data_identity import identify_data\n"
-        "from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions\n"
-        "from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions\nimport sys\n"
+        "from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions\n"
+        "from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions\nimport sys\n"
         "print(identify_data('sokoban', SokobanDataOptions()).id, identify_data('geo3k', Geo3kDataOptions()).id)\n"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow', 'pandas'} & set(sys.modules)))"
     )

@@ -9,17 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.config.geo3k_training import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
-from geo_sokoban_pipeline.evaluation.answers import (
+from geo_sokoban_pipeline.envs.geo3k.evaluation import (
     AnswerRecord,
-    answer_disguises,
-    answer_numbers,
     record_answer,
-    shuffle_pictures,
-    summarise_answers,
 )
+from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
+from geo_sokoban_pipeline.envs.metrics import Ending, wilson_interval
 from geo_sokoban_pipeline.evaluation.baselines import play_baselines
-from geo_sokoban_pipeline.evaluation.metrics import Ending, wilson_interval
+from geo_sokoban_pipeline.evaluation.rollouts import summary_row
+from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
+from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
+
+answer_numbers = GEO3K.validation_numbers
+
+
+def summarise_answers(records: Any, policy: str = "final", mode: str = "sampled") -> dict[str, Any]:
+    return summary_row(GEO3K, records, policy=policy, mode=mode)
+
 
 ROW = {
     "id": "p",
@@ -185,8 +191,8 @@ def test_breakdowns_add_up_and_every_number_is_json(records):
 def test_pictures_are_those_of_other_problems():
     rows = [{"id": n, "prompt": f"q{n}", "images": [f"one{n}"], "answer": str(n)} for n in range(6)]
     rows += [{"id": 6, "images": ["x", "y"]}, {"id": 7, "images": ["v", "w"]}, {"id": 8, "images": None}]
-    shown = shuffle_pictures(rows, 0)
-    assert shown == shuffle_pictures(rows, 0) != shuffle_pictures(rows, 1)
+    shown = shuffle_images(rows, 0)
+    assert shown == shuffle_images(rows, 0) != shuffle_images(rows, 1)
     for before, after in zip(rows, shown, strict=True):
         assert {**before, "images": None} == {**after, "images": None}
         assert len(before["images"] or []) == len(after["images"] or [])
@@ -198,11 +204,12 @@ def test_pictures_are_those_of_other_problems():
 def test_disguises_that_were_asked_for():
     def names(**evaluation: Any) -> list[str]:
         options = Geo3kTrainOptions.model_validate({"evaluation": evaluation})
-        return [disguise.suffix for disguise in answer_disguises([{"id": 1, "images": []}], options, 0)]
+        return [ablation.suffix for ablation in image_ablations([{"id": 1, "images": ["i"]}], options, 0)]
 
     assert names() == ["_blank", "_shuffled"]
     assert names(blank_images=False) == ["_shuffled"]
     assert names(shuffled_images=False, blank_images=False) == []
+    assert image_ablations([{"id": 1, "images": []}], Geo3kTrainOptions(), 0) == []  # nothing to hide
 
 
 @pytest.mark.parametrize("model", [Geo3kTrainOptions, Geo3kMultiTurnTrainOptions])

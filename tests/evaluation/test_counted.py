@@ -21,13 +21,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.config.geo3k_training import (
-    Geo3kMultiTurnTrainOptions,
-    Geo3kTrainOptions,
-    GeometryEvaluationOptions,
-)
-from geo_sokoban_pipeline.config.grpo import EvaluationOptions, TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.grpo import EvaluationOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.images import read_data_uri
@@ -46,6 +40,13 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from option_fields import leaves
+from task_options import (
+    Geo3kMultiTurnTrainOptions,
+    Geo3kTrainOptions,
+    GeometryEvaluationOptions,
+    TeacherOptions,
+    TrainOptions,
+)
 
 MAX_BYTES, MAX_PIXELS = 1 << 24, 1 << 24
 LIMITED = "!"  # before a reply that ends at the limit of tokens

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.evaluation.metrics import wilson_interval
+from geo_sokoban_pipeline.envs.metrics import wilson_interval
 
 
 @pytest.mark.parametrize(

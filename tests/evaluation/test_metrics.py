@@ -8,15 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.evaluation.metrics import EpisodeRecord, response_metrics, summarise_episodes, wilson_interval
+from geo_sokoban_pipeline.envs.metrics import wilson_interval
+from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.evaluation.metrics import response_metrics
+from geo_sokoban_pipeline.evaluation.rollouts import summary_row
+
+
+def summarise_episodes(records, policy="final", mode="sampled"):
+    return summary_row(SOKOBAN, records, policy=policy, mode=mode)
+
+
+def level_record(prompt_id, success, ret, steps, optimal_steps, turns, invalid_turns):
+    return LevelRecord(prompt_id, success, ret, turns, invalid_turns, steps, optimal_steps)
+
 
 RECORDS = [
-    EpisodeRecord("a", True, 7.0, 3, 3, 3, 0),
-    EpisodeRecord("a", False, -0.5, 10, 3, 10, 4),
-    EpisodeRecord("b", True, 6.0, 6, 4, 6, 0),
-    EpisodeRecord("b", True, None, 4, 4, 1, 0),
-    EpisodeRecord("c", True, 5.5, 9, None, 9, 1),  # the solver hit its limit
-    EpisodeRecord("c", False, None, None, None, 0, 0),  # failed before its first turn
+    level_record("a", True, 7.0, 3, 3, 3, 0),
+    level_record("a", False, -0.5, 10, 3, 10, 4),
+    level_record("b", True, 6.0, 6, 4, 6, 0),
+    level_record("b", True, None, 4, 4, 1, 0),
+    level_record("c", True, 5.5, 9, None, 9, 1),  # the solver hit its limit
+    level_record("c", False, None, None, None, 0, 0),  # failed before its first turn
 ]
 
 
@@ -57,7 +70,7 @@ def test_one_episode_per_prompt_has_no_pass_at_k():
 
 
 EPISODES = st.builds(
-    EpisodeRecord,
+    LevelRecord,
     prompt_id=st.sampled_from("abcd"),
     success=st.booleans(),
     ret=st.none() | st.floats(-5, 10),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.evaluation.metrics import mean_pass_at_k, pass_at_k, powers_of_two
+from geo_sokoban_pipeline.envs.metrics import mean_pass_at_k, pass_at_k, powers_of_two
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
-from geo_sokoban_pipeline.evaluation.baselines import describe_teacher, is_baseline, patient_teacher, play_baseline
+from geo_sokoban_pipeline.envs.sokoban.task import BASELINES, SOKOBAN
+from geo_sokoban_pipeline.evaluation.baselines import play_baseline
 from geo_sokoban_pipeline.evaluation.rollouts import blank_image
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -17,6 +16,7 @@ from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.runs.policy_folder import write_policy
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+from task_options import TeacherOptions, TrainOptions
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,10 @@ def test_the_teacher_plays_as_it_demonstrates(rows: Any, train_options: TrainOpt
     ],
 )
 def test_name_of_the_teacher(teacher: dict[str, Any], label: str, repeated: bool) -> None:
-    options = TeacherOptions.model_validate(teacher)
-    assert (describe_teacher(options), is_baseline(options)) == (label, repeated)
+    """An expert that plays exactly as a baseline does gets no row of its own."""
+    options = TrainOptions.model_validate({"warm_start": {"teacher": {"patience": None, **teacher}}})
+    own = [name for name in SOKOBAN.baselines(options, []) if name not in BASELINES]
+    assert own == ([] if repeated else [label])
 
 
 @pytest.mark.parametrize(
@@ -116,13 +118,19 @@ def test_name_of_the_teacher(teacher: dict[str, Any], label: str, repeated: bool
     ],
 )
 def test_who_plays_without_giving_up(teacher: dict[str, Any], patient: dict[str, Any] | None) -> None:
-    expected = None if patient is None else TeacherOptions.model_validate(patient)
-    assert patient_teacher(TeacherOptions.model_validate(teacher)) == expected
+    found = patient_of(teacher)
+    assert (found and {name: getattr(found, name) for name in patient or ()}) == patient
+
+
+def patient_of(teacher: dict[str, Any]) -> Any:
+    """The baseline that plays as the expert does and never gives up."""
+    agents = SOKOBAN.baselines(TrainOptions.model_validate({"warm_start": {"teacher": teacher}}), [])
+    return next((agent for name, agent in agents.items() if name.endswith(", never gives up")), None)
 
 
 def test_who_never_gives_up_plays_on(rows: Any, train_options: TrainOptions) -> None:
     impatient = TeacherOptions(name="direct", patience=1)
-    patient = patient_teacher(impatient)
+    patient = patient_of({"name": "direct", "patience": 1})
     assert patient is not None
     turns = [sum(r.turns for r in play_baseline(who, rows, train_options, seed=0)) for who in (impatient, patient)]
     assert turns[0] < turns[1]
@@ -131,7 +139,7 @@ def test_who_never_gives_up_plays_on(rows: Any, train_options: TrainOptions) -> 
 def test_solver_gives_up_beyond_its_states(rows: Any, train_options: TrainOptions) -> None:
     few = train_options.evaluation.model_copy(update={"solver_states": 1})
     options = train_options.model_copy(update={"evaluation": few})
-    records = play_baseline(TeacherOptions(name="solver"), rows, options, seed=0)
+    records = play_baseline(SOKOBAN.baselines(options, [])["solver"], rows, options, seed=0)
     assert not all(record.success for record in records)
 
 

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from geo_sokoban_pipeline.config.base import validate_parameters
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, _announce, _Run, write_result
 from geo_sokoban_pipeline.runs.folders import RunFolders
+from task_options import TrainOptions
 
 
 def row(policy, mode, rate, low=None, high=None):

@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 import pytest
 from kedro.framework.project import configure_project
 
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.hooks import tracking
 from geo_sokoban_pipeline.hooks.tracking import (
     NOTE,
@@ -22,6 +21,7 @@ from geo_sokoban_pipeline.hooks.tracking import (
     parameters_of,
     points_of,
 )
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.lock import RunLock
 

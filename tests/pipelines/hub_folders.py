@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import instruct
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
+from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 
 _TRAIN_ROWS = 45  # of the 69 real ones
 

@@ -78,14 +78,14 @@ def test_a_policy_of_the_hub_that_is_not_here_yet(project, monkeypatch):
     """Its configuration is in a cache; nobody answers at the hub."""
     import huggingface_hub.constants
 
-    from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
     from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
+    from task_options import TinyPolicyOptions
 
     cache = project.root / "cache"
     repository = cache / "models--someone--tiny"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
-    build_config(TinyPolicyOptions(), build_tokenizer(384)).save_pretrained(repository / "snapshots" / "abc")
+    build_config(TinyPolicyOptions(), build_tokenizer(384, "sokoban")).save_pretrained(repository / "snapshots" / "abc")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -18,15 +18,16 @@ from kedro.runner import SequentialRunner
 from PIL import Image
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS
 from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
+from geo_sokoban_pipeline.envs.geo3k.data_steps import as_options
 from geo_sokoban_pipeline.envs.geo3k.figures import ProblemsExhaustedError
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.envs.rows import read_rows
-from geo_sokoban_pipeline.pipelines.data_geo3k import create_pipeline
-from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import as_options
+from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.pipelines.tables import SourceUnavailableError
+from geo_sokoban_pipeline.tasks import task_of
 from problem_rows import ALL, source_row, uri, write_bytes, write_uris
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def catalog_config(folder, task, parameters):
 def run(folder, parameters, task="geo3k"):
     catalog = DataCatalog.from_config(catalog_config(folder, task, parameters))
     catalog[f"params:{task}"] = parameters
-    SequentialRunner().run(create_pipeline(task), catalog)
+    SequentialRunner().run(create_pipeline(task_of(task)), catalog)
     return catalog
 
 
@@ -75,7 +76,7 @@ def parameters_of(task, *environments):
 
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
 def test_names_and_namespace(task):
-    pipeline = create_pipeline(task)
+    pipeline = create_pipeline(task_of(task))
     assert pipeline.inputs() == {f"params:{task}"}
     names = {f"{task}.{name}" for name in (*TABLES, "raw_problems", "rejected", "problem_index", "data_report")}
     assert pipeline.all_outputs() == names
@@ -357,7 +358,8 @@ def test_the_hub_says_what_is_missing(tmp_path, offline_hub):
 
 def test_building_the_pipeline_imports_nothing_heavy():
     script = (
-        "import sys\nfrom geo_sokoban_pipeline.pipelines.data_geo3k import create_pipeline\ncreate_pipeline('geo3k')\n"
+        "import sys\nfrom geo_sokoban_pipeline.pipelines.data import create_pipeline\n"
+        "from geo_sokoban_pipeline.tasks import TASKS\ncreate_pipeline(TASKS['geo3k'])\n"
         "heavy = {'torch', 'transformers', 'datasets', 'mlflow', 'plotly', 'pandas', 'pyarrow', 'sympy', 'PIL'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -15,12 +15,13 @@ from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.envs.rows import read_rows
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS
-from geo_sokoban_pipeline.pipelines.data_sokoban import create_pipeline
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import as_options, unique_ids
+from geo_sokoban_pipeline.envs.sokoban.data_steps import as_options, unique_ids
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.pipelines.tables import SourceUnavailableError, hub_rows
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def catalog_config(folder, parameters):
 def run(folder, parameters):
     catalog = DataCatalog.from_config(catalog_config(folder, parameters))
     catalog["params:sokoban"] = parameters
-    SequentialRunner().run(create_pipeline(), catalog)
+    SequentialRunner().run(create_pipeline(SOKOBAN), catalog)
     return catalog
 
 
@@ -65,7 +66,7 @@ def parameters_of(*environments):
 
 
 def test_names_and_namespace():
-    pipeline = create_pipeline()
+    pipeline = create_pipeline(SOKOBAN)
     assert pipeline.inputs() == {"params:sokoban"}
     assert {*PROMPT_TABLES, "sokoban.raw_levels", "sokoban.rejected", "sokoban.data_report"} <= pipeline.all_outputs()
 
@@ -243,7 +244,8 @@ def test_unique_ids():
 
 def test_building_the_pipeline_imports_nothing_heavy():
     script = (
-        "import sys\nfrom geo_sokoban_pipeline.pipelines.data_sokoban import create_pipeline\ncreate_pipeline()\n"
+        "import sys\nfrom geo_sokoban_pipeline.pipelines.data import create_pipeline\n"
+        "from geo_sokoban_pipeline.tasks import TASKS\ncreate_pipeline(TASKS['sokoban'])\n"
         "heavy = {'torch', 'transformers', 'datasets', 'mlflow', 'plotly', 'pandas', 'pyarrow'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.evaluation.audit import audit_files
 from geo_sokoban_pipeline.hooks.tracking import NOTE
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from runs import assert_same_run, read_run
+from task_options import TinyPolicyOptions
 
 pytestmark = pytest.mark.slow
 

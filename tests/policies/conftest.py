@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from task_options import TinyPolicyOptions
 
 
 @pytest.fixture(scope="package")

@@ -28,7 +28,7 @@ else (message.content | selectattr('type', 'equalto', 'text') | map(attribute='t
 
 @pytest.fixture(scope="module")
 def tiny():
-    return ChatCodec(build_tokenizer(), merge_size=2)
+    return ChatCodec(build_tokenizer(texts="sokoban"), merge_size=2)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_deltas_add_up_to_the_full_rendering(tiny, texts, pictures):
 
 
 def test_a_template_that_rewrites_history_shifts_nothing(tiny):
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(texts="sokoban")
     tokenizer.chat_template = REWRITING
     codec = ChatCodec(tokenizer, merge_size=2)
     prompt = codec.encode_prompt([user("P")], [])
@@ -166,7 +166,7 @@ def test_replies_lose_their_end_token_alone(codec):
 
 
 def test_hashes_tell_tokenizers_and_templates_apart(tiny):
-    tokenizer = build_tokenizer(300)
+    tokenizer = build_tokenizer(300, "sokoban")
     other = ChatCodec(tokenizer, 2).hashes()
     assert other["tokenizer"] != tiny.hashes()["tokenizer"]
     assert other["template"] == tiny.hashes()["template"]

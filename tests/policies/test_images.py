@@ -12,7 +12,7 @@ from PIL import Image
 
 from geo_sokoban_pipeline.envs.images import encode_png
 from geo_sokoban_pipeline.envs.sokoban import Board
-from geo_sokoban_pipeline.envs.sokoban.render import render, render_observation
+from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_observation
 from geo_sokoban_pipeline.policies import images
 from geo_sokoban_pipeline.policies.images import PatchReader, build_image_processor, load_image_processor
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from geo_sokoban_pipeline.config.geo3k_training import GeometryTinyOptions
-from geo_sokoban_pipeline.config.policy import PolicyOptions, TinyPolicyOptions
 from geo_sokoban_pipeline.policies import preparing
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, save_policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from option_fields import leaves
+from task_options import GeometryTinyOptions, PolicyOptions, TinyPolicyOptions
 
 SMALL = {"hidden": 16, "heads": 2, "kv_heads": 2, "head_dim": 8, "mlp": 16, "layers": 2, "vision_hidden": 16}
 SMALL |= {"vision_heads": 2, "vision_mlp": 16}

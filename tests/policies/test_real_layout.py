@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from policies.library import library_log_probs
 from policies.thin import VOCABULARY, write_thin_policy
+from task_options import EnvOptions, RewardOptions
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from policies.library import library_inputs, read_noise
+from task_options import TinyPolicyOptions
 
 
 def weights(policy):

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.policies.tiny import MARKUP_TOKENS, QWEN_SPECIAL_TOKENS, build_tokenizer
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.policies.tiny import QWEN_SPECIAL_TOKENS, build_tokenizer
 
-TOKENIZER = build_tokenizer()
+TOKENIZER = build_tokenizer(texts="sokoban")
 MOVES = ["Up", "Down", "Left", "Right", "up", "down", "left", "right"]
 
 
@@ -26,7 +27,7 @@ def test_a_move_reply_is_four_tokens(move):
     assert TOKENIZER.convert_ids_to_tokens(ids) == ["<answer>", move, "</answer>", "<|im_end|>"]
 
 
-@pytest.mark.parametrize("token", [*QWEN_SPECIAL_TOKENS, *MARKUP_TOKENS])
+@pytest.mark.parametrize("token", [*QWEN_SPECIAL_TOKENS, *SOKOBAN.vocabulary.markup])
 def test_special_and_markup_tokens_are_whole(token):
     assert encode(f"a{token}b")[1:-1] == [TOKENIZER.convert_tokens_to_ids(token)]
 
@@ -40,8 +41,8 @@ def test_only_qwen_specials_are_special():
 
 def test_size_and_bytes():
     # 384 BPE entries, 14 special tokens, 6 of markup; all bytes are among them, so no text is unknown.
-    assert len(TOKENIZER) == 384 + len(QWEN_SPECIAL_TOKENS) + len(MARKUP_TOKENS)
-    assert len(build_tokenizer(300)) == 300 + len(QWEN_SPECIAL_TOKENS) + len(MARKUP_TOKENS)
+    assert len(TOKENIZER) == 384 + len(QWEN_SPECIAL_TOKENS) + len(SOKOBAN.vocabulary.markup)
+    assert len(build_tokenizer(300, "sokoban")) == 300 + len(QWEN_SPECIAL_TOKENS) + len(SOKOBAN.vocabulary.markup)
     assert TOKENIZER.unk_token_id not in encode("日本 🙂 \x00 ñ")
 
 
@@ -59,7 +60,7 @@ def test_text_survives_the_round_trip(text):
 SCRIPT = """
 import hashlib
 from geo_sokoban_pipeline.policies.tiny import build_tokenizer
-print(hashlib.sha256(build_tokenizer().backend_tokenizer.to_str().encode()).hexdigest())
+print(hashlib.sha256(build_tokenizer(texts="sokoban").backend_tokenizer.to_str().encode()).hexdigest())
 """
 
 
@@ -67,7 +68,7 @@ print(hashlib.sha256(build_tokenizer().backend_tokenizer.to_str().encode()).hexd
 def test_same_vocabulary_under_any_hash_seed(seed):
     env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, check=True)
-    here = hashlib.sha256(build_tokenizer().backend_tokenizer.to_str().encode()).hexdigest()
+    here = hashlib.sha256(build_tokenizer(texts="sokoban").backend_tokenizer.to_str().encode()).hexdigest()
     assert done.stdout.strip() == here
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
+from task_options import PolicyOptions
 
 # Every number that a test here expects; neither the recipe of conf/ nor a default of the options may change one.
 BASE: dict[str, Any] = {

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.policy import PolicyOptions
+from geo_sokoban_pipeline.envs.inspection import guard
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.preflight.checks import guard
 from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.preflight.model import inspect_model
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, play_one
+from task_options import PolicyOptions
 
 RUN = "train_sokoban"
 FILES = {

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from geo_sokoban_pipeline.config.project import ProjectParameters
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.first_checks import check_starting_policy
 from geo_sokoban_pipeline.preflight.stored import check_stored_run, stages
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError

@@ -9,12 +9,13 @@ import sys
 import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.inspection import sample_problems
 from geo_sokoban_pipeline.envs.sokoban import Board, solve
+from geo_sokoban_pipeline.envs.sokoban.inspection import sample_level
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts, look_first
-from geo_sokoban_pipeline.preflight.own_code import sample_level, try_own_code
-from geo_sokoban_pipeline.preflight.problems import sample_problems
+from geo_sokoban_pipeline.preflight.own_code import try_own_code
 
 RUN = "train_sokoban"
 ALONE = {"threads": 1, "grpo": {"credit": "episode"}}
@@ -150,7 +151,7 @@ def test_what_it_looks_at_imports_nothing_heavy(tmp_path):
     """The checks come before every command: they may load no library that takes seconds."""
     script = (
         "import sys\nfrom pathlib import Path\nimport geo_sokoban_pipeline.settings\n"
-        "from geo_sokoban_pipeline.config.project import ProjectParameters\n"
+        "from geo_sokoban_pipeline.parameters import ProjectParameters\n"
         "parameters = ProjectParameters()\n"
         "from geo_sokoban_pipeline.preflight.first_checks import look_first\n"
         "for kind in ('train', 'rollout', 'update', 'evaluate', 'control'):\n"

@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from geo_sokoban_pipeline.datasets.tables import FrameDataset
+from geo_sokoban_pipeline.envs.inspection import guard
 from geo_sokoban_pipeline.envs.sokoban import generate_levels
-from geo_sokoban_pipeline.envs.sokoban.sources import read_source
-from geo_sokoban_pipeline.pipelines.data_sokoban.nodes import make_prompts, read_levels
-from geo_sokoban_pipeline.preflight.checks import guard
-from geo_sokoban_pipeline.preflight.levels import (
+from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
+from geo_sokoban_pipeline.envs.sokoban.inspection import (
     check_stored_prompts,
     check_yields,
     expected_counts,
     sample_levels,
     sample_prompts,
 )
+from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 
 LEVEL = "#####\n#@$.#\n#####\n"
 

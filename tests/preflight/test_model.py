@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.preflight.checks import guard
+from geo_sokoban_pipeline.envs.inspection import guard
 from geo_sokoban_pipeline.preflight.model import check_folder, inspect_model
+from task_options import PolicyOptions
 
 
 def shard_weights(folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 
 RUN = "train_sokoban"

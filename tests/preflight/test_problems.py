@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import PROMPTS
-from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
-from geo_sokoban_pipeline.preflight.checks import Subject, guard
-from geo_sokoban_pipeline.preflight.first_checks import check_plugins
-from geo_sokoban_pipeline.preflight.problems import (
+from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
+from geo_sokoban_pipeline.envs.geo3k.inspection import (
     check_counts_drawn,
     check_stored_prompts,
     inspect_problems,
     sample_problems,
 )
+from geo_sokoban_pipeline.envs.inspection import DataSample, guard
+from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.preflight.checks import Subject
+from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.runs.row_stream import write_rows
 from problem_rows import source_row, write_uris
 
@@ -35,6 +36,10 @@ def subject(root: Path, task: str = "geo3k", **sections: Any) -> Subject:
     return Subject(task, ProjectParameters.model_validate(given), root)
 
 
+def inspect(looked: Subject, stored: Path) -> DataSample:
+    return inspect_problems(looked.data, looked.task, looked.settings.rows, None, stored)
+
+
 def write_prompts(folder: Path, options: Geo3kDataOptions) -> None:
     raw = read_problems(options, "geo3k")
     index, _ = check_problems(raw, options, "geo3k")
@@ -46,7 +51,7 @@ def write_prompts(folder: Path, options: Geo3kDataOptions) -> None:
 
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
 def test_generated_problems(tmp_path, task):
-    sample = inspect_problems(subject(tmp_path, task), None, tmp_path)
+    sample = inspect(subject(tmp_path, task), tmp_path)
     assert [(check.name, check.state) for check in sample.checks] == [
         ("source", "ok"),
         ("counts", "ok"),
@@ -59,7 +64,7 @@ def test_generated_problems(tmp_path, task):
 
 def test_too_many_problems_are_one_failure(tmp_path):
     wanted = {"counts": {**COUNTS, "train": 90_000}, "problems": {"families": {"linear_pair": 1.0}}}
-    sample = inspect_problems(subject(tmp_path, data=wanted), None, tmp_path)
+    sample = inspect(subject(tmp_path, data=wanted), tmp_path)
     (failure,) = [check for check in sample.checks if check.state == "failure"]
     assert failure.name == "counts" and "the families hold only about" in failure.found
 
@@ -92,7 +97,7 @@ def test_a_file_that_is_not_read_whole_has_unknown_counts(tmp_path, rows, known)
     path = write_uris(tmp_path / "rows.parquet", [source_row(number) for number in range(10)])
     given = {"source": "file", "file": {"path": str(path)}, "counts": dict.fromkeys(COUNTS)}
     own = subject(tmp_path, data=given, check_geo3k={"rows": rows})
-    counts = inspect_problems(own, None, tmp_path).counts
+    counts = inspect(own, tmp_path).counts
     assert sum(counts.values()) == 10 if known else set(counts.values()) == {None}
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_moves, check_relations
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_relations
+from task_options import TrainOptions
 
 RUN = "train_sokoban"
 
@@ -67,7 +68,7 @@ def test_what_does_not_fit(make_subject: Any, changes: dict[str, Any], state: st
     ],
 )
 def test_moves_that_levels_need(make_subject: Any, changes: Any, longest: int, states: list[str]) -> None:
-    found = check_moves(RUN, make_subject(train_sokoban=changes).options, longest)
+    found = SOKOBAN.check_limits(make_subject(train_sokoban=changes).options, longest)
     assert [check.state for check in found] == states
     assert all(f"levels need up to {longest}" in check.found for check in found)
 

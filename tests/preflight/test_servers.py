@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.preflight.servers import (
     check_gpus,
@@ -18,6 +17,7 @@ from geo_sokoban_pipeline.preflight.servers import (
     needed_sampling_servers,
     read_versions,
 )
+from task_options import TrainOptions
 
 RUN = "train_sokoban"
 GOOD = {"sglang": "0.5.21", "torch": "2.13.0+cpu", "sglang-router": "0.3.2"}

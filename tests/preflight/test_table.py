@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.preflight.checks import Check, PreflightError, as_table, guard, judge, rows_of, summarise
+from geo_sokoban_pipeline.envs.inspection import Check, guard
+from geo_sokoban_pipeline.preflight.checks import PreflightError, as_table, judge, rows_of, summarise
 from geo_sokoban_pipeline.preflight.resources import Timing, describe_timing, estimate_run
 
 TIMING = Timing(

@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 
 from builders import PAD
-from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS
-from geo_sokoban_pipeline.config.geo3k_training import GeometryTeacherOptions
 from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.geo3k.answer_env import build_env as build_answer_env
+from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
 from geo_sokoban_pipeline.envs.geo3k.data import summarise_data
+from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
+from geo_sokoban_pipeline.envs.geo3k.evaluation import describe_problems, record_answer, summarise_answers
 from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
-from geo_sokoban_pipeline.evaluation.answers import describe_problems, record_answer, summarise_answers
 from geo_sokoban_pipeline.evaluation.baselines import play_baselines
 from geo_sokoban_pipeline.evaluation.metrics import read_ending
 from geo_sokoban_pipeline.grpo import group_advantages
-from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.reporting.report import ReportInputs
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 from reporting.material import lazily
+from task_options import GeometryTeacherOptions
 
 PADS = 12  # tokens of a 128×96 picture at patch 16, merge 2
 REPLY_TOKENS = 4

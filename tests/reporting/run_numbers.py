@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.evaluation.metrics import wilson_interval
+from geo_sokoban_pipeline.envs.metrics import wilson_interval
 
 
 def make_metrics(iterations: int = 200) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from builders import make_png, make_trajectories
 from geo_sokoban_pipeline.envs.sokoban import Board
-from geo_sokoban_pipeline.envs.sokoban.render import render_png
+from geo_sokoban_pipeline.envs.sokoban.drawing import render_png
 from geo_sokoban_pipeline.reporting.episodes import (
     describe_end,
     episode_frames,

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.metrics import PairedTest
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.report import write_headline
@@ -19,7 +20,6 @@ from geo_sokoban_pipeline.reporting.tables import (
     parameter_tables,
     timings,
 )
-from geo_sokoban_pipeline.tasks import SOKOBAN
 from reporting.run_numbers import make_data_report, make_metrics, make_summary
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geo_sokoban_pipeline.rewards.geo3k import assistant_text, has_box, has_format, repetition, visible_text
+from geo_sokoban_pipeline.rewards.text import assistant_text, has_box, has_format, repetition, visible_text
 
 
 @pytest.mark.parametrize(

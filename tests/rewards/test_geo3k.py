@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.rollout import RewardOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.grpo import group_advantages
 from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult
+from task_options import RewardOptions
 
 THOUGHT = "<think>sum of angles</think>"
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, RolloutRules, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from task_options import EnvOptions, RewardOptions
 
 PROMPT = "nine char"
 Reply = tuple[str, str]

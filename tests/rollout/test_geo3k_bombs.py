@@ -8,12 +8,13 @@ from functools import partialmethod
 
 import pytest
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grader
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import CharacterPolicy, ScriptedEngine
+from task_options import EnvOptions, RewardOptions
 
 BOMBS, PATIENCE, TURNS = 512, 3.0, 2
 LABEL = "x y"

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.config.geo3k import Geo3kMultiTurnDataOptions
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, RolloutRules, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.envs.geo3k.env import build_env
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.grpo.loss import SftObjective
-from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -26,6 +26,7 @@ from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
+from task_options import EnvOptions, RewardOptions
 
 TURNS = 3
 STEPS = 120

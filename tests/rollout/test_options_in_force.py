@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from coins import rows_of
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -28,6 +26,7 @@ from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from option_fields import leaves
 from rollout.scripted import PROMPT, ScriptedEngine, made, make_settings, play_scripted
+from task_options import TinyPolicyOptions, TrainOptions
 
 # Sections with tables of their own, by the file that holds it.
 OTHERS = {"sampling.": "training/test_options_in_force.py", "server.": "engines/sglang/test_options_in_force.py"}

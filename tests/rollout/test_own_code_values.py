@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions
 from rollout.scripted import make_settings, play_scripted
+from task_options import EnvOptions
 
 STOP = ("go", "stop")
 

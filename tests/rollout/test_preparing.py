@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import pytest
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
+from task_options import EnvOptions, RewardOptions
 
 events: list[tuple[str, ...]] = []
 

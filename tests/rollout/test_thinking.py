@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.config.geo3k import Geo3kMultiTurnDataOptions
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
-from geo_sokoban_pipeline.pipelines.data_geo3k.nodes import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
@@ -23,6 +23,7 @@ from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from policies.thin import thinking_template, write_thin_policy
+from task_options import EnvOptions, RewardOptions
 
 THOUGHT = "Perhaps \\boxed{99}. <answer>Left</answer>"
 GEOMETRY, SOKOBAN = "geo_sokoban_pipeline.envs.geo3k", "geo_sokoban_pipeline.envs.sokoban"

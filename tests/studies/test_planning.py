@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.studies.plan import merge, plan_members
 from geo_sokoban_pipeline.studies.run import StudyFolder
+from task_options import StudyDefinition
 
 CONF = Path(__file__).parents[2] / "conf" / "base" / "parameters"
 ROOT = Path("/data")

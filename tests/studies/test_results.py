@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.config.study import StudyDefinition
 from geo_sokoban_pipeline.runs.storage import write_json
 from geo_sokoban_pipeline.studies.plan import Member, plan_members
 from geo_sokoban_pipeline.studies.results import (
@@ -24,6 +23,7 @@ from geo_sokoban_pipeline.studies.results import (
     collect_results,
 )
 from geo_sokoban_pipeline.studies.run import StudyFolder
+from task_options import StudyDefinition
 
 
 def summary(policies: list[str], *rows: tuple[str, str]) -> dict[str, Any]:

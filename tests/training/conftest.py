@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.policy_folder import write_policy
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.sft import imitate_teacher
+from task_options import TinyPolicyOptions, TrainOptions
 from training.world import SIZES, World, copied, settings, shaken
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
-from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import device_of, load_as, save_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
@@ -18,6 +17,7 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
+from task_options import EnvOptions, PolicyOptions, RewardOptions
 
 
 @pytest.fixture(scope="module")

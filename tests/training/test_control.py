@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.study import ControlOptions
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
-from geo_sokoban_pipeline.tasks import SOKOBAN
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -29,6 +27,7 @@ from geo_sokoban_pipeline.training.sft_control import (
     repeat_prompts,
     time_steps,
 )
+from task_options import ControlOptions, TrainOptions
 
 SETTINGS = {"seed": 0, "warm_start.steps": 1000, "input.prompts": "a"}
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import heap
-from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -32,6 +32,7 @@ from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.training.worker_group import Crew, CrewError, open_crew
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from runs import assert_same_run, finish, kedro_command, read_run
+from task_options import TrainOptions
 
 # Sums of a few hundred float32 terms in another order.
 TOLERANCE = 1e-5
@@ -207,8 +208,8 @@ def test_a_child_that_was_killed_is_named(shared_policy: Policy, options: TrainO
 
 PARENT = """
 import sys, time
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.config.grpo import TrainOptions
+from task_options import TinyPolicyOptions
+from task_options import TrainOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.checkpoint import compare_workers
 from geo_sokoban_pipeline.training.worker_group import Crew

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
 from geo_sokoban_pipeline.pipelines.train.nodes import select_policy
 from geo_sokoban_pipeline.runs.folders import START, RunStore, best_iteration
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import write_folder
-from geo_sokoban_pipeline.tasks import GEO3K
 from geo_sokoban_pipeline.training.checkpoint import better_choice
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from coins import rows_of
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -21,6 +19,7 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training import collecting
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from task_options import TinyPolicyOptions, TrainOptions
 from training.world import SIZES, by_iteration, settings
 
 GROUPS, SIZE, ITERATIONS, COMPARED = 8, 8, 20, 5

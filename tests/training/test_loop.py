@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.grpo.scoring import is_solved
 from geo_sokoban_pipeline.pipelines.train.nodes import train_grpo
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
@@ -21,6 +20,7 @@ from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo, update_policy
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from task_options import TrainOptions
 from training.world import by_iteration
 
 NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}

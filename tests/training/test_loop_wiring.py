@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.training.collecting import build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from task_options import TrainOptions
 from training import reference
 from training.world import World, by_iteration, copied, settings
 

@@ -19,7 +19,6 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -37,6 +36,7 @@ from geo_sokoban_pipeline.training.grpo_loop import (
 )
 from geo_sokoban_pipeline.training.sft import imitate_teacher
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
+from task_options import TrainOptions
 from training import reference
 from training.step_cases import CASES
 from training.world import World, by_iteration, copied, settings, weights

@@ -15,12 +15,10 @@ import pytest
 import torch
 
 from coins import rows_of
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions, TinyPolicyOptions
 from geo_sokoban_pipeline.config.rollout import RolloutRules, SamplingOptions
-from geo_sokoban_pipeline.evaluation.answers import shuffle_pictures
 from geo_sokoban_pipeline.evaluation.baselines import play_baseline
 from geo_sokoban_pipeline.evaluation.rollouts import play_prompts, validate_policy
+from geo_sokoban_pipeline.evaluation.summary import shuffle_images
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -30,6 +28,7 @@ from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from task_options import TeacherOptions, TinyPolicyOptions, TrainOptions
 
 Stream = tuple[int, ...]
 
@@ -314,7 +313,7 @@ def test_shuffled_pictures_are_of_the_run_seed() -> None:
     prompts = [{"id": str(number), "images": [str(number)]} for number in range(12)]
 
     def shown(seed: int) -> Iterator[str]:
-        return (row["images"][0] for row in shuffle_pictures(prompts, seed))
+        return (row["images"][0] for row in shuffle_images(prompts, seed))
 
     assert list(shown(0)) == list(shown(0)) != list(shown(1))
     assert all(picture != str(number) for number, picture in enumerate(shown(0)))

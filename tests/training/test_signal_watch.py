@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN
+from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.training.grpo_loop import SignalWatch
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.backends.base import DivergedError
@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate
+from task_options import TrainOptions
 
 # Sums of a few hundred float32 terms in another order.
 TOLERANCE = 2e-5

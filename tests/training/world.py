@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from task_options import TrainOptions
 
 SIZES = {
     "layers": 1,

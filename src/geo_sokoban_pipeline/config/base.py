@@ -15,9 +15,10 @@ import numbers
 import re
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from geo_sokoban_pipeline.masking import mask_addresses
 
@@ -56,7 +57,63 @@ class ParameterError(ValueError):
 class StrictModel(BaseModel):
     """Base of all options: unknown names are errors, values are finite, instances never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    # Schemas are built when they are first needed: every command imports the models of all tasks.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A default that a task gives to a field, with what else is its own there.
+
+    Attributes:
+        value: the default.
+        description: meaning of the field in this task. None: as the model says.
+        choices: values that are allowed. None: as the model says.
+    """
+
+    value: Any
+    description: str | None = None
+    choices: tuple[Any, ...] | None = None
+
+
+def with_defaults(model: type[Model], defaults: Mapping[str, Any]) -> type[Model]:
+    """The model with other defaults.
+
+    Args:
+        defaults: by field: a value or a `Setting`; of a field that is a model itself, a mapping of the same kind.
+
+    Raises:
+        ValueError: the model has no field of that name.
+    """
+    fields: dict[str, Any] = {}
+    for name, given in defaults.items():
+        if name not in model.model_fields:
+            raise ValueError(f"defaults of {model.__name__}: {name} is none of {', '.join(model.model_fields)}")
+        info = model.model_fields[name]
+        if isinstance(given, Mapping) and isinstance(info.annotation, type):  # a mapping itself is a generic alias
+            nested = with_defaults(info.annotation, given)
+            fields[name] = (nested, Field(default_factory=nested, description=info.description))
+            continue
+        setting = given if isinstance(given, Setting) else Setting(given)
+        kind: Any = info.annotation if setting.choices is None else Literal[setting.choices]
+        for limit in info.metadata:
+            kind = Annotated[kind, limit]
+        description = info.description if setting.description is None else setting.description
+        fields[name] = (kind, Field(setting.value, description=description, exclude_if=info.exclude_if))
+    made: type[Model] = create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+    root = next(base for base in made.__mro__[1:] if "is_made" not in base.__dict__)
+    made.is_made = True  # type: ignore[attr-defined]
+    # A process that unpickles it finds no class of that name: only defaults differ, so the model itself will do.
+    made.__reduce__ = lambda self: (_restore, (root, self.__getstate__()))  # type: ignore[method-assign]
+    return made
+
+
+def _restore(model: type[Model], state: dict[Any, Any]) -> Model:
+    restored = model.__new__(model)
+    restored.__setstate__(state)
+    return restored
 
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -1,10 +1,11 @@
 """What the data of every task has in common: how many rows a split takes, how rows are dealt out, what a picture may
-cost.
+cost, and which settings make them what they are.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -39,3 +40,25 @@ class ImageLimits(StrictModel):
 
     max_bytes: Count = Field(8 << 20, description="Bytes of one encoded image.")
     max_pixels: Count = Field(1 << 24, description="Width times height of one image.")
+
+
+class DataOptions(StrictModel):
+    """Options of a task's data: its model inherits from here, and has a `source` and a `seed`.
+
+    Attributes:
+        UNUSED: by source, fields that change none of its rows (`section.field` of a nested one). What is not named here
+            belongs to the identity of the data.
+    """
+
+    UNUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    source: str = "generate"
+
+    @property
+    def label(self) -> str:
+        """What people recognise generated data by, such as a size; it begins the name of their folder."""
+        return ""
+
+    def steps(self) -> tuple[int, int] | None:
+        """Fewest and most actions that generated prompts need; None where the task knows none, or nothing is made."""
+        return None

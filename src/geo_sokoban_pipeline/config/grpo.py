@@ -201,6 +201,7 @@ class EvaluationOptions(StrictModel):
     )
     greedy: bool = Field(True, description="Play every prompt greedily as well.")
     blank_images: bool = Field(True, description="Play every prompt with blank images as well.")
+    shuffled_images: bool = Field(False, description="Play every prompt with another prompt's images as well.")
     solver_states: Count = Field(
         200_000, description="States that the solver's row may search per level; beyond them it gives the level up."
     )
@@ -209,17 +210,17 @@ class EvaluationOptions(StrictModel):
     @property
     def disguises(self) -> int:
         """Ways in which the final policy plays with pictures that tell nothing."""
-        return int(self.blank_images)
+        return int(self.blank_images) + int(self.shuffled_images)
 
 
 class TrainOptions(StrictModel):
     """Everything that a pipeline train_* takes."""
 
-    task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="Name of the task.")
+    task: str = Field(description="Name of the task.")
     policy: PolicyOptions = Field(default_factory=PolicyOptions)
-    warm_start: WarmStartOptions = Field(default_factory=WarmStartOptions)
-    env: EnvOptions = Field(default_factory=EnvOptions)
-    reward: RewardOptions = Field(default_factory=RewardOptions)
+    warm_start: WarmStartOptions
+    env: EnvOptions
+    reward: RewardOptions
     rollout: RolloutOptions = Field(default_factory=RolloutOptions)
     grpo: GrpoOptions = Field(default_factory=GrpoOptions)
     optimizer: OptimizerOptions = Field(default_factory=OptimizerOptions)
@@ -253,8 +254,13 @@ class TrainOptions(StrictModel):
         """How sampled evaluation episodes are sampled: as in the rollout, but for what `evaluation.sampling` gives."""
         return self.rollout.sampling.model_copy(update=self.evaluation.sampling.model_dump(exclude_none=True))
 
+    @staticmethod
+    def check_task(options: TrainOptions) -> None:
+        """What the task itself asks of the options; the model of a task has its own."""
+
     @model_validator(mode="after")
     def _check(self) -> TrainOptions:
+        self.check_task(self)
         if self.rollout.sampling.greedy:
             raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
         if self.rollout.engine == "sglang" and self.processes > 1:
@@ -284,7 +290,7 @@ class TrainOptions(StrictModel):
 class SourceOptions(StrictModel):
     """Whose stored data a pipeline rollout_*, update_* or evaluate_* works on."""
 
-    run: RunName = Field("train_sokoban", description="Namespace of the run.")
+    run: RunName = Field(description="Namespace of the run.")
     run_id: RunId = Field("default", description="Run id of the run. Left out: the run_id of the command.")
     checkpoint: str | int = Field(
         "latest",
@@ -300,17 +306,17 @@ class SourceOptions(StrictModel):
 class RolloutPipelineOptions(StrictModel):
     """What a pipeline rollout_* takes beside the options of train_*."""
 
-    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose policy plays.")
+    source: SourceOptions = Field(description="Whose policy plays.")
     iterations: Iterations = Field(1, description="Iterations that are played with the same weights.")
 
 
 class UpdatePipelineOptions(StrictModel):
     """What a pipeline update_* takes beside the options of train_*."""
 
-    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose trajectories are trained on.")
+    source: SourceOptions = Field(description="Whose trajectories are trained on.")
 
 
 class EvaluatePipelineOptions(StrictModel):
     """What a pipeline evaluate_* takes beside the options of train_*."""
 
-    source: SourceOptions = Field(default_factory=SourceOptions, description="Whose policy is evaluated.")
+    source: SourceOptions = Field(description="Whose policy is evaluated.")

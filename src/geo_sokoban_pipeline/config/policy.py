@@ -33,9 +33,8 @@ class TinyPolicyOptions(StrictModel):
     """Sizes of the tiny Qwen3-VL that the project builds itself; the defaults give about 0.45 million weights."""
 
     vocabulary: int = Field(384, ge=256, le=32_768, description="BPE entries before special tokens; 256 are the bytes.")
-    texts: Literal["sokoban", "geo3k"] = Field(
-        "sokoban",
-        description="Texts that the vocabulary is made for, see `policies.tokenizer_texts`.",
+    texts: str | None = Field(
+        None, description="Task whose words the vocabulary is made for. None: roles and marks of the chat alone."
     )
     hidden: int = Field(64, ge=8, le=8192, description="Width of the language model.")
     layers: int = Field(2, ge=1, le=128, description="Layers of the language model.")
@@ -118,14 +117,11 @@ class TeacherOptions(StrictModel):
     """Who is imitated in the warm start."""
 
     factory: str = Field(
-        "geo_sokoban_pipeline.envs.sokoban.expert.build_teacher",
         description="`build_teacher(name, patience, noise, **args)`: a dotted path, or `file.py` / `file.py:name`.",
     )
-    name: Literal["direct", "solver", "random_legal", "random"] = Field("direct", description="Who chooses the moves.")
-    patience: CountOrZero | None = Field(
-        1, description="`direct`: blocked moves before it gives up. None: it never does."
-    )
-    noise: Share = Field(0.0, description="Share of moves replaced by random legal ones.")
+    name: str = Field(description="Who of the task's experts it is.")
+    patience: CountOrZero | None = Field(None, description="Failures before it gives up. None: it never does.")
+    noise: Share = Field(0.0, description="Share of its actions that are chosen at random.")
     solved_only: bool = Field(False, description="Imitate solved episodes only.")
     max_turns: Count | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")
     args: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the factory.")
@@ -147,7 +143,7 @@ class WarmStartOptions(StrictModel):
     decay_to: Share = Field(0.05, description="Share of the highest rate at the end.")
     clip: GradientNorm = Field(1.0, description="Largest gradient norm.")
     max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
-    teacher: TeacherOptions = Field(default_factory=TeacherOptions, description="Who is imitated.")
+    teacher: TeacherOptions = Field(description="Who is imitated.")
     validate_every: Count = Field(100, description="Steps between validations on held-out demonstrations.")
     validation_episodes: Count = Field(64, description="Held-out demonstrations of a validation.")
     play_every: CountOrZero = Field(

@@ -17,7 +17,6 @@ class EnvOptions(StrictModel):
     """The environment, named by dotted path or `.py` file."""
 
     factory: str = Field(
-        "geo_sokoban_pipeline.envs.sokoban.env.build_env",
         description="`build_env(sample, args)`: a dotted path, or `file.py` / `file.py:name`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the factory, which checks them.")
@@ -27,7 +26,6 @@ class RewardOptions(StrictModel):
     """The reward of a finished episode, named by dotted path or `.py` file."""
 
     function: str = Field(
-        "geo_sokoban_pipeline.rewards.sokoban.compute_reward",
         description="`reward(outcome, args) -> dict` with a key `reward`: a dotted path, `file.py` or `file.py:name`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the function, which checks them.")

@@ -6,7 +6,7 @@ own file says.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -20,10 +20,10 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")
 class ControlOptions(StrictModel):
     """What a pipeline control_* takes: the warm start of a finished run goes on for as long as its GRPO took."""
 
-    source: SourceOptions = Field(default_factory=SourceOptions, description="Run whose warm start is continued.")
+    source: SourceOptions = Field(description="Run whose warm start is continued.")
     imitate: Imitated = Field(
         "teacher",
-        description="`teacher`: the warm start's own teacher and prompts. `optimal`: the solver (geometry: the label), "
+        description="`teacher`: the warm start's own teacher and prompts. `optimal`: the solver or the label, "
         "on the prompts that the source run's GRPO drew, each as often as it was drawn.",
     )
     share: float = Field(
@@ -46,7 +46,7 @@ class BarOptions(StrictModel):
     apart: bool = Field(False, description="The two 95 % Wilson intervals must not overlap.")
     measure: Literal["solved", "first_attempt"] = Field(
         "solved",
-        description="Rate of solved episodes, or of those (of geometry) whose first attempt is correct.",
+        description="Rate of solved episodes, or of those whose first attempt is correct.",
     )
 
     @model_validator(mode="after")
@@ -59,13 +59,9 @@ class BarOptions(StrictModel):
 
 
 class DataOverrides(StrictModel):
-    """Overrides of the data, under the name of the task they belong to."""
+    """Overrides of the data, under the name of the task they belong to; `parameters` adds a field for each task."""
 
-    sokoban: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data of Sokoban.")
-    geo3k: dict[str, Any] = Field(default_factory=dict, description="Overrides of the data of geometry.")
-    geo3k_multi_turn: dict[str, Any] = Field(
-        default_factory=dict, description="Overrides of the data of geometry with the scoring tool."
-    )
+    TASKS: ClassVar[tuple[str, ...]] = ()
 
     def data(self, task: str) -> dict[str, Any]:
         """Overrides of a task's data.
@@ -73,10 +69,10 @@ class DataOverrides(StrictModel):
         Raises:
             ValueError: there are some of another task's.
         """
-        for name in DataOverrides.model_fields:
+        for name in self.TASKS:
             if name != task and getattr(self, name):
                 raise ValueError(f"{name}: this study is of the task {task}, whose data it does not change.")
-        given: dict[str, Any] = getattr(self, task)
+        given: dict[str, Any] = getattr(self, task, {})
         return given
 
 
@@ -94,7 +90,7 @@ class StudyDefinition(DataOverrides):
     """
 
     title: str = Field("", description="Heading in the docs.")
-    task: Literal["sokoban", "geo3k", "geo3k_multi_turn"] = Field("sokoban", description="What is studied.")
+    task: str = Field(description="What is studied.")
     seeds: tuple[CountOrZero, ...] = Field((0, 1, 2), min_length=1, description="Seeds of the runs.")
     chosen_on: tuple[CountOrZero, ...] = Field(
         (),
@@ -139,10 +135,8 @@ class StudyDefinition(DataOverrides):
 class StudyOptions(StrictModel):
     """Which study a pipeline study_* runs, and how."""
 
-    name: Literal["default", "from_zero", "long", "geo3k", "geo3k_multi_turn"] = Field(
-        "default",
-        description="The study: `study_<name>`. Of study_sokoban: default, from_zero, long. Of study_geo3k: geo3k, "
-        "which default means there, and geo3k_multi_turn.",
+    name: str = Field(
+        "default", description="The study: `study_<name>`; `default` is the first one of each pipeline study_<task>."
     )
     workers: int | None = Field(
         None,

@@ -1,20 +1,32 @@
-"""What a world must offer to be played by the episode loop: reset, step, format_observation, close.
+"""What the rest of the project knows of a task, and of an environment: the protocols `Task` and `InteractionEnv`.
 
-A world is plain Python. It sees and returns text and pictures, never tokens, so the loop alone decides how a
+A task is one object. Whatever differs by task is asked of it: no file outside `envs/<task>/` asks which task it is. An
+environment is plain Python: it sees and returns text and images, never tokens, so the rollout alone decides how a
 conversation becomes a sequence of ids.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from geo_sokoban_pipeline.config.base import Setting, with_defaults
+from geo_sokoban_pipeline.config.data import DataOptions
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.envs.inspection import Check, DataSample
+from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, Rows, read_record
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.rows import HubReader
 
 Observation = Mapping[str, Any]
 Info = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @runtime_checkable
@@ -63,22 +75,268 @@ def user_message(observation: Observation | None) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-# Teachers and other players by their options: who writes the replies where no policy does.
+# The task: what differs between one and another, and what people read of it.
 
 
-def make_teacher(options: TeacherOptions, row: Mapping[str, Any], **further: Any) -> Any:
-    """The player of one episode; players keep state, so every episode gets its own.
+@dataclass(frozen=True)
+class Words:
+    """What people read.
+
+    Attributes:
+        unit, units: one instance of the task, and several.
+        rate: share of them that a policy gets right.
+        solved, unsolved: state of an episode.
+    """
+
+    unit: str
+    units: str
+    rate: str
+    solved: str
+    unsolved: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that only this task has in the tables of an evaluation.
+
+    Attributes:
+        heading: its name.
+        value: of a row of the summary; None where the row knows none.
+        form: how the value is written.
+        digits: after the point of a number.
+        table: `scores`: beside the solve rates; `responses`: a second table, about how was answered.
+        several: shown only where an episode may have several responses.
+        note: what it holds, where the heading does not say it all; of a summary, where it depends on what was played.
+    """
+
+    heading: str
+    value: Callable[[Row], float | None]
+    form: Literal["percent", "number"] = "percent"
+    digits: int = 2
+    table: Literal["scores", "responses"] = "scores"
+    several: bool = False
+    note: str | Callable[[Row], str] = ""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A table of solve rates by the kind of prompt.
+
+    Attributes:
+        heading: of its first column.
+        cells: of a row of the summary: `episodes`, `solved`, … by label, in the order of the table.
+    """
+
+    heading: str
+    cells: Callable[[Row], Mapping[Any, Row]]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words that the tokenizer of a tiny policy is made for; it is fixed, so that token ids never change unseen.
+
+    Attributes:
+        frequent: words that have to be one token each: what stands in every turn.
+        corpus: further text.
+        markup: tokens that are added whole: what the policy writes again and again in the same form.
+    """
+
+    frequent: tuple[str, ...] = ()
+    corpus: str = ""
+    markup: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataStep:
+    """A node of the pipeline `data_<task>`.
+
+    Attributes:
+        name: of the node.
+        function: takes the inputs, then the parameters of the section `<task>`.
+        inputs, outputs: names of tables, which lie in the catalog as `<task>.<name>`. The steps together make
+            `prompts`, `validation_prompts`, `eval_prompts` and `data_report`.
+        asks: what of the pipeline's own it also takes as keywords: `hub` (a `HubReader`) and `track` (a progress bar,
+            see `console.track`).
+    """
+
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    asks: tuple[Literal["hub", "track"], ...] = ()
+
+
+class Task(Protocol):
+    """One task; its data lie under its name, its pipelines and runs under `<kind>_<name>`.
+
+    A class that inherits from here gets what most tasks share; what stands without a value is each task's own.
+
+    Attributes:
+        name: in namespaces, parameters, and the column `task` of trajectories.
+        title: what people call it.
+        words: for people.
+        data_config: model of the section `<name>` of the parameters.
+        data_steps: nodes of the pipeline `data_<name>`, in their order.
+        train_defaults: what the section `train_<name>` has where nobody gives another value, nested as `TrainOptions`;
+            it names at least `env.factory`, `reward.function`, `warm_start.teacher.factory` and `.name`.
+        vocabulary: of a tiny policy's tokenizer.
+        difficulty: column of the prompts by which they are drawn, and episodes broken down; null is a difficulty too.
+        ordered: whether a difficulty is a number, a larger one being harder; else it is a mere name.
+        plain_response: what anybody could answer, to try an environment without an expert.
+        key: column with the content hash of a prompt, by which equal prompts are known.
+        apart: column that no two splits share, and what it stands for.
+        watched: episode metrics whose mean a rollout reports, as (metric, name).
+        columns: of the evaluation's tables beside those of all tasks.
+        breakdowns: tables of the evaluation by the kind of prompt.
+        studies: names of the studies `study_<study>` that the pipeline `study_<name>` has, with what each is; the
+            first one is its default.
+        further_studies: names of other tasks' studies that it has too.
+    """
+
+    name: str
+    title: str
+    world: Literal["sokoban", "geometry"] = "geometry"
+    words: Words
+    data_config: type[DataOptions]
+    data_steps: Sequence[DataStep]
+    train_defaults: Mapping[str, Any]
+    vocabulary: Vocabulary
+    difficulty: str
+    ordered: bool = False
+    plain_response: str
+    key: str = "id"
+    apart: tuple[str, str] = ("id", "prompts")
+    watched: Sequence[tuple[str, str]] = ()
+    columns: Sequence[Column] = ()
+    breakdowns: Sequence[Breakdown] = ()
+    studies: Mapping[str, str] = MappingProxyType({})
+    further_studies: Sequence[str] = ()
+
+    @property
+    def run(self) -> str:
+        """Namespace of its training runs."""
+        return f"train_{self.name}"
+
+    @cached_property
+    def train_config(self) -> type[TrainOptions]:
+        """Model of the section `train_<name>`: `TrainOptions` with the task's defaults."""
+        model = with_defaults(TrainOptions, {"task": Setting(self.name, choices=(self.name,)), **self.train_defaults})
+        model.check_task = staticmethod(self.check_options)  # type: ignore[method-assign]
+        return model
+
+    # Before a run.
+
+    def check_options(self, options: TrainOptions) -> None:
+        """See that the options fit each other.
+
+        Raises:
+            ValueError: they do not; the message names fields and values.
+        """
+        return None
+
+    def check_data_fits(self, data: Any, options: TrainOptions) -> None:
+        """See that the options fit those of the data.
+
+        Raises:
+            ValueError: they do not; the message names fields and values.
+        """
+        return None
+
+    def check_limits(self, options: TrainOptions, longest: int, shortest: int = 0) -> list[Check]:
+        """Findings where prompts need more actions than an episode has.
+
+        Args:
+            longest, shortest: fewest actions that solve the hardest prompt, and the easiest.
+        """
+        return []
+
+    def inspect_data(self, options: Any, rows: int, hub: HubReader | None, stored: Path) -> DataSample:
+        """Look at the data before a run.
+
+        Args:
+            options: of the data.
+            rows: that are made or read, at most.
+            hub: how rows of the hub are had.
+            stored: folder of the prompts tables in 05_model_input.
+        """
+        row = self.sample_prompt(options)
+        return DataSample(rows=[] if row is None else [row])
+
+    def sample_prompt(self, options: Any) -> dict[str, Any] | None:
+        """A prompt to try code on, made or read at once and without the hub; None where none can be had."""
+        return None
+
+    def trial_environments(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        """Factories of the task whose arguments are checked before a run, each with a prompt to try it on."""
+        return ()
+
+    def trial_rewards(self) -> Sequence[tuple[Any, Any]]:
+        """Rewards of the task, likewise, each with a finished episode."""
+        return ()
+
+    # Episodes.
+
+    def difficulty_of(self, row: Row) -> Any:
+        """Difficulty of a prompts row; None where it is not known."""
+        return row.get(self.difficulty)
+
+    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, TeacherOptions]:
+        """Agents without a policy, by the name of their row; the expert of the warm start may be one of them.
+
+        Args:
+            training: prompts, from which agents may learn what is frequent.
+        """
+        return {}
+
+    # Evaluation.
+
+    def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
+        """Entries of the summary about what was played."""
+        return {}
+
+    def record(self, ending: Ending) -> EpisodeRecord:
+        """What the summary keeps of an episode."""
+        return EpisodeRecord(**read_record(ending))
+
+    def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
+        """Entries of the summary's row about some records, beside those that all tasks have (`summarise_records`)."""
+        return {}
+
+    def validation_numbers(self, row: Row) -> dict[str, float | None]:
+        """Numbers of a row that a validation reports; None for what could not be measured."""
+        return {name: row[name] for name in ("solve_rate", "low", "high", "mean_return", "invalid_share")}
+
+
+def prompt_key(row: Row) -> str:
+    """What an episode is known by across runs: the content hash of its level or problem, else the id of its row."""
+    return str(row.get("level_hash") or row.get("problem_hash") or row["id"])
+
+
+# Experts and baselines by their options: who writes the responses where no policy does.
+
+
+def make_teacher(options: TeacherOptions, row: Mapping[str, Any]) -> Any:
+    """The agent of one episode; agents keep state, so every episode gets its own.
 
     Args:
         options: factory, and what it is called with.
         row: of the prompts.
-        further: keyword arguments of the factory beside those of the options.
     """
     build = load_object(options.factory, default_name="build_teacher")
-    teacher = build(options.name, options.patience, options.noise, **options.args, **further)
+    teacher = build(options.name, options.patience, options.noise, **options.args)
     if hasattr(teacher, "begin"):
         teacher.begin(row)
     return teacher
+
+
+def describe_teacher(teacher: TeacherOptions, own: str) -> str:
+    """Name of the expert's row in the summary: who plays, and with how much noise.
+
+    Args:
+        own: factory of the task's own experts.
+    """
+    name = teacher.name if teacher.factory == own else f"{teacher.name} of {teacher.factory}"
+    return f"teacher ({name}, noise {teacher.noise:g})" if teacher.noise else f"teacher ({name})"
 
 
 def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,34 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.config.data import DataOptions
 from geo_sokoban_pipeline.envs.rows import split_slice
 from geo_sokoban_pipeline.runs.storage import file_digest
 from geo_sokoban_pipeline.seeding import content_hash
-from geo_sokoban_pipeline.tasks import World, task_of
 
 # Raised where the same settings give other rows than before: tables of the code before keep their ids then.
 ROWS_VERSION = 1
 
-# Fields that change no row of a source. A field that is not named here belongs to the identity.
-_UNUSED: Mapping[World, Mapping[str, tuple[str, ...]]] = {
-    "sokoban": {
-        "generate": (
-            *("solver_states", "collapse", "pictures", "strip_chat_markup", "consistent_legend"),
-            *("hub", "file", "limits"),
-        ),
-        "hub": (*("height", "width", "boxes", "inner_walls", "min_solution", "max_solution", "equal_lengths", "file"),),
-        "file": (*("height", "width", "boxes", "inner_walls", "min_solution", "max_solution", "equal_lengths", "hub"),),
-    },
-    "geometry": {
-        "generate": ("shares", "image_folder", "hub", "file"),
-        "hub": ("problems", "file", "hub.streaming"),
-        "file": ("problems", "hub"),
-    },
-}
 _FILES = ("path", "validation_path", "eval_path")  # names of files, in the section `file`
 _DIGITS = 8
 
@@ -68,18 +48,18 @@ class DataIdentity:
         return {"id": self.id, **self.settings}
 
 
-def identify_data(task: str, options: BaseModel) -> DataIdentity:
+def identify_data(task: str, options: DataOptions) -> DataIdentity:
     """Identity of the data that a task's options describe; reads local source files, and nothing else."""
     given = options.model_dump(mode="json")
-    world, source = task_of(task).world, str(given["source"])
-    settings = _without(given, _UNUSED[world][source])
+    source = str(given["source"])
+    settings = _without(given, options.UNUSED.get(source, ()))
     if source == "file":
         settings["file"] |= _describe_files(given["file"])
     elif source == "hub" and (folder := Path(given["hub"]["dataset"])).is_dir():
         settings["hub"]["content"] = _digest(folder)
     settings["rows_version"] = ROWS_VERSION
     text = json.dumps(settings, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return DataIdentity(task, f"{_name(options)}-{content_hash(text)[:_DIGITS]}", settings, given)
+    return DataIdentity(task, f"{_name(options, given)}-{content_hash(text)[:_DIGITS]}", settings, given)
 
 
 def _without(options: Mapping[str, Any], unused: tuple[str, ...]) -> dict[str, Any]:
@@ -118,16 +98,13 @@ def _cached_digest(path: Path, size: int, modified: int) -> str:
     return file_digest(path)
 
 
-def _name(options: BaseModel) -> str:
-    """What people recognise: size and boxes, or difficulty, or the name of what is read."""
-    if isinstance(options, SokobanDataOptions):
-        made, read = f"{options.height}x{options.width}-{options.boxes}box", options.file.path
-        dataset, source = options.hub.dataset, options.source
-    elif isinstance(options, Geo3kDataOptions):
-        made, read = options.problems.difficulty, options.file.path
-        dataset, source = options.hub.dataset, options.source
-    else:
-        raise TypeError(f"{type(options).__name__} describes the data of no task")
-    words = {"generate": made, "file": split_slice(read or "")[0].stem, "hub": Path(dataset).name}
-    word = re.sub(r"[^A-Za-z0-9_]+", "-", words[source]).strip("-")[:40].strip("-")
+def _name(options: DataOptions, given: Mapping[str, Any]) -> str:
+    """What people recognise: what the options say of generated data, or the name of what is read."""
+    source = options.source
+    word = options.label
+    if source == "file":
+        word = split_slice(given["file"]["path"] or "")[0].stem
+    elif source == "hub":
+        word = Path(given["hub"]["dataset"]).name
+    word = re.sub(r"[^A-Za-z0-9_]+", "-", word).strip("-")[:40].strip("-")
     return f"{word}-{source}" if word else source

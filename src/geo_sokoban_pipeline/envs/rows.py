@@ -9,13 +9,16 @@ import json
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from geo_sokoban_pipeline.runs.row_stream import open_parquet
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 
@@ -169,3 +172,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return b64encode(value).decode("ascii")
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
+    """Frame with object columns: the pinned ones first, then whatever else a row has."""
+    import pandas as pd
+
+    further = dict.fromkeys(name for row in rows for name in row if name not in names)
+    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in [*names, *further]})
+
+
+@dataclass(frozen=True)
+class HubReader:
+    """How rows of the hub are had; a task knows no hub client, so its caller hands one in.
+
+    Attributes:
+        names: names of a data set's splits, of options that name it (`dataset`, `revision`).
+        rows: gives the rows of one split, or an error before the first one.
+    """
+
+    names: Callable[[Any], Sequence[str]]
+    rows: Callable[[Any, str], Iterable[Mapping[str, Any]]]

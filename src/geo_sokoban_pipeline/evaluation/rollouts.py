@@ -10,13 +10,15 @@ from PIL import Image
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.console import track
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.metrics import summarise_records
 from geo_sokoban_pipeline.evaluation.metrics import read_ending
-from geo_sokoban_pipeline.evaluation.scorers import scorer_of
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 Rows = Sequence[dict[str, Any]]
@@ -80,6 +82,16 @@ def blank_image(image: Image.Image) -> Image.Image:
     return Image.new("RGB", image.size)
 
 
+def summary_row(task: Task, records: Sequence[Any], *, policy: str, mode: str) -> dict[str, Any]:
+    """One row of the evaluation summary: what all tasks have, then what this one says of its records.
+
+    Args:
+        policy: name of the row, such as "warm_start", "final" or "random".
+        mode: "sampled", "greedy", or "-" for agents without the distinction.
+    """
+    return {"policy": policy, "mode": mode, **summarise_records(records), **task.summarise(records)}
+
+
 # Validation between iterations: the same held-out prompts every time, sampled and greedy.
 
 
@@ -114,9 +126,9 @@ def validate_policy(
         play: plays the episodes; None: `rollout.function`, in this process.
 
     Returns:
-        Trajectories, and metrics `eval/validation/{sampled,greedy}_<name>`: the scorer's numbers, with `solve_rate`.
+        Trajectories, and metrics `eval/validation/{sampled,greedy}_<name>`: the task's numbers, with `solve_rate`.
     """
-    scorer = scorer_of(options.task)
+    task = task_of(options.task)
     trajectories: list[Trajectory] = []
     metrics: dict[str, float] = {}
     for mode in ("sampled", "greedy"):
@@ -132,8 +144,8 @@ def validate_policy(
             iteration=version,
             play=play,
         )
-        records = [scorer.record(read_ending(episode, prompts[episode.group_index])) for episode in played]
-        numbers = scorer.numbers(scorer.summarise(records, policy="", mode=mode))
+        records = [task.record(read_ending(episode, prompts[episode.group_index])) for episode in played]
+        numbers = task.validation_numbers(summary_row(task, records, policy="", mode=mode))
         metrics |= {f"{_PREFIX}{mode}_{name}": float(value) for name, value in numbers.items() if value is not None}
         trajectories += played
     return trajectories, metrics

@@ -43,6 +43,8 @@ class ProjectConfigLoader(OmegaConfigLoader):
         merged = self["parameters"]
 
         def data_id(task: str) -> str:
-            return identify_data(task, validate_parameters(merged.get(task, {}), task_of(task).data, prefix=task)).id
+            return identify_data(
+                task, validate_parameters(merged.get(task, {}), task_of(task).data_config, prefix=task)
+            ).id
 
         OmegaConf.register_new_resolver("data_id", data_id, replace=True)

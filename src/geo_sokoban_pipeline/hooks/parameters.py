@@ -20,9 +20,9 @@ from kedro.framework.hooks import hook_impl
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.grpo import SourceOptions, TrainOptions
 from geo_sokoban_pipeline.config.launcher_env import MODEL_NAME, MODELS
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.envs.data_identity import DataIdentity, identify_data
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.stored import other_settings
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders, RunStore, SourceError
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kedro.io import DataCatalog
     from kedro.pipeline import Pipeline
 
-    from geo_sokoban_pipeline.config.project import ProjectParameters
+    from geo_sokoban_pipeline.parameters import ProjectParameters
 
 log = logging.getLogger(__name__)
 

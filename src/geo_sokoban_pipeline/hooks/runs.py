@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kedro.io import DataCatalog
     from kedro.pipeline import Pipeline
 
-    from geo_sokoban_pipeline.config.project import ProjectParameters
+    from geo_sokoban_pipeline.parameters import ProjectParameters
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
 
     from geo_sokoban_pipeline.config.grpo import TrainOptions
-    from geo_sokoban_pipeline.config.project import ProjectParameters
+    from geo_sokoban_pipeline.parameters import ProjectParameters
 
 log = logging.getLogger(__name__)
 _TRAIN = "train_"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from mlflow.tracking import MlflowClient
 
-    from geo_sokoban_pipeline.config.project import ProjectParameters, TrackingOptions
+    from geo_sokoban_pipeline.parameters import ProjectParameters, TrackingOptions
 
 NOTE = "mlflow_run.json"
 OWN_STORE = "mlflow.db"  # in the data root; a run's note names it without its folder, so that the root may be moved

@@ -1,27 +1,14 @@
-"""Frames of rows, with object columns: a missing number stays None and never becomes NaN."""
+"""Rows of data sets of the Hugging Face hub, or of local folders of parquet files with the same layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from geo_sokoban_pipeline.runs.row_stream import RowStream
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-def as_frame(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
-    """Frame with object columns: the pinned ones first, then whatever else a row has."""
-    import pandas as pd
-
-    further = dict.fromkeys(name for row in rows for name in row if name not in names)
-    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in [*names, *further]})
-
-
-# Rows of a data set of the Hugging Face hub, or of a local folder of parquet files with the same layout.
+from geo_sokoban_pipeline.envs.rows import HubReader
+from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, RowStream
 
 
 class HubSource(Protocol):
@@ -101,3 +88,37 @@ def _explain(section: str, dataset: str, split: str = "") -> Iterator[None]:
             f"{section}.source=generate needs no data; or set {section}.hub.dataset to a local folder of its parquet "
             f"files, or {section}.source=file with {section}.file.path."
         ) from error
+
+
+def hub_reader(section: str) -> HubReader:
+    """The reader of the hub for a section of the parameters; a source with `streaming` is not kept in the cache."""
+
+    def names(hub: HubSource) -> Sequence[str]:
+        return hub_splits(hub.dataset, hub.revision, section=section)
+
+    def rows(hub: HubSource, split: str) -> RowStream:
+        source = HubSplit(hub.dataset, hub.revision, split)
+        streaming = bool(getattr(hub, "streaming", False))
+        return hub_rows(source, section=section, streaming=streaming, batch_rows=BATCH_ROWS)
+
+    return HubReader(names, rows)
+
+
+def first_rows_reader(section: str) -> HubReader:
+    """The same for a look at the first rows, without fetching a data set as a whole; from the cache without the hub."""
+
+    def names(hub: HubSource) -> Sequence[str]:
+        return hub_splits(hub.dataset, hub.revision, section=section)
+
+    def rows(hub: HubSource, split: str) -> Iterable[dict[str, Any]]:
+        from huggingface_hub import constants
+
+        source = HubSplit(hub.dataset, hub.revision, split)
+        if constants.HF_HUB_OFFLINE:
+            return hub_rows(source, section=section)
+        try:
+            return hub_rows(source, section=section, streaming=True)
+        except SourceUnavailableError:
+            return hub_rows(source, section=section)
+
+    return HubReader(names, rows)

@@ -1,14 +1,14 @@
-"""Texts that the tiny policy's vocabularies are made from: one for each world, fixed, so that they never change unseen.
+"""The tiny policy: a Qwen3-VL of half a million weights, built here from its class and a seed, with its own tokenizer.
 
-What stands in every turn is repeated until each of its words is one token; what the policy writes again and again in
-the same form is added whole (`markup`), so that a reply costs little more than its answer.
+The tokenizer is byte-level BPE with Qwen's pre-tokenizer, special tokens and chat markup. It is trained on the task's
+vocabulary: what stands in every turn is repeated until each of its words is one token, and what the policy writes again
+and again in the same form is added whole, so that a response costs little more than its answer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,72 +16,18 @@ from transformers import Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.envs.base import Vocabulary
 from geo_sokoban_pipeline.policies.images import build_image_processor
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.seeding import derive_seed
-
-_TAGS = ("<answer>", "</answer>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-_ROLES = ("user", "assistant", "system")
-_FIGURES = ("vertical angles", "linear pair", "complementary angles", "inscribed angle", "intercepted arc")
-
-
-@dataclass(frozen=True)
-class Texts:
-    """What a vocabulary is made from.
-
-    Attributes:
-        frequent: words that have to be one token each.
-        corpus: further text.
-        markup: tokens that are added whole, besides Qwen's own.
-    """
-
-    frequent: tuple[str, ...]
-    corpus: str
-    markup: tuple[str, ...]
-
-
-_SOKOBAN = Texts(
-    frequent=("Up", "Down", "Left", "Right", "up", "down", "left", "right", *_ROLES, "Next"),
-    corpus="""
-Up Down Left Right,Up,Down,Left,Right up down left right
-system user assistant You are playing Sokoban. Push the yellow box onto the red target. The board is shown in the image.
-You are the green player. Walls are brick. Floor is black. You push boxes, you never pull them. Avoid walls and corners.
-Reply with up to three moves, for example: Up, Left. Decide the next action: Current Observation: see the image.
-Actions executed: None. Next move? Choose your next moves from Up, Down, Left and Right.
-Find the angle, the length x, the area, the perimeter. The answer is boxed. Answer: \\boxed{12} calc_score
-\\frac{1}{2} \\sqrt{3} \\pi 0 1 2 3 4 5 6 7 8 9 10 20 30 45 60 90 100 180 360 degrees
-triangle circle parallel lines square rectangle find the value
-name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} correct wrong try again last chance
-""",
-    markup=_TAGS,
-)
-
-_GEOMETRY = Texts(
-    frequent=(*_ROLES, "Find", " $", "$.", "boxed", "answer", " answer", "wrong", " wrong", "correct", " try", " again")
-    + (" last", " chance", " no", " tool", "name", " name", "calc", "_score", "arguments", '":', ' "', '",', ' {"'),
-    corpus="""
-Find $x$. Find $y$. Find x. Find the measure of the angle. Find the length of the side. Find the area of the figure.
-Find the perimeter. Find the value of the variable. Round to the nearest tenth if necessary, to the nearest degree.
-Think step by step, then write the answer inside \\boxed{}. Answer: \\boxed{$Answer}
-<tool_call>{"name": "calc_score", "arguments": {"answer": }}</tool_call> \\boxed{}
-wrong, try again wrong, last chance correct no answer, try again no tool, try again no tool_call
-\\frac { 1 } { 2 } \\sqrt { 3 } 5 \\sqrt { 2 } 6 \\pi \\angle \\triangle \\overline { A B } A B C D E F G M N P Q R S T
-a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle circle square rectangle trapezoid
-""",
-    markup=(*_TAGS, *_FIGURES, "\\boxed{", '{"name": "calc_score", "arguments": {"answer": "', '"}}'),
-)
-
-TEXTS = {"sokoban": _SOKOBAN, "geo3k": _GEOMETRY}
-
-# The tiny policy's own tokenizer: byte-level BPE with Qwen's pre-tokenizer, special tokens and chat markup.
-
+from geo_sokoban_pipeline.tasks import task_of
 
 QWEN_SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
     "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
-MARKUP_TOKENS = TEXTS["sokoban"].markup
+_PLAIN = Vocabulary(frequent=("user", "assistant", "system"), markup=("<think>", "</think>"))
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -100,12 +46,12 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer(vocabulary: int = 384, texts: str = "sokoban") -> Qwen2Tokenizer:
+def build_tokenizer(vocabulary: int = 384, texts: str | None = None) -> Qwen2Tokenizer:
     """Train the tokenizer.
 
     Args:
         vocabulary: most BPE entries before special and markup tokens, at least 256 (the bytes).
-        texts: name in `TEXTS` of what it is made for.
+        texts: task whose words it is made for. None: roles and marks of the chat alone.
 
     Returns:
         A stock `Qwen2Tokenizer` with Qwen's special tokens and the chat template; end token `<|im_end|>`.
@@ -128,7 +74,7 @@ def build_tokenizer(vocabulary: int = 384, texts: str = "sokoban") -> Qwen2Token
         show_progress=False,
     )
     # What stands in every turn comes often enough for each word to become one token.
-    chosen = TEXTS[texts]
+    chosen = _PLAIN if texts is None else task_of(texts).vocabulary
     trainable.train_from_iterator([*[*chosen.frequent] * 40, chosen.corpus], trainer)
     return _wrap(trainable, chosen.markup)
 

@@ -1,67 +1,23 @@
-"""What a check finds: a record with a state, the facts, and the way out.
-
-A check never raises for what it looks at: `guard` turns an error into a failure, so one bad setting does not hide the
-others.
+"""The run that a pre-flight looks at, and the table of what it found: what people read, what is stored, and the one
+line that a failure ends with.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.config.study import CheckPipelineOptions
+from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.runs.folders import RunFolders
-from geo_sokoban_pipeline.runs.own_code import own_files, where
+from geo_sokoban_pipeline.runs.own_code import own_files
 from geo_sokoban_pipeline.runs.storage import MANIFEST
-
-State = Literal["ok", "warning", "failure", "skipped"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding.
-
-    Attributes:
-        group: what it belongs to: `parameters`, `data`, `model`, …
-        name: what was looked at.
-        state: `failure` is what would end a run later; a `warning` does not.
-        found: the facts, with their units.
-        way_out: what to do; empty where nothing is to be done.
-    """
-
-    group: str
-    name: str
-    state: State
-    found: str
-    way_out: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        """The record as JSON values."""
-        return asdict(self)
-
-
-def guard(group: str, name: str, check: Callable[[], Sequence[Check]]) -> list[Check]:
-    """Findings of a check; an error that it raises is a failure under `name`, with the error's text."""
-    try:
-        return list(check())
-    except Exception as error:  # what is looked at may be anybody's code or files; the other checks still count
-        return [failure_of(group, name, error)]
-
-
-def failure_of(group: str, name: str, error: Exception) -> Check:
-    """A failure that says what an error says, and where in own code; its class stands before texts of others."""
-    text = (" ".join(str(error).split()) or "no message") + where(error)
-    own = type(error).__module__.startswith("geo_sokoban_pipeline") or isinstance(error, FileNotFoundError | ValueError)
-    return Check(group, name, "failure", text if own else f"{type(error).__name__}: {text}")
-
-
-# The run that is looked at: its parameters and its folders, without touching either.
 
 
 @dataclass(frozen=True)
@@ -134,30 +90,6 @@ class Subject:
         return folder if not self.parameters.fresh and (folder / MANIFEST).is_file() else None
 
 
-# What a look at a task's data gives: findings, and a few prompts to try things with.
-
-
-@dataclass
-class DataSample:
-    """Findings about the data, and what later checks need of them.
-
-    Attributes:
-        checks: one record per row of the table.
-        rows: training prompts to try things with; none where the source could not give any.
-        counts: prompts of each split that a run will have (None: only the whole source can tell); None where the source
-            could not be read.
-        longest: moves that the shortest solution of the hardest prompts takes; None where the task knows no moves.
-    """
-
-    checks: list[Check] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    counts: dict[str, int | None] | None = None
-    longest: int | None = None
-
-
-# The table of a pre-flight: what people read, what is stored, and the one line that a failure ends with.
-
-
 class PreflightError(RuntimeError):
     """Something would fail later; the text is one line that says how much, and what the first of it is."""
 
@@ -210,7 +142,7 @@ def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def is_own(options: TrainOptions) -> bool:
-    """Whether environment, reward or teacher are the user's own, or the reward is another than its task's for turns."""
+    """Whether environment, reward or expert are the user's own, or credit per turn needs a reward that is tried."""
     named = [options.env.factory, options.reward.function]
     if options.warm_start.steps:
         named.append(options.warm_start.teacher.factory)
@@ -218,6 +150,5 @@ def is_own(options: TrainOptions) -> bool:
 
 
 def made_of_turns(options: TrainOptions) -> bool:
-    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
-
-    return load_object(options.reward.function, default_name="reward") is compute_reward
+    """Whether the reward says of itself that it is the sum of what its turns are worth."""
+    return bool(getattr(load_object(options.reward.function, default_name="reward"), "made_of_turns", False))

@@ -19,13 +19,13 @@ from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS
 from geo_sokoban_pipeline.config.policy import PolicyOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
+from geo_sokoban_pipeline.envs.inspection import Check, guard
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.hub import fetch_config
-from geo_sokoban_pipeline.preflight.checks import Check, Subject, guard, is_own
+from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.preflight.checks import Subject, is_own
 from geo_sokoban_pipeline.preflight.machine import check_libraries, check_threads, check_torchvision, check_variables
-from geo_sokoban_pipeline.preflight.relations import check_counts, check_moves, check_playing, check_relations
+from geo_sokoban_pipeline.preflight.relations import check_counts, check_playing, check_relations
 from geo_sokoban_pipeline.preflight.servers import check_launch
 from geo_sokoban_pipeline.preflight.stored import TRAINING
 from geo_sokoban_pipeline.runs.own_code import explain
@@ -81,7 +81,7 @@ def look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None
 
 
 def look_at_prompts(rows: Sequence[Mapping[str, Any]], options: TrainOptions, seed: int) -> None:
-    """The same for what needs prompts: own code on the first one, and moves that levels need.
+    """The same for what needs prompts: own code on the first one, and actions that the prompts need.
 
     Args:
         rows: training prompts.
@@ -89,15 +89,15 @@ def look_at_prompts(rows: Sequence[Mapping[str, Any]], options: TrainOptions, se
     Raises:
         ParameterError: as `look_first`.
     """
-    run, world = f"train_{options.task}", task_of(options.task).world
+    run, task = f"train_{options.task}", task_of(options.task)
     if not rows:
         return
     from geo_sokoban_pipeline.preflight.own_code import try_own_code
 
     found = try_own_code(run, dict(rows[0]), options, seed)
-    lengths = [int(row["solution_length"]) for row in rows if _is_number(row.get("solution_length"))]
-    if lengths and world == "sokoban":
-        found += check_moves(run, options, max(lengths), min(lengths))
+    if task.ordered:
+        lengths = [int(length) for row in rows if _is_number(length := task.difficulty_of(row))]
+        found += task.check_limits(options, max(lengths), min(lengths)) if lengths else []
     _act(run, found)
 
 
@@ -134,28 +134,11 @@ def _own_code(subject: Subject) -> Sequence[Check]:
     from geo_sokoban_pipeline.preflight.own_code import try_own_code
 
     try:
-        row = _first_prompt(subject)
+        row = task_of(subject.task).sample_prompt(subject.data)
     except Exception:  # files may hold anything; the data nodes say what is wrong with them
         log.debug("no prompt to try own code on", exc_info=True)
         return []
     return [] if row is None else try_own_code(subject.run, row, subject.options, subject.parameters.seed)
-
-
-def _first_prompt(subject: Subject) -> dict[str, Any] | None:
-    data = subject.data
-    if data.source == "hub":
-        return None
-    if not isinstance(data, SokobanDataOptions):
-        from geo_sokoban_pipeline.preflight.problems import sample_problems
-
-        return next(iter(sample_problems(data, subject.task, _ROWS, None)[1]), None)
-    if data.source == "generate":
-        from geo_sokoban_pipeline.preflight.own_code import sample_level
-
-        return sample_level(data)
-    from geo_sokoban_pipeline.preflight.levels import first_prompt
-
-    return first_prompt(data, _ROWS)
 
 
 def _data(subject: Subject) -> Sequence[Check]:
@@ -165,14 +148,8 @@ def _data(subject: Subject) -> Sequence[Check]:
         return []
     counts = data.counts
     found = check_counts(run, options, counts.train, counts.validation, counts.eval)
-    return [*found, *_moves(subject)]
-
-
-def _moves(subject: Subject) -> Sequence[Check]:
-    data = subject.data
-    if data.source != "generate" or not hasattr(data, "max_solution"):
-        return []
-    return check_moves(subject.run, subject.options, data.max_solution, data.min_solution)
+    fewest, most = data.steps() or (0, 0)
+    return [*found, *task_of(subject.task).check_limits(options, most, fewest)]
 
 
 def _machine(subject: Subject) -> Sequence[Check]:
@@ -227,49 +204,27 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         if options.reward.function.startswith("geo_sokoban_pipeline."):
             _try_reward(run, options)
         return
-    environments = _own_environments()
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
     _try_reward(run, options)
     if options.warm_start.steps:  # without one, nobody is imitated
         _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
-    for own_factory, sample in environments:
-        if factory is own_factory:
-            _try(run, "env.args", partial(own_factory, sample, options.env.args))
-    if factory is environments[0][0]:
-        drawn, played = parameters.sokoban.cell_px, options.env.args.get("cell_px")
-        if played is not None and drawn != played:
-            raise ParameterError(
-                f"{run}.env.args.cell_px={played}: differs from sokoban.cell_px={drawn}, the size of an episode's "
-                "first picture. Give both the same value."
-            )
+    for one in TASKS.values():
+        for own_factory, sample in one.trial_environments():
+            if factory is own_factory:
+                _try(run, "env.args", partial(own_factory, sample, options.env.args))
+    try:
+        task_of(task).check_data_fits(getattr(parameters, task), options)
+    except ValueError as error:
+        raise ParameterError(f"{run}.{error}") from error
 
 
 def _try_reward(run: str, options: TrainOptions) -> None:
     reward = _find(f"{run}.reward.function", options.reward.function, "reward")
-    for own_reward, outcome in _own_rewards():
-        if reward is own_reward:
-            _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
-
-
-def _own_environments() -> list[tuple[Callable[..., Any], dict[str, Any]]]:
-    """The project's own factories, Sokoban's first, and what each is tried on; not imported with every command."""
-    from geo_sokoban_pipeline.envs.geo3k import answer_env
-    from geo_sokoban_pipeline.envs.geo3k import env as tool_env
-    from geo_sokoban_pipeline.envs.sokoban import Board
-    from geo_sokoban_pipeline.envs.sokoban.env import build_env
-
-    level = {"extra_info": {"env_config": Board.from_text(_LEVEL).to_env_config()}}
-    return [(build_env, level), (answer_env.build_env, _PROBLEM), (tool_env.build_env, _PROBLEM)]
-
-
-def _own_rewards() -> list[tuple[Any, SimpleNamespace]]:
-    """The project's own rewards, and what each is tried on."""
-    from geo_sokoban_pipeline.rewards.geo3k import format_reward, math_reward, tolerance_reward
-    from geo_sokoban_pipeline.rewards.sokoban import compute_reward
-
-    of_answers = (math_reward, tolerance_reward, format_reward)
-    return [(compute_reward, _PLAYED), *((reward, _ANSWERED) for reward in of_answers)]
+    for task in TASKS.values():
+        for own_reward, outcome in task.trial_rewards():
+            if reward is own_reward:
+                _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
 
 
 def _find(path: str, spec: str, default_name: str) -> Any:

@@ -6,16 +6,16 @@ not be had, the checks that need it are skipped and say so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.envs.data_identity import identify_data
+from geo_sokoban_pipeline.envs.inspection import Check, failure_of, guard
+from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.policies.policy import device_of
-from geo_sokoban_pipeline.preflight.checks import Check, DataSample, Subject, failure_of, guard
+from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.first_checks import check_plugins
-from geo_sokoban_pipeline.preflight.levels import inspect_levels
 from geo_sokoban_pipeline.preflight.machine import (
     check_accelerator,
     check_attention,
@@ -27,8 +27,7 @@ from geo_sokoban_pipeline.preflight.machine import (
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, play_one, try_own_code
-from geo_sokoban_pipeline.preflight.problems import inspect_problems
-from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_moves, check_relations
+from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_relations
 from geo_sokoban_pipeline.preflight.resources import (
     check_memory,
     check_paths,
@@ -49,13 +48,7 @@ from geo_sokoban_pipeline.preflight.servers import (
 )
 from geo_sokoban_pipeline.preflight.stored import check_run, find_damaged_files, read_stored
 from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder
-from geo_sokoban_pipeline.tasks import World, task_of
-
-# By world: (subject, reader of the hub as the world's sources want it, folder of the stored prompts) → sample.
-_LOOK: dict[World, Callable[[Subject, Any, Path], DataSample]] = {
-    "sokoban": inspect_levels,
-    "geometry": inspect_problems,
-}
+from geo_sokoban_pipeline.tasks import task_of
 
 
 @dataclass
@@ -78,11 +71,11 @@ class Findings:
     shape: EpisodeShape | None = None
 
 
-def inspect_run(subject: Subject, hub: Any) -> Findings:
+def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
     """Everything that is looked at before a weight is loaded.
 
     Args:
-        hub: gives rows of a data set of the hub, as the sources of the task's world want it; None: nothing does.
+        hub: how rows of the hub are had; None: nothing gives them.
     """
     findings = Findings()
     options, parameters = subject.options, subject.parameters
@@ -110,8 +103,9 @@ def inspect_run(subject: Subject, hub: Any) -> Findings:
     return findings
 
 
-def _inspect_data(subject: Subject, hub: Any, findings: Findings) -> None:
-    sample = _LOOK[task_of(subject.task).world](subject, hub, _prompts(subject))
+def _inspect_data(subject: Subject, hub: HubReader | None, findings: Findings) -> None:
+    task = task_of(subject.task)
+    sample = task.inspect_data(subject.data, subject.settings.rows, hub, _prompts(subject))
     findings.checks += sample.checks
     findings.rows = sample.rows
     if sample.counts is None:
@@ -119,7 +113,7 @@ def _inspect_data(subject: Subject, hub: Any, findings: Findings) -> None:
     run, options, counts = subject.run, subject.options, sample.counts
     findings.checks += check_counts(run, options, counts["train"], counts["validation"], counts["eval"])
     if sample.longest is not None:
-        findings.checks += check_moves(run, options, sample.longest)
+        findings.checks += task.check_limits(options, sample.longest)
     findings.validation = _least(options.loop.eval_prompts, counts["validation"])
     findings.evaluation = _least(options.evaluation.prompts, counts["eval"])
 

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS, VARIABLES, Variable, unknown_variables
-from geo_sokoban_pipeline.preflight.checks import Check, State, Subject
+from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.processes import count_cores
 
 _GROUP = "machine"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
+from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.hub import fetch_config, find_cached
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.preflight.checks import Check
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json
 

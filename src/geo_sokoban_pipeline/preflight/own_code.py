@@ -16,11 +16,11 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.envs.inspection import Check, State, guard
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.preflight.checks import Check, State, guard, is_own, made_of_turns
+from geo_sokoban_pipeline.preflight.checks import is_own, made_of_turns
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import (
     Conversation,
@@ -177,7 +177,7 @@ def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: i
 def _replies(talk: Conversation, options: TrainOptions, seed: int) -> Iterator[str]:
     """What the teacher answers until it gives up; one plain reply where a run asks no teacher."""
     if not options.warm_start.steps:
-        yield task_of(options.task).plain_reply
+        yield task_of(options.task).plain_response
         return
     chosen = options.warm_start.teacher
     teacher = make_teacher(chosen, talk.task.prompt)
@@ -243,29 +243,6 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
     return [*found, Check(_GROUP, "truncated episode", "ok", text)]
 
 
-def sample_level(options: SokobanDataOptions) -> Row:
-    """A prompts row of a level of the size that a run with these options generates, which two moves solve at most."""
-    from geo_sokoban_pipeline.envs.sokoban import Board
-    from geo_sokoban_pipeline.envs.sokoban.data import LevelRow, data_source_name, prompt_row, raw_level_row
-
-    board = Board.from_text(_draw_level(options.height, options.width, options.boxes))
-    level = LevelRow("a small level", "generate", data_source_name(board), board, solution_length=2)
-    return prompt_row(raw_level_row(level, "train", "layout"), options)
-
-
-def _draw_level(height: int, width: int, boxes: int) -> str:
-    """A room with its player beside a box beside a target; all other boxes stand on targets, from the far end."""
-    tall = height > width
-    long, short = (height, width) if tall else (width, height)
-    cells = [[" "] * (long - 2) for _ in range(short - 2)]
-    cells[0][:4] = "@ $." if long >= 6 else "@$."
-    free = [(row, column) for row in range(short - 3, -1, -1) for column in range(long - 3, -1, -1)]
-    for row, column in [place for place in free if place[0] > 0][: boxes - 1]:
-        cells[row][column] = "*"
-    drawn = ["#" * long, *("#" + "".join(row)[: long - 2] + "#" for row in cells), "#" * long]
-    return "\n".join("".join(row) for row in zip(*drawn, strict=True)) if tall else "\n".join(drawn)
-
-
 def _try_episode(
     row: Row, options: TrainOptions, seed: int, *, cut: bool = False
 ) -> tuple[dict[str, float], list[Any]]:
@@ -301,7 +278,7 @@ def _try_episode(
 
 def _trial_replies(env: Any, row: Row, options: TrainOptions, seed: int) -> Iterator[str]:
     if not options.warm_start.steps:
-        yield task_of(options.task).plain_reply
+        yield task_of(options.task).plain_response
         return
     teacher = make_teacher(options.warm_start.teacher, row)
     generator = python_generator(seed, "preflight")

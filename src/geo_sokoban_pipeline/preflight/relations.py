@@ -10,10 +10,8 @@ import math
 from collections.abc import Iterator
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
-from geo_sokoban_pipeline.config.rollout import EnvOptions
-from geo_sokoban_pipeline.evaluation.levels import move_limit
+from geo_sokoban_pipeline.envs.inspection import Check, State
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due
-from geo_sokoban_pipeline.preflight.checks import Check, State
 from geo_sokoban_pipeline.tasks import task_of
 
 _GROUP = "parameters"
@@ -33,26 +31,6 @@ def check_relations(run: str, options: TrainOptions) -> list[Check]:
 def check_playing(run: str, options: TrainOptions) -> list[Check]:
     """Findings about what decides how episodes are played, for commands that only play; nothing where all is well."""
     return [*_batches(run, options)]
-
-
-def check_moves(run: str, options: TrainOptions, longest: int, shortest: int = 0) -> list[Check]:
-    """A finding where levels need more moves than an episode has; nothing about environments of a user's own.
-
-    Args:
-        longest: moves that the shortest solution of the hardest levels takes.
-        shortest: the same of the easiest levels.
-    """
-    limit = move_limit(options)
-    if limit >= longest or options.env.factory != EnvOptions().factory:
-        return []
-    if limit < shortest:
-        text = f"{run}.rollout.max_turns={options.rollout.max_turns}: {limit} moves at most, and every level needs "
-        way_out = "raise it, or take shorter levels"
-        return [_check("moves", "failure", f"{text}{shortest} or more: none can be solved", way_out)]
-    text = f"{run}.rollout.max_turns={options.rollout.max_turns}: {limit} moves at most, and levels need up to "
-    return [
-        _check("moves", "warning", f"{text}{longest}: some can never be solved", "raise it, or take shorter levels")
-    ]
 
 
 def check_counts(

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
+from geo_sokoban_pipeline.envs.inspection import Check, State
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
-from geo_sokoban_pipeline.preflight.checks import Check, State, Subject
+from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 from geo_sokoban_pipeline.preflight.stored import Stored

@@ -19,9 +19,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.preflight.checks import Check, State
+from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.parameters import ProjectParameters
 
 _GROUP = "network"
 _FOUND, _REFUSED, _UNKNOWN = 200, (401, 403), 404

@@ -6,14 +6,15 @@ parameters alone decide is compared here, from manifests, before the first node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.envs.data_identity import identify_data
-from geo_sokoban_pipeline.preflight.checks import Check, Subject
+from geo_sokoban_pipeline.envs.inspection import Check
+from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.runs.fingerprint import (
     Fingerprint,
     FingerprintError,
@@ -201,39 +202,6 @@ def _is_whole(path: Path) -> bool:
 
 
 # Stored prompts before a run: whether the tables of an earlier one are those that these options would make.
-
-
-TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
-_NAME = "stored prompts"
-
-
-def compare_stored(
-    group: str, folder: Path, differences: Callable[[Path, str], list[str]], *, generated: bool
-) -> list[Check]:
-    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
-
-    Args:
-        group: of the checks.
-        folder: of the prompts tables in 05_model_input, under the id of the data.
-        differences: what in a table, of a split, cannot be of the options; raises OSError or ValueError for a file that
-            cannot be read.
-        generated: the source generates, so that rows can be made and compared; of others the id alone tells.
-    """
-    paths = {split: folder / f"{name}.parquet" for split, name in TABLES.items()}
-    if not all(path.is_file() for path in paths.values()):
-        return [Check(group, _NAME, "skipped", "none yet; the data nodes of the run make them")]
-    if not generated:
-        return [Check(group, _NAME, "ok", f"made with these settings and source: {folder.name}")]
-    found: list[Check] = []
-    for split, path in paths.items():
-        try:
-            differs = differences(path, split)
-        except (OSError, ValueError) as error:
-            differs = [f"not readable ({' '.join(str(error).split())})"]
-        if differs:
-            way_out = f"delete {folder}; the data nodes of the run make them again"
-            found.append(Check(group, _NAME, "warning", f"{path}: {'; '.join(differs)}", way_out))
-    return found or [Check(group, _NAME, "ok", f"made with these settings: {folder.name}")]
 
 
 # What a run id holds already: free, in use, to be continued, finished, damaged, or made with other settings.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from geo_sokoban_pipeline.envs.base import Words
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
 from geo_sokoban_pipeline.reporting.formats import (
@@ -33,7 +34,6 @@ from geo_sokoban_pipeline.reporting.report import compare_policies, make_environ
 from geo_sokoban_pipeline.reporting.run_worlds import run_world
 from geo_sokoban_pipeline.reporting.tables import EvaluationRow, evaluation_rows
 from geo_sokoban_pipeline.runs.provenance import RunTime
-from geo_sokoban_pipeline.tasks import Words
 
 if TYPE_CHECKING:
     import pyarrow as pa

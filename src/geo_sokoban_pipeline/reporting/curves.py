@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from geo_sokoban_pipeline.envs.base import Words
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
 from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, number, percent, plural
-from geo_sokoban_pipeline.tasks import SOKOBAN, Words
 
 Rows = Sequence[dict[str, Any]]
 SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.envs.sokoban import Board, render
 from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS
-from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render_png
+from geo_sokoban_pipeline.envs.sokoban.drawing import MIN_CELL_PX, render_png
 from geo_sokoban_pipeline.reporting.formats import number, plural, signed
 from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, run_world
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer

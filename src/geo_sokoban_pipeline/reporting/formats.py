@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from geo_sokoban_pipeline.tasks import World
+World = Literal["sokoban", "geometry"]
 
 DASH = "–"
 _NARROW_SPACE = "\u202f"  # does not break, so that a number keeps its unit

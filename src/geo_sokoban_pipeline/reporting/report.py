@@ -334,7 +334,7 @@ def _title(inputs: ReportInputs) -> str:
     """What was trained: the task, or the file or module of a task of one's own."""
     known = TASKS.get(inputs.task)
     factory = inputs.option("env", "factory")
-    if known is None or factory is None or factory == known.train().env.factory:
+    if known is None or factory is None or factory == known.train_config.model_validate({}).env.factory:
         return inputs.task
     return f"own task {Path(str(factory).split(':')[0]).name}"
 

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from geo_sokoban_pipeline.envs.base import Words
+from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.reporting.formats import (
     DASH,
     START,
     Row,
+    World,
     find_player,
     find_row,
     number,
@@ -17,7 +21,7 @@ from geo_sokoban_pipeline.reporting.formats import (
     plural,
     write_rate,
 )
-from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN, TASKS, Words, World
+from geo_sokoban_pipeline.tasks import TASKS
 
 Summary = Mapping[str, Any]
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from geo_sokoban_pipeline.evaluation.metrics import wilson_interval
-from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, row_label, signed
-from geo_sokoban_pipeline.tasks import World
+from geo_sokoban_pipeline.envs.metrics import wilson_interval
+from geo_sokoban_pipeline.reporting.formats import DASH, World, number, percent, row_label, signed
 
 Row = Mapping[str, Any]
 _ROUNDING = 1e-9  # of differences of shares

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.formats import count
+from geo_sokoban_pipeline.envs.base import Words
+from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.reporting.formats import World, count
 from geo_sokoban_pipeline.reporting.study_rates import Rate, label_rates, length_rates
-from geo_sokoban_pipeline.tasks import GEO3K, SOKOBAN, Words, World, task_of
+from geo_sokoban_pipeline.tasks import task_of
 
 Seeds = Sequence[Mapping[str, Any]]
 # (seeds, player, mode) → rates by label, one for each seed

@@ -10,6 +10,7 @@ from typing import Any
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
 from geo_sokoban_pipeline.reporting.formats import (
     DASH,
+    World,
     count,
     duration,
     find_player,
@@ -24,7 +25,6 @@ from geo_sokoban_pipeline.reporting.formats import (
     row_label,
 )
 from geo_sokoban_pipeline.reporting.run_worlds import Column, Cut, RunWorld, columns_of, run_world
-from geo_sokoban_pipeline.tasks import World
 
 # Metric, name, whether it is a part of the line above it.
 _PHASES = (

@@ -1,28 +1,110 @@
 """Rewards of geometry: whether the answer is correct, and perhaps whether it has the form that was asked for.
 
-Graded is what the policy wrote, without its thoughts, never what the environment said.
+Graded is what the policy wrote, without its thoughts, never what the environment said. The preset `slime_exact` of the
+arguments sets what the original did; a value that is given beside it wins.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from geo_sokoban_pipeline.config.geo3k_training import (
-    AnswerRewardOptions,
-    FormatRewardOptions,
-    ToleranceRewardOptions,
-    read_options,
-)
+from pydantic import Field, model_validator
+
+from geo_sokoban_pipeline.config.base import StrictModel, validate_parameters
 from geo_sokoban_pipeline.rewards.math_answer import prepare_grade
+from geo_sokoban_pipeline.rewards.text import assistant_text, has_format
 
-# slime's rule: a text is repetitive if its last 10,000 characters compress more than tenfold.
-REPETITION_CHARACTERS = 10_000
-REPETITION_RATIO = 10.0
+Options = TypeVar("Options", bound="GradingOptions")
+GraderName = Literal["default", "slime_exact", "deepscaler", "geo3k"]
 
-_THINK_END = "</think>"
-_BOX = "\\boxed{"
+
+class GradingOptions(StrictModel):
+    """How an answer is compared with the reference."""
+
+    EXACT: ClassVar[dict[str, Any]] = {"grader": "slime_exact"}
+
+    preset: Literal["default", "slime_exact"] = Field(
+        "default", description="`slime_exact`: the original's value of everything that is not given."
+    )
+    grader: GraderName = Field("default", description="See `rewards.grade_answer`.")
+    tolerance: float = Field(
+        0.0,
+        ge=0,
+        le=1e9,
+        description="Largest difference that the graders `geo3k` and, from decimal labels, `default` accept.",
+    )
+
+    @property
+    def keeps_thoughts(self) -> bool:
+        """Whether thoughts are graded like any other text, as the original's graders do; they look for an end tag
+        themselves, if at all.
+        """
+        return self.grader in ("slime_exact", "deepscaler")
+
+    @model_validator(mode="after")
+    def _check_tolerance(self) -> Self:
+        if self.tolerance and self.grader not in ("default", "geo3k"):
+            raise ValueError(
+                f"tolerance={self.tolerance:g} with grader={self.grader}, which has none; take the grader geo3k or 0."
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, given: Any) -> Any:
+        exact = isinstance(given, Mapping) and given.get("preset") == "slime_exact"
+        return {**cls.EXACT, **given} if exact else given
+
+
+class AnswerRewardOptions(GradingOptions):
+    """Arguments of the default reward, 1 for a correct answer and 0 otherwise."""
+
+    EXACT: ClassVar[dict[str, Any]] = {**GradingOptions.EXACT, "grade_scope": "response"}
+
+    grade_scope: Literal["assistant", "response"] = Field(
+        "assistant",
+        description="Look for the last box in what the policy wrote, or in all text after the prompt, feedback too.",
+    )
+
+    @property
+    def format_share(self) -> float:
+        """Part of the reward that is for the form."""
+        return 0.0
+
+
+class ToleranceRewardOptions(AnswerRewardOptions):
+    """Arguments of the reward with a tolerance."""
+
+    grader: GraderName = Field("geo3k", description="See `rewards.grade_answer`.")
+    tolerance: float = Field(0.05, ge=0, le=1e9, description="Largest difference from the reference that is accepted.")
+
+    EXACT: ClassVar[dict[str, Any]] = {"grade_scope": "response"}
+
+
+class FormatRewardOptions(AnswerRewardOptions):
+    """Arguments of the mix of correctness and form."""
+
+    format_weight: float = Field(
+        0.1, ge=0, le=1, description="Part of the reward that is for a closed think block with a box behind it."
+    )
+
+    @property
+    def format_share(self) -> float:
+        """See `format_weight`."""
+        return self.format_weight
+
+
+def read_options(path: str, given: Mapping[str, Any] | None, model: type[Options]) -> Options:
+    """Arguments as options.
+
+    Args:
+        path: where they stand in the parameters, such as `env.args`.
+
+    Raises:
+        ParameterError: one is unknown, missing or not allowed; the message has its full path.
+    """
+    return validate_parameters(given or {}, model, prefix=path)
 
 
 class AnswerReward:
@@ -72,40 +154,3 @@ def _graded_text(outcome: Any, options: AnswerRewardOptions) -> str:
 
 def _parts(correct: float, form: float, share: float) -> dict[str, float]:
     return {"reward": (1 - share) * correct + share * form, "correct": correct, "format": form}
-
-
-def visible_text(reply: str) -> str:
-    """A reply from behind its last `</think>` on; all of it where there is none."""
-    return reply.rpartition(_THINK_END)[2]
-
-
-def assistant_text(replies: Iterable[str], *, thoughts: bool = False) -> str:
-    """Replies of an episode as one text, in order.
-
-    Args:
-        thoughts: keep them. They are taken out of each reply, so that an answer of an earlier reply stays when a later
-            one thinks.
-    """
-    return "\n".join(reply if thoughts else visible_text(reply) for reply in replies)
-
-
-def has_box(text: str) -> bool:
-    """Whether a text opens a box."""
-    return _BOX in text
-
-
-def has_format(text: str) -> bool:
-    """Whether a think block is followed by a box, the form that the mix of correctness and form pays for.
-
-    The block must be closed; it may be opened in the prompt, as templates of Thinking models do.
-    """
-    _, closed, rest = text.partition(_THINK_END)
-    return bool(closed) and "}" in rest.partition(_BOX)[2]
-
-
-def repetition(text: str) -> bool:
-    """Whether a text of more than 10,000 characters ends in repetition: its last 10,000 compress more than tenfold."""
-    if len(text) <= REPETITION_CHARACTERS:
-        return False
-    raw = text[-REPETITION_CHARACTERS:].encode("utf-8", errors="replace")
-    return len(raw) / len(zlib.compress(raw, level=9)) > REPETITION_RATIO

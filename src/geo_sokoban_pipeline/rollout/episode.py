@@ -22,6 +22,7 @@ import orjson
 from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.envs.base import prompt_key
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
 from geo_sokoban_pipeline.policies.images import EncodedImage
@@ -30,7 +31,7 @@ from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import content_hash
-from geo_sokoban_pipeline.tasks import difficulty_text, prompt_key
+from geo_sokoban_pipeline.tasks import difficulty_text
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.project import TrackingOptions
 from geo_sokoban_pipeline.config.study import StudyDefinition
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.storage import MANIFEST
-from geo_sokoban_pipeline.tasks import Task, task_of
+from geo_sokoban_pipeline.tasks import task_of
 
 DATA_ROOT = "GEO_SOKOBAN_DATA_ROOT"
 
@@ -196,8 +197,8 @@ def _override(
 
 
 def _resolve(path: str, task: Task, given: Sections) -> dict[str, Any]:
-    options = validate_parameters(given[task.run], task.train, prefix=f"{path}.train")
-    data = validate_parameters(given[task.name], task.data, prefix=f"{path}.{task.name}")
+    options = validate_parameters(given[task.run], task.train_config, prefix=f"{path}.train")
+    data = validate_parameters(given[task.name], task.data_config, prefix=f"{path}.{task.name}")
     if options.rollout.server.environment:
         raise ParameterError(
             f"{task.run}.rollout.server.environment: a study writes its parameters into files, where values that may "

@@ -12,13 +12,14 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import StudyDefinition
-from geo_sokoban_pipeline.evaluation.baselines import PATIENT
+from geo_sokoban_pipeline.envs.sokoban.task import PATIENT
 from geo_sokoban_pipeline.evaluation.rollouts import START
+from geo_sokoban_pipeline.reporting.formats import World
 from geo_sokoban_pipeline.runs.folders import RunStore
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.studies.plan import Member
 from geo_sokoban_pipeline.studies.run import StudyFolder
-from geo_sokoban_pipeline.tasks import World, task_of
+from geo_sokoban_pipeline.tasks import task_of
 
 _MODES = ("sampled", "greedy")
 _VALIDATION = "eval/validation/"

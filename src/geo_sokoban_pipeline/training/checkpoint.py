@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, size_differences
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
-from geo_sokoban_pipeline.tasks import Task
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.trajectories.parquet import partition
 

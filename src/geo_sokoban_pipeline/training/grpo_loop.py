@@ -23,6 +23,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.console import track
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names, validate_policy
 from geo_sokoban_pipeline.grpo.batching import split_steps
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
@@ -36,7 +37,7 @@ from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, check_fingerprint
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind
 from geo_sokoban_pipeline.seeding import python_generator
-from geo_sokoban_pipeline.tasks import Task, task_of
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.base import DivergedError, TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample, spread

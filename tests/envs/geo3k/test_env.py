@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.config.geo3k_training import Geo3kEnvOptions
 from geo_sokoban_pipeline.envs.base import InteractionEnv
 from geo_sokoban_pipeline.envs.geo3k import Geo3kEnv, answer_env
 from geo_sokoban_pipeline.envs.geo3k import env as tool_env
+from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
 
 
 def scored(answer: str, name: str = "calc_score") -> str:

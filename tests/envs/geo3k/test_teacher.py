@@ -8,14 +8,13 @@ from collections import Counter
 
 import pytest
 
-from geo_sokoban_pipeline.config.geo3k_training import GeometryTeacherOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
 from geo_sokoban_pipeline.envs.base import describe_expert, make_teacher
 from geo_sokoban_pipeline.envs.geo3k.answer_env import build_env as build_answer_env
 from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
 from geo_sokoban_pipeline.envs.geo3k.expert import build_teacher
 from geo_sokoban_pipeline.envs.geo3k.tool_call import parse_tool_call
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
+from task_options import GeometryTeacherOptions, TeacherOptions
 
 RULES = [("a", "46"), ("180 - a", "134"), ("90 - a", "44"), ("a / 2", "23"), ("2 a", "92")]
 ROW = {

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban import Board, render, solve
 from geo_sokoban_pipeline.envs.sokoban.collection import Entry, classic_rows, read_collection
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.levels import generate_levels
 from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 

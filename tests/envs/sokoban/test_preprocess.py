@@ -8,10 +8,10 @@ import io
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.config.sokoban import ImageLimits, SokobanDataOptions
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.config import ImageLimits, SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import (
     LEGEND,
     level_from_processed,

@@ -12,8 +12,8 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.data import ImageLimits
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import (
     BRIEF,
     FULL,
@@ -24,8 +24,8 @@ from geo_sokoban_pipeline.envs.sokoban.data import (
     prompt_row,
     raw_level_row,
 )
+from geo_sokoban_pipeline.envs.sokoban.drawing import render
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
-from geo_sokoban_pipeline.envs.sokoban.render import render
 
 LEVEL = "######\n#@   #\n# $ .#\n######"
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from geo_sokoban_pipeline.envs.sokoban import Board, render, render_png
-from geo_sokoban_pipeline.envs.sokoban.render import BoardPicture, _tiles, render_observation
+from geo_sokoban_pipeline.envs.sokoban.drawing import BoardPicture, _tiles, render_observation
 
 LEVEL = "######\n#@   #\n# $ .#\n#    #\n#  * #\n######"
 CENTRES = [

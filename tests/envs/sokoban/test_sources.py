@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
 from geo_sokoban_pipeline.envs.rows import BadRow, read_rows, split_slice
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import prompt_row, raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.levels import LevelsExhaustedError
 from geo_sokoban_pipeline.envs.sokoban.solver import solve
@@ -178,7 +178,7 @@ def test_the_same_in_every_process():
         "from geo_sokoban_pipeline.envs.sokoban.sources import read_source\n"
         "from geo_sokoban_pipeline.envs.sokoban.data import raw_level_row\n"
         "from geo_sokoban_pipeline.envs.sokoban.data import prompt_row\n"
-        "from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions\n"
+        "from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions\n"
         "from geo_sokoban_pipeline.seeding import content_hash\n"
         "options = SokobanDataOptions(counts={'train': 60, 'validation': 9, 'eval': 20}, seed=4)\n"
         "reading = read_source(options)\n"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.config.sokoban import SplitCounts, SplitShares
 from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.config import SplitCounts, SplitShares
 from geo_sokoban_pipeline.envs.sokoban.data import (
     LevelRow,
     collapse_rows,

@@ -8,7 +8,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.sokoban import Board
-from geo_sokoban_pipeline.envs.sokoban.render import render_observation
+from geo_sokoban_pipeline.envs.sokoban.drawing import render_observation
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from rollout.engines.talks import SAMPLED, Plan, Talk
+from task_options import TinyPolicyOptions
 
 # float32 sums in another order; measured differences are below 1e-5.
 TOLERANCE = 1e-4

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
 from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
@@ -16,6 +16,7 @@ from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from policies.library import library_log_probs
+from task_options import EnvOptions, RewardOptions
 
 # float32 sums in another order; measured differences are below 1e-5.
 TOLERANCE = 1e-4

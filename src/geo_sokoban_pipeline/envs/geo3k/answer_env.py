@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from geo_sokoban_pipeline.config.geo3k_training import AnswerEnvOptions, read_options
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.geo3k.data import read_family, read_ground_truth
 from geo_sokoban_pipeline.envs.geo3k.env import AnswerSheet
-from geo_sokoban_pipeline.rewards.geo3k import has_box
+from geo_sokoban_pipeline.rewards.geo3k import GradingOptions, read_options
 from geo_sokoban_pipeline.rewards.math_answer import Grade
+from geo_sokoban_pipeline.rewards.text import has_box
+
+
+class AnswerEnvOptions(GradingOptions):
+    """Arguments of the environment with one response."""
 
 
 class AnswerEnv:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from PIL import Image
 
 from geo_sokoban_pipeline.config.data import SplitCounts, SplitShares
-from geo_sokoban_pipeline.config.geo3k import QUESTION_MARK, Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.config import QUESTION_MARK, Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
 from geo_sokoban_pipeline.envs.images import base64_bytes, data_uri_bytes, decode_picture, encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, check_unicode, json_columns, row_as_text

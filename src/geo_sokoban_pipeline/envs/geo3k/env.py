@@ -7,15 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from geo_sokoban_pipeline.config.geo3k_training import Geo3kEnvOptions, GradingOptions, read_options
+from pydantic import Field
+
+from geo_sokoban_pipeline.config.base import Count
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.geo3k.data import read_family, read_ground_truth
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
 from geo_sokoban_pipeline.envs.geo3k.tool_call import CALL_MARK, ToolCall, parse_tool_call
-from geo_sokoban_pipeline.rewards.geo3k import assistant_text, has_box, repetition
+from geo_sokoban_pipeline.rewards.geo3k import GradingOptions, read_options
 from geo_sokoban_pipeline.rewards.math_answer import Grade, prepare_grade
+from geo_sokoban_pipeline.rewards.text import assistant_text, has_box, repetition
+
+
+class Geo3kEnvOptions(GradingOptions):
+    """Arguments of the environment with the scoring tool."""
+
+    EXACT: ClassVar[dict[str, Any]] = {
+        **GradingOptions.EXACT,
+        "end_on_correct": False,
+        "after_think": False,
+        "tolerate_list_arguments": False,
+        "quote": "raw",
+    }
+
+    max_turns: Count = Field(description="Responses of an episode; as many as rollout.max_turns.")
+    end_on_correct: bool = Field(
+        True, description="End the episode once the tool says that the answer is correct; off: play on."
+    )
+    after_think: bool = Field(True, description="Read calls only after the last `</think>` where there is one.")
+    tolerate_list_arguments: bool = Field(
+        True,
+        description="Take arguments that are no JSON object for a missing answer; off: such a call fails the episode.",
+    )
+    earlier_call_counts: bool = Field(
+        False,
+        description="Where the last call of a response cannot be read, take the one before it; off: there is none.",
+    )
+    feedback: Literal["full", "brief"] = Field("full", description="Explain, or use as few tokens as possible.")
+    quote: Literal["short", "raw"] = Field(
+        "short", description="Feedback repeats an answer cut to 100 characters and without marks, or as it is."
+    )
+
 
 _CALL = '<tool_call>{"name": "calc_score", "arguments": {"answer": "<digits>"}}</tool_call>'
 _WRONG = (

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions, GeometryHubOptions
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, GeometryHubOptions
 from geo_sokoban_pipeline.envs.geo3k.data import PLACEHOLDER, RowIds, raw_rows
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png
 from geo_sokoban_pipeline.envs.geo3k.figures.generation import ProblemsExhaustedError, generate_splits
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem
-from geo_sokoban_pipeline.envs.rows import BadRow, read_rows, split_slice
+from geo_sokoban_pipeline.envs.rows import BadRow, HubReader, read_rows, split_slice
 from geo_sokoban_pipeline.envs.splits import SPLITS
 from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, Row, RowStream
 
@@ -67,19 +67,6 @@ def _raw_row(problem: Problem, split: str, number: int) -> Row:
 
 
 NumberedRows = Iterable[tuple[int, Mapping[str, Any] | BadRow]]
-
-
-@dataclass(frozen=True)
-class HubReader:
-    """How rows of the hub are had; a world knows no hub client, so its caller hands one in.
-
-    Attributes:
-        names: names of a data set's splits.
-        rows: gives the rows of one of them, or an error before the first one.
-    """
-
-    names: Callable[[GeometryHubOptions], Sequence[str]]
-    rows: Callable[[GeometryHubOptions, str], Iterable[Mapping[str, Any]]]
 
 
 def open_source(options: Geo3kDataOptions, section: str, hub: HubReader | None = None) -> RowStream:

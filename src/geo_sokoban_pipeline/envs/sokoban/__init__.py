@@ -1,17 +1,33 @@
-"""Sokoban as a world of values: boards, exact solver, level generator, pictures, players, and the environment."""
+"""Sokoban: boards, exact solver, level generator, images, experts, and the environment.
 
-from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board, Layout, Move, MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env, parse_actions
-from geo_sokoban_pipeline.envs.sokoban.expert import Player, make_player
-from geo_sokoban_pipeline.envs.sokoban.levels import (
-    Level,
-    LevelsExhaustedError,
-    enumerate_layouts,
-    generate_levels,
-    levels_of_layout,
-)
-from geo_sokoban_pipeline.envs.sokoban.render import render, render_png
-from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
+Names are loaded when they are first asked for: every command imports the task, and few need the rest.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board, Layout, Move, MoveRewards
+    from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_png
+    from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env, parse_actions
+    from geo_sokoban_pipeline.envs.sokoban.expert import Player, make_player
+    from geo_sokoban_pipeline.envs.sokoban.levels import (
+        Level,
+        LevelsExhaustedError,
+        enumerate_layouts,
+        generate_levels,
+        levels_of_layout,
+    )
+    from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
+
+_PLACES = {
+    "board": ("DIRECTIONS", "Board", "Layout", "Move", "MoveRewards"),
+    "env": ("SokobanEnv", "build_env", "parse_actions"),
+    "expert": ("Player", "make_player"),
+    "levels": ("Level", "LevelsExhaustedError", "enumerate_layouts", "generate_levels", "levels_of_layout"),
+    "drawing": ("render", "render_png"),
+    "solver": ("SearchLimitError", "solve"),
+}
 
 __all__ = [
     "DIRECTIONS",
@@ -34,3 +50,10 @@ __all__ = [
     "render_png",
     "solve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from geo_sokoban_pipeline.config.base import MOST, REWARD_BOUNDS, Bounds, check_number, checked_arguments
 from geo_sokoban_pipeline.envs.base import Info, Observation, user_message
 from geo_sokoban_pipeline.envs.sokoban.board import DEFAULT_REWARDS, DIRECTIONS, Board, MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.render import MIN_CELL_PX, render_observation
+from geo_sokoban_pipeline.envs.sokoban.drawing import MIN_CELL_PX, render_observation
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _SEPARATORS = re.compile(r"[,;\s]+")

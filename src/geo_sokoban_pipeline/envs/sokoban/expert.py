@@ -155,19 +155,25 @@ class SokobanTeacher:
         patience: of the player `direct`.
         noise: share of moves that are replaced by a random legal one, in [0, 1].
         max_states: of the player `solver`, see `solve`.
+        moves: of a reply, at most.
     """
 
     def __init__(
-        self, name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES
+        self,
+        name: str,
+        patience: int | None = None,
+        noise: float = 0.0,
+        max_states: int = SOLVER_STATES,
+        moves: int = 1,
     ) -> None:
         self._player: Player = make_player(name, patience, max_states)
-        self._noise = noise
+        self._noise, self._moves = noise, moves
 
-    def reply(self, env: Any, generator: random.Random, moves: int = 1) -> str | None:
-        """The next reply, up to `moves` moves in an answer block; None: the teacher gives up at once."""
+    def reply(self, env: Any, generator: random.Random) -> str | None:
+        """The next reply, an answer block with moves; None: the teacher gives up at once, or nothing is left to do."""
         board: Board = env.board
         chosen: list[str] = []
-        while len(chosen) < moves and not board.is_solved:
+        while len(chosen) < self._moves and not board.is_solved:
             action = self._choose(board, generator)
             if action is None:
                 break
@@ -184,10 +190,10 @@ class SokobanTeacher:
 
 
 def build_teacher(
-    name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES
+    name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES, moves: int = 1
 ) -> SokobanTeacher:
     """Teacher of one demonstration; players keep state, so every episode gets its own."""
-    return SokobanTeacher(name, patience, noise, max_states)
+    return SokobanTeacher(name, patience, noise, max_states, moves)
 
 
 def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.data import ImageLimits
-from geo_sokoban_pipeline.config.sokoban import FileOptions, HubOptions, SokobanDataOptions
 from geo_sokoban_pipeline.envs.rows import (
     BadRow,
     DataError,
@@ -27,6 +26,7 @@ from geo_sokoban_pipeline.envs.rows import (
 )
 from geo_sokoban_pipeline.envs.sokoban.board import Layout
 from geo_sokoban_pipeline.envs.sokoban.collection import SUFFIXES, Entry, read_collection
+from geo_sokoban_pipeline.envs.sokoban.config import FileOptions, HubOptions, SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import (
     LevelRow,
     SplitRule,

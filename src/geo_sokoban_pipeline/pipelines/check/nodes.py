@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import validate_parameters
-from geo_sokoban_pipeline.config.project import ProjectParameters
 from geo_sokoban_pipeline.console import print_table, refuse
-from geo_sokoban_pipeline.pipelines.tables import HubSource, HubSplit, SourceUnavailableError, hub_rows, hub_splits
-from geo_sokoban_pipeline.tasks import World, task_of
+from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.pipelines.tables import first_rows_reader
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.config.geo3k import GeometryHubOptions
-    from geo_sokoban_pipeline.config.sokoban import HubOptions
-    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
-    from geo_sokoban_pipeline.preflight.checks import Check, Subject
+    from geo_sokoban_pipeline.envs.inspection import Check
+    from geo_sokoban_pipeline.preflight.checks import Subject
     from geo_sokoban_pipeline.preflight.flight import Findings
     from geo_sokoban_pipeline.runs.folders import RunStore
 
@@ -27,12 +23,13 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped"
 
 def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str, Any]:
     """The table of findings about the run that `train_<task>` would be."""
-    from geo_sokoban_pipeline.preflight.checks import Check, Subject, as_table, guard, rows_of
+    from geo_sokoban_pipeline.envs.inspection import Check, guard
+    from geo_sokoban_pipeline.preflight.checks import Subject, as_table, rows_of
     from geo_sokoban_pipeline.preflight.flight import inspect_run
     from geo_sokoban_pipeline.preflight.resources import has_weights
 
     subject = Subject(task, validate_parameters(parameters, ProjectParameters), runs.root)
-    findings = inspect_run(subject, _READERS[task_of(task).world](task))
+    findings = inspect_run(subject, first_rows_reader(task))
     checks = findings.checks
     if not subject.settings.timed:
         checks.append(Check("timed", "iteration", "skipped", f"check_{task}.timed is false"))
@@ -71,34 +68,3 @@ def _time(subject: Subject, findings: Findings) -> list[Check]:
         evaluation=findings.evaluation,
         done=read_stored(subject).iterations,
     )
-
-
-def _first_rows(hub: HubSource, task: str) -> Iterable[dict[str, Any]]:
-    """Rows of a data set without fetching it as a whole; from the cache where the hub cannot be reached."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return hub_rows(hub, section=task)
-    try:
-        return hub_rows(hub, section=task, streaming=True)
-    except SourceUnavailableError:
-        return hub_rows(hub, section=task)
-
-
-def _level_reader(task: str) -> Callable[[HubOptions], Iterable[dict[str, Any]]]:
-    return lambda hub: _first_rows(hub, task)
-
-
-def _problem_reader(task: str) -> HubReader:
-    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
-
-    def names(hub: GeometryHubOptions) -> Sequence[str]:
-        return hub_splits(hub.dataset, hub.revision, section=task)
-
-    def rows(hub: GeometryHubOptions, split: str) -> Iterable[dict[str, Any]]:
-        return _first_rows(HubSplit(hub.dataset, hub.revision, split), task)
-
-    return HubReader(names, rows)
-
-
-_READERS: dict[World, Callable[[str], Any]] = {"sokoban": _level_reader, "geometry": _problem_reader}

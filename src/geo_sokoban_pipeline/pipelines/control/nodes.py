@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.config.study import ControlOptions
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.pipelines.train.nodes import data_parameters, read_options, read_rows
 from geo_sokoban_pipeline.runs.fingerprint import check_fingerprint, hash_files, hash_rows, warm_start_parameters
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState
-from geo_sokoban_pipeline.tasks import Task, task_of
+from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
     import pandas as pd

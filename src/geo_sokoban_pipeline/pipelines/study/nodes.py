@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.parameters import study_model
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[s
 
     options = validate_parameters(parameters.get("study", {}), StudyOptions, prefix="study")
     name = _choose(options, studies)
-    definition = validate_parameters(parameters.get(f"study_{name}", {}), StudyDefinition, prefix=f"study_{name}")
+    definition = validate_parameters(parameters.get(f"study_{name}", {}), study_model(name), prefix=f"study_{name}")
     task = task_of(definition.task)
     docs = None if options.docs is None else command.project / options.docs
     try:

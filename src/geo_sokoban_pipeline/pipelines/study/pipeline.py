@@ -6,15 +6,13 @@ from functools import partial, update_wrapper
 
 from kedro.pipeline import Node, Pipeline
 
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.pipelines.study import nodes
 
-# The studies of each pipeline by name; the first one is its default.
-STUDIES = {"study_sokoban": ("default", "from_zero", "long"), "study_geo3k": ("geo3k", "geo3k_multi_turn")}
 
-
-def create_pipeline(run: str) -> Pipeline:
-    """The study pipeline of a name in `STUDIES`, in the namespace of that name."""
-    plan = update_wrapper(partial(nodes.plan_study, studies=STUDIES[run]), nodes.plan_study)
+def create_pipeline(task: Task) -> Pipeline:
+    """The study pipeline of a task, in the namespace `study_<task>`."""
+    plan = update_wrapper(partial(nodes.plan_study, studies=(*task.studies, *task.further_studies)), nodes.plan_study)
     template = Pipeline(
         [
             Node(plan, inputs=["command", "parameters"], outputs="plan", name="plan_study"),
@@ -25,7 +23,7 @@ def create_pipeline(run: str) -> Pipeline:
     )
     return Pipeline(
         template,
-        namespace=run,
+        namespace=f"study_{task.name}",
         inputs={"command": "command"},
         parameters={"params:fresh": "params:fresh"},
         tags=["study"],

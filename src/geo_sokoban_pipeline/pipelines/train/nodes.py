@@ -242,8 +242,8 @@ def release(chunk: Sequence[Any]) -> None:
 
 def read_options(parameters: dict[str, Any]) -> TrainOptions:
     """Checked options of a training pipeline."""
-    task = task_of(parameters.get("task", "sokoban"))
-    return validate_parameters(parameters, task.train, prefix=task.run)
+    task = task_of(parameters["task"])
+    return validate_parameters(parameters, task.train_config, prefix=task.run)
 
 
 def data_parameters(identity: dict[str, Any]) -> dict[str, Any]:

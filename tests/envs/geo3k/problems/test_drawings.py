@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.geo3k.problems.drawings import drawn_answer, measuring, read_label
-from geo_sokoban_pipeline.config.geo3k import ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import Layout, line_pieces, overlapping, render_layout, touched
 from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure, Label, Stroke

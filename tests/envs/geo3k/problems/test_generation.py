@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.geo3k import ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import (
     ProblemsExhaustedError,
     family_names,
@@ -96,7 +96,7 @@ def test_mixed_problems_hold_all_families_difficulties_and_forms():
 def test_other_processes_draw_the_same_pictures():
     script = (
         "import hashlib; from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems;"
-        "from geo_sokoban_pipeline.config.geo3k import ProblemOptions as O;"
+        "from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions as O;"
         "rows = generate_problems(12, 5) + generate_problems(30, 5, O(difficulty='mixed'));"
         "print(hashlib.sha256(b''.join(p.png + p.key.encode() + p.label.encode() for p in rows)).hexdigest())"
     )

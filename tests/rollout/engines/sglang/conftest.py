@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from servers import strays
+from task_options import EnvOptions, RewardOptions
 
 ENV = {"max_actions_per_turn": 1, "cell_px": 16, "observation_style": "brief", "max_steps": 100}
 

@@ -7,7 +7,7 @@ import torch
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.sokoban import Board
-from geo_sokoban_pipeline.envs.sokoban.render import render_observation
+from geo_sokoban_pipeline.envs.sokoban.drawing import render_observation
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from policies.library import library_logits
 

@@ -12,7 +12,6 @@ import torch
 from pydantic import ValidationError
 
 from geo_sokoban_pipeline.config import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -23,6 +22,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
     server_environment,
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import pause_before
+from task_options import TinyPolicyOptions
 
 
 def words(**options):

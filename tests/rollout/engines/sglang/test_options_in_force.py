@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import RequestRefused, ServerClient, ServerLost
@@ -23,6 +22,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.launcher import (
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import Server, pause_before
 from option_fields import leaves
+from task_options import TinyPolicyOptions
 
 HERE = Path(__file__).parent
 # What is said without any option, in full: a default that changes is seen.

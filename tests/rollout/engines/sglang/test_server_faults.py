@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.sglang import launcher, servers
@@ -18,6 +17,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from proxies import changed, proxied
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import attach_options, attached, descendants, launch_options, need_environment
+from task_options import TinyPolicyOptions
 
 pytestmark = pytest.mark.slow
 PATIENT = {"tries": 3, "restarts": 2, "first_pause": 0.01}

@@ -6,7 +6,7 @@ import difflib
 import random
 from collections.abc import Callable, Sequence
 
-from geo_sokoban_pipeline.config.geo3k import TINY_SIZE, Difficulty, ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.config import TINY_SIZE, Difficulty, ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import circles, lines, polygons, triangles
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import Layout, lay_out_fixed, lay_out_free
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Sketch

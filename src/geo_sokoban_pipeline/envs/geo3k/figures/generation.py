@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from geo_sokoban_pipeline.config.geo3k import Difficulty, ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.config import Difficulty, ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, draw_sketch, family_shares, lay_out
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem, problem_key
 from geo_sokoban_pipeline.envs.geo3k.figures.tiny import deal_angles, family_angles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from geo_sokoban_pipeline.config.geo3k import Difficulty
+from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure, Label, Mark, Stroke, angle, name, polar
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import (

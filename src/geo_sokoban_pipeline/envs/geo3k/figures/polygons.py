@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
-from geo_sokoban_pipeline.config.geo3k import Difficulty
+from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import ExactValue, exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import (
     Figure,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from geo_sokoban_pipeline.config.geo3k import Difficulty
+from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import Layout, render_layout_png
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import AnswerForm, ExactValue, answer_form, exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure

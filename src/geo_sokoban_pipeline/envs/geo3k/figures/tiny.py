@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from geo_sokoban_pipeline.config.geo3k import ProblemOptions
+from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Arc, Figure, Label, Mark, Stroke, circle_of, polar
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Candidate, Sketch

@@ -1,4 +1,4 @@
-"""Nodes of data_sokoban: frames in and out; the rules are in `envs.sokoban`.
+"""Steps of data_sokoban: frames in and out.
 
 Frames are built with object columns, so that a missing solution length stays None and never becomes NaN.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import validate_parameters
-from geo_sokoban_pipeline.config.sokoban import SokobanDataOptions
-from geo_sokoban_pipeline.console import track
-from geo_sokoban_pipeline.envs.rows import unique_ids
-from geo_sokoban_pipeline.pipelines.tables import as_frame, hub_rows
+from geo_sokoban_pipeline.envs.rows import HubReader, as_frame, unique_ids
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,19 +23,25 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.sokoban.data import LevelRow
 
 logger = logging.getLogger(__name__)
+Track = Callable[[str, int], AbstractContextManager[Any]]
 
 
-def read_levels(parameters: dict[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
+def read_levels(
+    parameters: Mapping[str, Any] | SokobanDataOptions, hub: HubReader | None = None, track: Track | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
     """Levels of the chosen source with their splits, the rows that are none, and what the source gave in numbers.
 
     Args:
         parameters: `params:sokoban`, see `SokobanDataOptions`.
+        hub: how rows of the hub are had; needed for `source=hub`.
+        track: shows the progress of the solver.
     """
     from geo_sokoban_pipeline.envs.sokoban.data import RAW_LEVELS, REJECTED, raw_level_row
     from geo_sokoban_pipeline.envs.sokoban.sources import read_source
 
     options = as_options(parameters)
-    reading = read_source(options, lambda hub: hub_rows(hub, section="sokoban"), _count)
+    load = None if hub is None else lambda source: hub.rows(source, source.split)
+    reading = read_source(options, load, iter if track is None else partial(_count, track))
     rows = [raw_level_row(level, split, reading.split_rule) for level, split in reading.levels]
     for row, row_id in zip(rows, unique_ids([row["row_id"] for row in rows]), strict=True):
         row["row_id"] = row_id
@@ -129,7 +135,7 @@ def describe_split(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _count(levels: list[LevelRow]) -> Iterator[LevelRow]:
+def _count(track: Track, levels: list[LevelRow]) -> Iterator[LevelRow]:
     with track("solve levels", len(levels)) as progress:
         for level in levels:
             yield level

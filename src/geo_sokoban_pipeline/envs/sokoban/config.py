@@ -5,7 +5,8 @@ They belong to the data source, not to a run: the data has a seed of its own, so
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +15,7 @@ from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seed, Share, St
 from geo_sokoban_pipeline.config.data import ImageLimits
 
 INSTRUCTIONS = ("brief", "full")
+_GENERATED = ("height", "width", "boxes", "inner_walls", "min_solution", "max_solution", "equal_lengths")
 
 
 class SplitCounts(data.SplitCounts):
@@ -62,8 +64,17 @@ class FileOptions(StrictModel):
     )
 
 
-class SokobanDataOptions(StrictModel):
+class SokobanDataOptions(data.DataOptions):
     """Everything that the pipeline data_sokoban takes; the defaults are the setting of the tiny policy."""
+
+    UNUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "generate": (
+            *("solver_states", "collapse", "pictures", "strip_chat_markup", "consistent_legend"),
+            *("hub", "file", "limits"),
+        ),
+        "hub": (*_GENERATED, "file"),
+        "file": (*_GENERATED, "hub"),
+    }
 
     source: Literal["generate", "hub", "file"] = Field("generate", description="Where levels come from.")
     seed: Seed = Field(0, description="Seed of generated levels and of the splits; independent of the run's seed.")
@@ -132,6 +143,15 @@ class SokobanDataOptions(StrictModel):
         if self.source == "file" and not self.file.path:
             raise ValueError("source=file needs file.path; set sokoban.file.path to a parquet, jsonl or text file.")
         return self
+
+    @property
+    def label(self) -> str:
+        """Size and boxes of generated levels."""
+        return f"{self.height}x{self.width}-{self.boxes}box"
+
+    def steps(self) -> tuple[int, int] | None:
+        """Bounds of the shortest solutions."""
+        return (self.min_solution, self.max_solution) if self.source == "generate" else None
 
     def _check_room(self) -> None:
         inner, (fewest, most) = (self.height - 2) * (self.width - 2), self.inner_walls

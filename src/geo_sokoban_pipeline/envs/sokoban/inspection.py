@@ -10,13 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.config.sokoban import HubOptions, SokobanDataOptions
+from geo_sokoban_pipeline.envs.inspection import TABLES, Check, DataSample, compare_stored, failure_of, guard
 from geo_sokoban_pipeline.envs.rows import split_slice
-from geo_sokoban_pipeline.envs.sokoban.data import prompt_row, raw_level_row
+from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.config import HubOptions, SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.data import LevelRow, data_source_name, prompt_row, raw_level_row
 from geo_sokoban_pipeline.envs.sokoban.sources import HubLoader, Reading, read_source, split_yields
 from geo_sokoban_pipeline.envs.splits import SPLITS
-from geo_sokoban_pipeline.preflight.checks import Check, DataSample, Subject, failure_of, guard
-from geo_sokoban_pipeline.preflight.stored import TABLES, compare_stored
 
 Row = dict[str, Any]
 _GROUP = "data"
@@ -24,14 +24,15 @@ _GROUP = "data"
 _COLUMNS = ("id", "prompt", "images", "data_source", "level_xsb", "level_hash", "layout_hash", "split_rule")
 
 
-def inspect_levels(subject: Subject, load_hub_rows: HubLoader | None, stored: Path) -> DataSample:
+def inspect_levels(options: SokobanDataOptions, rows: int, load_hub_rows: HubLoader | None, stored: Path) -> DataSample:
     """Look at the data of a Sokoban run.
 
     Args:
+        rows: levels made, or rows read, at most.
         load_hub_rows: see `read_source`.
         stored: folder of the prompts tables in 05_model_input.
     """
-    options, rows, sample = subject.data, subject.settings.rows, DataSample()
+    sample = DataSample()
     found = guard(_GROUP, "counts", lambda: check_yields(options))
     try:
         sample.checks, reading = sample_levels(options, rows, load_hub_rows)
@@ -207,3 +208,23 @@ def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> li
         if first[name] != made[name]:
             differs.append(what)
     return differs
+
+
+def sample_level(options: SokobanDataOptions) -> Row:
+    """A prompts row of a level of the size that a run with these options generates, which two moves solve at most."""
+    board = Board.from_text(_draw_level(options.height, options.width, options.boxes))
+    level = LevelRow("a small level", "generate", data_source_name(board), board, solution_length=2)
+    return prompt_row(raw_level_row(level, "train", "layout"), options)
+
+
+def _draw_level(height: int, width: int, boxes: int) -> str:
+    """A room with its player beside a box beside a target; all other boxes stand on targets, from the far end."""
+    tall = height > width
+    long, short = (height, width) if tall else (width, height)
+    cells = [[" "] * (long - 2) for _ in range(short - 2)]
+    cells[0][:4] = "@ $." if long >= 6 else "@$."
+    free = [(row, column) for row in range(short - 3, -1, -1) for column in range(long - 3, -1, -1)]
+    for row, column in [place for place in free if place[0] > 0][: boxes - 1]:
+        cells[row][column] = "*"
+    drawn = ["#" * long, *("#" + "".join(row)[: long - 2] + "#" for row in cells), "#" * long]
+    return "\n".join("".join(row) for row in zip(*drawn, strict=True)) if tall else "\n".join(drawn)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -128,8 +129,14 @@ class PictureLimits(data.ImageLimits):
     max_images: Count = Field(16, description="Images of one row.")
 
 
-class Geo3kDataOptions(StrictModel):
+class Geo3kDataOptions(data.DataOptions):
     """Everything that the pipeline data_geo3k takes; the defaults are the setting of the tiny policy."""
+
+    UNUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "generate": ("shares", "image_folder", "hub", "file"),
+        "hub": ("problems", "file", "hub.streaming"),
+        "file": ("problems", "hub"),
+    }
 
     source: Literal["generate", "hub", "file"] = Field("generate", description="Where problems come from.")
     seed: Seed = Field(0, description="Seed of generated problems and of the splits; independent of the run's seed.")
@@ -186,6 +193,11 @@ class Geo3kDataOptions(StrictModel):
                         "are read."
                     )
         return self
+
+    @property
+    def label(self) -> str:
+        """Difficulty of generated problems."""
+        return self.problems.difficulty
 
     @classmethod
     def slime_exact(cls, **changes: Any) -> Self:

@@ -1,4 +1,4 @@
-"""Evaluation of geometry: records of answers, and rows of the summary made from them.
+"""Evaluation of geometry: records of answers, and what the summary says of them.
 
 Accuracy is of the last answer of an episode; what the first attempt was worth stands apart, so that nobody takes what a
 scoring tool has told for what a policy has seen. Every share stands beside its counts, or is None where there are none.
@@ -13,41 +13,30 @@ from statistics import median
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.evaluation.metrics import Disguise, Ending, Rows, count_solved, mean_of, pass_at_k_by_prompt
-from geo_sokoban_pipeline.rewards.geo3k import assistant_text
+from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, Rows, count_solved, mean_of, read_record
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
-from geo_sokoban_pipeline.seeding import python_generator
-from geo_sokoban_pipeline.tasks import GEO3K
+from geo_sokoban_pipeline.rewards.text import assistant_text
 
+BREAKDOWNS = ("family", "answer_form", "difficulty")  # columns of the prompts
 _UNKNOWN = "unknown"  # label of rows that do not say
 
 
 @dataclass(frozen=True)
-class AnswerRecord:
+class AnswerRecord(EpisodeRecord):
     """What the evaluation keeps of one episode.
 
     Attributes:
-        prompt_id: of the problem; episodes of one problem share it.
-        success: the last answer is correct; failed and aborted episodes count as not correct.
-        first_attempt: the first one is; in episodes with one reply the same. None: there were several, and the
-            environment does not report `first_attempt_correct`.
-        ret: episode reward; None where it was not graded.
-        turns: replies of the policy, 0 or more.
-        invalid_turns: replies with neither an answer nor a call that could be scored.
+        first_attempt: the first answer is correct; in episodes with one response the same as the last. None: there were
+            several, and the environment does not report `first_attempt_correct`.
         answered: whether there is an answer at all.
-        tool_calls, valid_tool_calls: replies that try a call, and those whose answer was scored.
+        tool_calls, valid_tool_calls: responses that try a call, and those whose answer was scored.
         plausible: whether the last answer is that of one of the problem's plausible rules; None where none are known.
         tokens: that the policy wrote; None where none played.
         truncated: cut off at a limit. repetition: ends in repetition.
-        labels: of the problem, by the columns that the tasks of this world are broken down by.
+        labels: of the problem, by the columns of `BREAKDOWNS`.
     """
 
-    prompt_id: str
-    success: bool
     first_attempt: bool | None
-    ret: float | None
-    turns: int
-    invalid_turns: int
     answered: bool
     tool_calls: int
     valid_tool_calls: int
@@ -61,14 +50,9 @@ class AnswerRecord:
 def record_answer(ending: Ending) -> AnswerRecord:
     """What the summary keeps of an episode."""
     metrics, row = ending.metrics, ending.row
-    success = metrics.get("success", 0.0) >= 0.5
     return AnswerRecord(
-        prompt_id=str(row["id"]),
-        success=success,
+        **read_record(ending),
         first_attempt=_first_attempt(ending),
-        ret=ending.ret,
-        turns=int(ending.metrics.get("turns", len(ending.replies))),
-        invalid_turns=int(metrics.get("invalid_turns", 0.0)),
         answered=metrics.get("has_answer", 0.0) >= 0.5,
         tool_calls=int(metrics.get("tool_calls", 0.0)),
         valid_tool_calls=int(metrics.get("valid_tool_calls", 0.0)),
@@ -76,34 +60,23 @@ def record_answer(ending: Ending) -> AnswerRecord:
         tokens=ending.tokens,
         truncated=ending.truncated,
         repetition=metrics.get("repetition", 0.0) >= 0.5,
-        labels={column: str(row.get(column) or _UNKNOWN) for column in GEO3K.breakdowns},
+        labels={column: str(row.get(column) or _UNKNOWN) for column in BREAKDOWNS},
     )
 
 
-def summarise_answers(
-    records: Sequence[AnswerRecord], *, policy: str = "final", mode: str = "sampled"
-) -> dict[str, Any]:
-    """One row of the evaluation summary.
+def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
+    """What a row of the summary says of answers.
 
     Returns:
-        As of all worlds `policy`, `mode`, `episodes`, `solved`, `solve_rate`, `low`, `high`, `mean_return`,
-        `invalid_share` (of turns) and `pass_at_k`. Then `first_attempt` (`episodes`, `solved`, `solve_rate`, `low`,
-        `high`; None where an episode's is unknown), `answered_share`, `plausible_share` (of the episodes whose rules
-        are known), `tools` (`called_share` of the episodes, `calls` per episode, `valid_share` of the calls),
-        `responses` (`tokens_mean`, `tokens_median`, `tokens_max`, `truncated_share`, `repetition_share`; None where no
-        policy played), and `breakdowns`: by column a list of `label`, `episodes`, `solved`, `solve_rate`, `low`,
-        `high`, `first_attempts` (correct ones).
+        `first_attempt` (`episodes`, `solved`, `solve_rate`, `low`, `high`; None where an episode's is unknown),
+        `answered_share`, `plausible_share` (of the episodes whose rules are known), `tools` (`called_share` of the
+        episodes, `calls` per episode, `valid_share` of the calls), `responses` (`tokens_mean`, `tokens_median`,
+        `tokens_max`, `truncated_share`, `repetition_share`; None where no policy played), and `breakdowns`: by column a
+        list of `label`, `episodes`, `solved`, `solve_rate`, `low`, `high`, `first_attempts` (correct ones).
     """
-    turns = sum(record.turns for record in records)
     judged = [record.plausible for record in records if record.plausible is not None]
     first = [record.first_attempt for record in records]
     return {
-        "policy": policy,
-        "mode": mode,
-        **count_solved([record.success for record in records]),
-        "mean_return": mean_of([record.ret for record in records if record.ret is not None]),
-        "invalid_share": sum(record.invalid_turns for record in records) / turns if turns else None,
-        "pass_at_k": pass_at_k_by_prompt(records),
         "first_attempt": None if None in first else count_solved([bool(one) for one in first]),
         "answered_share": mean_of([float(record.answered) for record in records]),
         "plausible_share": mean_of([float(value) for value in judged]),
@@ -134,31 +107,6 @@ def describe_problems(prompts: Rows, options: TrainOptions) -> dict[str, Any]:
         "answers": len({row.get("answer") for row in prompts}),
         "turn_limit": options.rollout.max_turns,
     }
-
-
-def answer_disguises(prompts: Rows, options: TrainOptions, seed: int) -> list[Disguise]:
-    """Blank pictures and other problems' pictures, where the options say so."""
-    evaluation = options.evaluation
-    blank = [Disguise("_blank", True, prompts)] if evaluation.blank_images else []
-    shuffled = getattr(evaluation, "shuffled_images", False)
-    return [*blank, Disguise("_shuffled", False, shuffle_pictures(prompts, seed))] if shuffled else blank
-
-
-def shuffle_pictures(prompts: Rows, seed: int) -> list[dict[str, Any]]:
-    """Prompts with the pictures of another problem, which has as many of them; a lone one keeps its own.
-
-    The pictures are the same in number and kind, so a policy that does without them loses nothing.
-    """
-    groups: dict[int, list[int]] = defaultdict(list)
-    for index, row in enumerate(prompts):
-        groups[len(row.get("images") or [])].append(index)
-    shown = list(prompts)
-    for members in groups.values():
-        order = list(members)
-        python_generator(seed, "shuffled pictures", len(order)).shuffle(order)
-        for index, other in zip(order, order[1:] + order[:1], strict=True):
-            shown[index] = {**prompts[index], "images": prompts[other].get("images")}
-    return shown
 
 
 def _first_attempt(ending: Ending) -> bool | None:

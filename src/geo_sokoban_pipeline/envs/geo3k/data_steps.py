@@ -1,4 +1,4 @@
-"""Nodes of data_geo3k: streams and frames in and out; the rules are in `envs.geo3k`.
+"""Steps of data_geo3k and data_geo3k_multi_turn: streams and frames in and out.
 
 Tables with pictures are streams: no node holds more than a few rows of them.
 """
@@ -12,28 +12,31 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import validate_parameters
-from geo_sokoban_pipeline.config.geo3k import DATA_OPTIONS, Geo3kDataOptions, GeometryHubOptions
-from geo_sokoban_pipeline.pipelines.tables import HubSplit, as_frame, hub_rows, hub_splits
-from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, RowStream
+from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS, Geo3kDataOptions
+from geo_sokoban_pipeline.envs.rows import as_frame
+from geo_sokoban_pipeline.runs.row_stream import RowStream
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
+    from geo_sokoban_pipeline.envs.rows import HubReader
 
 logger = logging.getLogger(__name__)
 
 
-def read_problems(parameters: dict[str, Any], section: str) -> RowStream:
+def read_problems(
+    parameters: Mapping[str, Any] | Geo3kDataOptions, section: str, hub: HubReader | None = None
+) -> RowStream:
     """Rows of the chosen source as they are, those included that are no problems.
 
     Args:
         parameters: `params:geo3k` or `params:geo3k_multi_turn`, see `Geo3kDataOptions`.
         section: name of the parameters.
+        hub: how rows of the hub are had; needed for `source=hub`.
     """
     from geo_sokoban_pipeline.envs.geo3k.sources import open_source
 
-    return open_source(as_options(parameters, section), section, hub_reader(section))
+    return open_source(as_options(parameters, section), section, hub)
 
 
 def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -89,20 +92,6 @@ def report_data(
     sizes = ", ".join(f"{split} {numbers['problems']}" for split, numbers in report["splits"].items())
     logger.info("%s: problems: %s", section, sizes)
     return report
-
-
-def hub_reader(section: str) -> HubReader:
-    """The reader of the hub for a section of the parameters."""
-    from geo_sokoban_pipeline.envs.geo3k.sources import HubReader
-
-    def names(hub: GeometryHubOptions) -> Sequence[str]:
-        return hub_splits(hub.dataset, hub.revision, section=section)
-
-    def rows(hub: GeometryHubOptions, split: str) -> Any:
-        source = HubSplit(hub.dataset, hub.revision, split)
-        return hub_rows(source, section=section, streaming=hub.streaming, batch_rows=BATCH_ROWS)
-
-    return HubReader(names, rows)
 
 
 def nothing_good(section: str, options: Geo3kDataOptions, rejected: Sequence[Any]) -> str:

@@ -10,37 +10,40 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.config.geo3k import Geo3kDataOptions
+from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.data import index_rows, prompt_row, settle_splits
-from geo_sokoban_pipeline.envs.geo3k.sources import HubReader, draw_problems, open_source
-from geo_sokoban_pipeline.envs.rows import RejectedRow
+from geo_sokoban_pipeline.envs.geo3k.sources import draw_problems, open_source
+from geo_sokoban_pipeline.envs.inspection import Check, DataSample, compare_stored, failure_of, guard
+from geo_sokoban_pipeline.envs.rows import HubReader, RejectedRow
 from geo_sokoban_pipeline.envs.splits import SPLITS
-from geo_sokoban_pipeline.preflight.checks import Check, DataSample, Subject, failure_of, guard
-from geo_sokoban_pipeline.preflight.stored import compare_stored
 from geo_sokoban_pipeline.runs.row_stream import stored_rows
 
 Row = dict[str, Any]
 _GROUP = "data"
 
 
-def inspect_problems(subject: Subject, hub: HubReader | None, stored: Path) -> DataSample:
+def inspect_problems(
+    options: Geo3kDataOptions, section: str, rows: int, hub: HubReader | None, stored: Path
+) -> DataSample:
     """Look at the data of a geometry run.
 
     Args:
+        section: name of the data's parameters.
+        rows: problems drawn, or rows read, at most.
         hub: how rows of the hub are had.
         stored: folder of the prompts tables in 05_model_input.
     """
-    options, rows, sample = subject.data, subject.settings.rows, DataSample()
-    found = guard(_GROUP, "counts", lambda: check_counts_drawn(options, subject.task))
+    sample = DataSample()
+    found = guard(_GROUP, "counts", lambda: check_counts_drawn(options, section))
     try:
-        sample.checks, sample.rows, read = sample_problems(options, subject.task, rows, hub)
+        sample.checks, sample.rows, read = sample_problems(options, section, rows, hub)
         sample.counts = expected_counts(options, sample.rows, whole=read < rows)
     except Exception as error:  # files, a hub and a generator: each has errors of its own, and the rest still counts
         # Counts that cannot be had stop the generator too: one cause, one failure.
         if not any(check.state == "failure" for check in found):
             sample.checks.append(failure_of(_GROUP, "source", error))
     sample.checks += found
-    sample.checks += guard(_GROUP, "stored prompts", lambda: check_stored_prompts(options, subject.task, stored))
+    sample.checks += guard(_GROUP, "stored prompts", lambda: check_stored_prompts(options, section, stored))
     sample.rows = [row for row in sample.rows if row["split"] == "train"] or sample.rows
     return sample
 

@@ -1,0 +1,106 @@
+"""What a look before a run finds: a record with a state, the facts, and the way out.
+
+A check never raises for what it looks at: `guard` turns an error into a failure, so one bad setting does not hide the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from geo_sokoban_pipeline.runs.own_code import where
+
+State = Literal["ok", "warning", "failure", "skipped"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        group: what it belongs to: `parameters`, `data`, `model`, …
+        name: what was looked at.
+        state: `failure` is what would end a run later; a `warning` does not.
+        found: the facts, with their units.
+        way_out: what to do; empty where nothing is to be done.
+    """
+
+    group: str
+    name: str
+    state: State
+    found: str
+    way_out: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """The record as JSON values."""
+        return asdict(self)
+
+
+def guard(group: str, name: str, check: Callable[[], Sequence[Check]]) -> list[Check]:
+    """Findings of a check; an error that it raises is a failure under `name`, with the error's text."""
+    try:
+        return list(check())
+    except Exception as error:  # what is looked at may be anybody's code or files; the other checks still count
+        return [failure_of(group, name, error)]
+
+
+def failure_of(group: str, name: str, error: Exception) -> Check:
+    """A failure that says what an error says, and where in own code; its class stands before texts of others."""
+    text = (" ".join(str(error).split()) or "no message") + where(error)
+    own = type(error).__module__.startswith("geo_sokoban_pipeline") or isinstance(error, FileNotFoundError | ValueError)
+    return Check(group, name, "failure", text if own else f"{type(error).__name__}: {text}")
+
+
+@dataclass
+class DataSample:
+    """Findings about the data, and what later checks need of them.
+
+    Attributes:
+        checks: one record per row of the table.
+        rows: training prompts to try things with; none where the source could not give any.
+        counts: prompts of each split that a run will have (None: only the whole source can tell); None where the source
+            could not be read.
+        longest: moves that the shortest solution of the hardest prompts takes; None where the task knows no moves.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    counts: dict[str, int | None] | None = None
+    longest: int | None = None
+
+
+# Tables of prompts by split, in 05_model_input.
+TABLES = {"train": "prompts", "validation": "validation_prompts", "eval": "eval_prompts"}
+_STORED = "stored prompts"
+
+
+def compare_stored(
+    group: str, folder: Path, differences: Callable[[Path, str], list[str]], *, generated: bool
+) -> list[Check]:
+    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
+
+    Args:
+        group: of the checks.
+        folder: of the prompts tables in 05_model_input, under the id of the data.
+        differences: what in a table, of a split, cannot be of the options; raises OSError or ValueError for a file that
+            cannot be read.
+        generated: the source generates, so that rows can be made and compared; of others the id alone tells.
+    """
+    paths = {split: folder / f"{name}.parquet" for split, name in TABLES.items()}
+    if not all(path.is_file() for path in paths.values()):
+        return [Check(group, _STORED, "skipped", "none yet; the data nodes of the run make them")]
+    if not generated:
+        return [Check(group, _STORED, "ok", f"made with these settings and source: {folder.name}")]
+    found: list[Check] = []
+    for split, path in paths.items():
+        try:
+            differs = differences(path, split)
+        except (OSError, ValueError) as error:
+            differs = [f"not readable ({' '.join(str(error).split())})"]
+        if differs:
+            way_out = f"delete {folder}; the data nodes of the run make them again"
+            found.append(Check(group, _STORED, "warning", f"{path}: {'; '.join(differs)}", way_out))
+    return found or [Check(group, _STORED, "ok", f"made with these settings: {folder.name}")]

@@ -1,0 +1,71 @@
+"""Evaluation of Sokoban: what is kept of an episode, and what the summary says of moves and solution lengths."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
+
+
+@dataclass(frozen=True)
+class LevelRecord(EpisodeRecord):
+    """What the evaluation keeps of one episode.
+
+    Attributes:
+        steps: moves made; None where the environment does not count them.
+        optimal_steps: fewest moves that solve the level; None where unknown.
+    """
+
+    steps: int | None
+    optimal_steps: int | None
+
+
+def record_level(ending: Ending) -> LevelRecord:
+    """What the summary keeps of an episode."""
+    length, steps = ending.row.get("solution_length"), ending.metrics.get("steps")
+    return LevelRecord(
+        **read_record(ending),
+        steps=None if steps is None else int(steps),
+        optimal_steps=None if length is None else int(length),
+    )
+
+
+def summarise_levels(records: Sequence[LevelRecord]) -> dict[str, Any]:
+    """`steps_over_optimal` (mean of steps / optimal over solved episodes that know both) and `by_length`."""
+    detours = [
+        record.steps / record.optimal_steps
+        for record in records
+        if record.success and record.steps is not None and record.optimal_steps
+    ]
+    return {"steps_over_optimal": mean_of(detours), "by_length": by_length(records)}
+
+
+def by_length(records: Iterable[LevelRecord]) -> list[dict[str, Any]]:
+    """Solve rate per optimal length, ascending: `length`, `episodes`, `solved`, `solve_rate`, `low`, `high`.
+
+    Episodes whose optimal length is unknown are in no row.
+    """
+    groups: dict[int, list[LevelRecord]] = defaultdict(list)
+    for record in records:
+        if record.optimal_steps is not None:
+            groups[record.optimal_steps].append(record)
+    return [
+        {"length": length, **count_solved([record.success for record in groups[length]])} for length in sorted(groups)
+    ]
+
+
+def moves_per_turn(options: TrainOptions) -> int:
+    """Moves of a response that the environment carries out."""
+    default = inspect.signature(SokobanEnv).parameters["max_actions_per_turn"].default
+    return int(options.env.args.get("max_actions_per_turn", default))
+
+
+def move_limit(options: TrainOptions) -> int:
+    """Moves of an episode at most, for policies and baselines alike."""
+    return options.rollout.max_turns * moves_per_turn(options)

@@ -1,0 +1,125 @@
+"""All parameters of the project: one model whose fields are the top-level names.
+
+What is not a field here is an error, so a misspelt section never falls silently back to its defaults. Sections of tasks
+are made from the registered tasks: `<task>`, `<kind>_<task>`, and `study_<name>` of their studies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field, StringConstraints, create_model, model_validator
+
+from geo_sokoban_pipeline.config import study
+from geo_sokoban_pipeline.config.base import RunId, Seed, Setting, StrictModel, with_defaults
+from geo_sokoban_pipeline.config.grpo import EvaluatePipelineOptions, RolloutPipelineOptions, UpdatePipelineOptions
+from geo_sokoban_pipeline.masking import holds_password, mask_addresses
+from geo_sokoban_pipeline.tasks import TASKS
+
+# A run id, or a training pipeline and a run id.
+_RUN_NAME = r"^(train_[a-z0-9_]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$"
+# By kind of pipeline on a stored run: the model of its section, and what it is for.
+_ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
+    "rollout": (RolloutPipelineOptions, "Collecting without training."),
+    "update": (UpdatePipelineOptions, "Training on stored trajectories."),
+    "evaluate": (EvaluatePipelineOptions, "Evaluation of any checkpoint."),
+    "control": (study.ControlOptions, "More imitation instead of GRPO, to compare with."),
+}
+
+
+def split_runs(value: Any) -> Any:
+    """Names of runs from a list, or from one text with `+` between them, as `default+seed2`."""
+    return value.split("+") if isinstance(value, str) else value
+
+
+RunNames = Annotated[list[Annotated[str, StringConstraints(pattern=_RUN_NAME)]], BeforeValidator(split_runs)]
+
+
+class TrackingOptions(StrictModel):
+    """Where MLflow records a run. It only watches: whatever goes wrong there is a warning, never the end of a run."""
+
+    enabled: bool = Field(True, description="Off: MLflow is not even imported.")
+    uri: str | None = Field(
+        None,
+        description="MLflow tracking URI, without a password. None: the sqlite file mlflow.db in the data root.",
+    )
+    experiment: str = Field("geo_sokoban_pipeline", min_length=1, description="Name of the MLflow experiment.")
+    sample_trajectories: bool = Field(True, description="Record the run's newest trajectory file as an artifact.")
+
+    @model_validator(mode="after")
+    def _check(self) -> TrackingOptions:
+        if self.uri is not None and holds_password(self.uri):
+            raise ValueError(
+                f"uri={mask_addresses(self.uri)}: a password must not stand there, because the URI is stored with the "
+                "run. For http set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; for a database give the user "
+                "alone, and the password by a file such as ~/.pgpass."
+            )
+        return self
+
+
+class _General(StrictModel):
+    run_id: RunId = Field("default", description="Folder of the run below every {run} path; only by --params.")
+    fresh: bool = Field(False, description="Clear the run's folders before it starts; only by --params.")
+    runs: RunNames = Field(
+        default_factory=list,
+        description="Runs that `compare` puts side by side: run ids of the default task, or `train_<task>/<run id>`; "
+        "the others are compared with the first one.",
+    )
+    seed: Seed = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
+    tracking: TrackingOptions = TrackingOptions()
+
+
+def _studies() -> dict[str, Any]:
+    """Sections of the studies; each may override the data of its task, under the task's name."""
+    overrides: dict[str, Any] = {
+        name: (dict[str, Any], Field(default_factory=dict, description=f"Overrides of the data of {task.title}."))
+        for name, task in TASKS.items()
+    }
+    further = create_model("EvaluationSetOptions", __base__=study.EvaluationSetOptions, **overrides)
+    sets = (tuple[further, ...], Field((), description="Further sets of evaluation levels."))
+    definition = create_model("StudyDefinition", __base__=study.StudyDefinition, **overrides, evaluations=sets)
+    for model in (further, definition):
+        model.__doc__, model.TASKS = model.__base__.__doc__, tuple(TASKS)
+    named = {name: (task, meaning) for task in TASKS.values() for name, meaning in task.studies.items()}
+    options = with_defaults(study.StudyOptions, {"name": Setting("default", choices=("default", *named))})
+    sections: dict[str, Any] = {
+        "study": (options, Field(default_factory=options, description="Which study runs, and how."))
+    }
+    for name, (task, meaning) in named.items():
+        own = with_defaults(definition, {"task": Setting(task.name, choices=tuple(TASKS))})
+        sections[f"study_{name}"] = (own, Field(default_factory=own, description=meaning))
+    return sections
+
+
+def _sections() -> dict[str, Any]:
+    """Sections of the tasks: their data, their runs, and what works on stored runs."""
+    data, train, others = {}, {}, {}
+    for name, task in TASKS.items():
+        about = "Data; runs with the same settings share them."
+        data[name] = (task.data_config, Field(default_factory=task.data_config, description=about))
+        model = task.train_config
+        train[task.run] = (model, Field(default_factory=model, description="A run, from policy to report."))
+    for kind, (general, about) in _ON_RUNS.items():
+        for name, task in TASKS.items():
+            own = with_defaults(general, {"source": {"run": task.run}})
+            others[f"{kind}_{name}"] = (own, Field(default_factory=own, description=about))
+    for name in TASKS:
+        check = study.CheckPipelineOptions
+        others[f"check_{name}"] = (check, Field(default_factory=check, description="Pre-flight of a training run."))
+    return {**data, **train, **others, **_studies()}
+
+
+if TYPE_CHECKING:
+    _Sections = _General
+else:
+    _Sections = create_model("_Sections", __base__=_General, **_sections())
+
+
+class ProjectParameters(_Sections):
+    """The root of `conf/*/parameters*`."""
+
+
+def study_model(name: str) -> type[study.StudyDefinition]:
+    """Model of the section `study_<name>`."""
+    model: type[study.StudyDefinition] = ProjectParameters.model_fields[f"study_{name}"].annotation  # type: ignore[assignment]
+    return model

@@ -1,0 +1,50 @@
+"""Text of an episode that is graded: what the policy wrote, without its thoughts, never what the environment said."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+# Rule of the seed systems: a text is repetitive if its last 10,000 characters compress more than tenfold.
+REPETITION_CHARACTERS = 10_000
+REPETITION_RATIO = 10.0
+
+_THINK_END = "</think>"
+_BOX = "\\boxed{"
+
+
+def visible_text(reply: str) -> str:
+    """A reply from behind its last `</think>` on; all of it where there is none."""
+    return reply.rpartition(_THINK_END)[2]
+
+
+def assistant_text(replies: Iterable[str], *, thoughts: bool = False) -> str:
+    """Replies of an episode as one text, in order.
+
+    Args:
+        thoughts: keep them. They are taken out of each reply, so that an answer of an earlier reply stays when a later
+            one thinks.
+    """
+    return "\n".join(reply if thoughts else visible_text(reply) for reply in replies)
+
+
+def has_box(text: str) -> bool:
+    """Whether a text opens a box."""
+    return _BOX in text
+
+
+def has_format(text: str) -> bool:
+    """Whether a think block is followed by a box, the form that the mix of correctness and form pays for.
+
+    The block must be closed; it may be opened in the prompt, as templates of Thinking models do.
+    """
+    _, closed, rest = text.partition(_THINK_END)
+    return bool(closed) and "}" in rest.partition(_BOX)[2]
+
+
+def repetition(text: str) -> bool:
+    """Whether a text of more than 10,000 characters ends in repetition: its last 10,000 compress more than tenfold."""
+    if len(text) <= REPETITION_CHARACTERS:
+        return False
+    raw = text[-REPETITION_CHARACTERS:].encode("utf-8", errors="replace")
+    return len(raw) / len(zlib.compress(raw, level=9)) > REPETITION_RATIO
