@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.grpo.batching import (
     first_fit,
-    padded_tokens,
     partition_balanced,
     plan_micro_batches,
     schedule_ranks,
@@ -16,6 +17,11 @@ from geo_sokoban_pipeline.grpo.batching import (
 )
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
+
+
+def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
+    """Tokens that a plan computes, padding included."""
+    return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
 
 
 def flat(parts):

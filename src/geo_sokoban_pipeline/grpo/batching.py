@@ -49,11 +49,6 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int, order: Order = "
     return batches
 
 
-def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
-    """Tokens that a plan computes, padding included."""
-    return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
-
-
 def split_steps(
     groups: Sequence[Item], *, steps: int | None = None, groups_per_step: int | None = None
 ) -> list[list[Item]]:
