@@ -1,4 +1,4 @@
-"""Batching plans: worked example of the seed, permutations, budgets and balance."""
+"""Batching plans: worked example of slime, permutations, budgets and balance."""
 
 from __future__ import annotations
 
