@@ -18,7 +18,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Draw the chosen tasks' pictures and print their paths; 0, or 1 where a task has no finished run."""
     from geo_sokoban_pipeline.reporting.episodes import episodes_gif
     from geo_sokoban_pipeline.reporting.notebook import open_catalog
-    from geo_sokoban_pipeline.reporting.showcase import draw_replies
+    from geo_sokoban_pipeline.reporting.showcase import draw_responses
     from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 
     options = _parse(words)
@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
         path = options.output / SHOWN[task][0]
         path.parent.mkdir(parents=True, exist_ok=True)
         films = task == "sokoban"
-        path.write_bytes(episodes_gif([pair.after for pair in pairs]) if films else draw_replies(pairs).encode())
+        path.write_bytes(episodes_gif([pair.after for pair in pairs]) if films else draw_responses(pairs).encode())
         print(path)  # noqa: T201
     return 0
 

@@ -23,6 +23,7 @@ def make_seed(seed: int, final: int, minutes: float | None = 7.5, greedy: int = 
         "minutes": minutes,
         "cpu_seconds": {"warm_start": 100.0, "grpo": 200.0, "control_teacher": 201.5 - 10 * seed},
         "steps": {"warm_start": 1000, "grpo": 140, "control_teacher": 2000},
+        "memory_gb": [],
         "rows": [
             row("warm_start", 256),
             row("warm_start", 224, "greedy"),
@@ -60,9 +61,12 @@ def make_results(
 ) -> dict[str, Any]:
     return {
         "study": name,
+        "task": "sokoban",
         "title": "The default run",
+        "chosen_on": [],
         "max_minutes": 8.0,
         "least_spent": 0.97,
+        "max_growth": None,
         "bars": BARS,
         "machine": {
             "workers": 2,

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.base import Task, Words
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 
 GROUP = "geo_sokoban_pipeline.tasks"
@@ -58,6 +58,21 @@ def task_of(name: str) -> Task:
     if name not in TASKS:
         raise ValueError(f"task={name!r}: must be one of {', '.join(TASKS)}")
     return TASKS[name]
+
+
+def task_or_plain(name: Any) -> Task:
+    """The task of a name; for others, as of runs whose task is no longer registered, one without words of its own."""
+    return TASKS.get(str(name), _PLAIN)
+
+
+class _PlainTask(Task):
+    """What readers see of a task that nobody can run."""
+
+    name = title = "task"
+    words = Words("prompt", "prompts", "success rate", "solved", "not solved")
+
+
+_PLAIN: Task = _PlainTask()  # type: ignore[abstract]
 
 
 def difficulty_text(task: str, row: Mapping[str, Any]) -> str | None:

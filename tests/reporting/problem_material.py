@@ -19,10 +19,11 @@ from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
 from geo_sokoban_pipeline.envs.geo3k.data import summarise_data
 from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prompts, read_problems
 from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
-from geo_sokoban_pipeline.envs.geo3k.evaluation import describe_problems, record_answer, summarise_answers
+from geo_sokoban_pipeline.envs.geo3k.evaluation import record_answer
 from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
 from geo_sokoban_pipeline.evaluation.baselines import play_baselines
 from geo_sokoban_pipeline.evaluation.metrics import read_ending
+from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.grpo import group_advantages
 from geo_sokoban_pipeline.reporting.report import ReportInputs
 from geo_sokoban_pipeline.tasks import task_of
@@ -116,22 +117,24 @@ def _finish(
 def make_run(task: str) -> ReportInputs:
     """Inputs of the report of a run in which GRPO helped."""
     rows, report = make_data(task)
-    options = task_of(task).train()
+    options = task_of(task).train_config.model_validate({})
     played, summary_rows = {}, []
     for number, (policy, skill) in enumerate({"warm_start": 0.3, "final": 0.8}.items()):
         episodes = []
         for mode in ("sampled", "greedy"):
             found = [answer(task, row, skill, f"{policy}/{mode}", at) for at, row in enumerate(rows)]
             records = [record_answer(read_ending(one, row)) for one, row in zip(found, rows, strict=True)]
-            summary_rows.append(summarise_answers(records, policy=policy, mode=mode))
+            summary_rows.append(summary_row(task_of(task), records, policy=policy, mode=mode))
             episodes += found
         played[f"iter={number:05d}/part-000"] = lazily(episodes)
     blind = [record_answer(read_ending(answer(task, row, 0.0, "blank", at), row)) for at, row in enumerate(rows)]
-    summary_rows += [summarise_answers(blind, policy=f"final{suffix}") for suffix in ("_blank", "_shuffled")]
+    summary_rows += [
+        summary_row(task_of(task), blind, policy=f"final{suffix}", mode="sampled") for suffix in ("_blank", "_shuffled")
+    ]
     summary = {
         "task": task,
         "prompts": len(rows),
-        **describe_problems(list(rows), options),
+        **task_of(task).describe_prompts(list(rows), options),
         "policies": ["warm_start", "final"],
         "rows": summary_rows + play_baselines(list(rows), list(rows), options, 0),
     }

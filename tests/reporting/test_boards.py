@@ -1,4 +1,4 @@
-"""Boards read back from pictures, and episodes as frames and films."""
+"""Boards read back from images, and episodes as frames and films."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from PIL import Image
 
 from builders import make_png, make_trajectories
 from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.envs.sokoban.board_images import play_moves, read_board
 from geo_sokoban_pipeline.envs.sokoban.drawing import render_png
 from geo_sokoban_pipeline.reporting.episodes import (
     describe_end,
     episode_frames,
     episode_gif,
     episodes_gif,
-    play_moves,
-    read_board,
 )
 from reporting.material import make_levels, play
 
@@ -38,10 +37,10 @@ def test_all_seven_kinds_of_cells_are_read():
         assert read_board(render_png(board, 16)) == (board, 16)
 
 
-@pytest.mark.parametrize("picture", [make_png(96, 3), make_png(32, 1)])
-def test_other_pictures_are_not_read(picture):
-    assert read_board(picture) is None
-    assert play_moves(picture, ["up"]) is None
+@pytest.mark.parametrize("image", [make_png(96, 3), make_png(32, 1)])
+def test_other_images_are_not_read(image):
+    assert read_board(image) is None
+    assert play_moves(image, ["up"]) is None
 
 
 def test_moves_end_where_the_board_is_solved():
@@ -57,10 +56,12 @@ def test_unknown_action_gives_no_picture():
 def test_frames_of_a_solved_episode_end_on_the_solved_board():
     episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
     frames = episode_frames(episode)
-    assert [frame.reply for frame in frames[:-1]] == [turn.text for turn in episode.turns if turn.role == "assistant"]
-    assert [frame.picture for frame in frames[:-1]] == episode.images
+    assert [frame.response for frame in frames[:-1]] == [
+        turn.text for turn in episode.turns if turn.role == "assistant"
+    ]
+    assert [frame.image for frame in frames[:-1]] == episode.images
     assert frames[-1].is_end
-    board, _ = read_board(frames[-1].picture)
+    board, _ = read_board(frames[-1].image)
     assert board.is_solved
     assert describe_end(episode) == "Solved in 5 turns."
 
@@ -68,16 +69,16 @@ def test_frames_of_a_solved_episode_end_on_the_solved_board():
 def test_frames_of_an_unsolved_episode_end_on_its_last_picture():
     episode = play(make_levels(48)[7], 0.0, "x/sampled", 0)
     frames = episode_frames(episode)
-    assert frames[-1].picture == episode.images[-1]
+    assert frames[-1].image == episode.images[-1]
     assert len(frames) == len(episode.images)
     assert describe_end(episode) == "Not solved after 10 turns."
 
 
-def test_frames_without_pictures_or_turns():
+def test_frames_without_images_or_turns():
     episode = make_trajectories(1)[0]
     for turn in episode.turns:
         turn.image_indices = []
-    assert {frame.picture for frame in episode_frames(episode)} == {None}
+    assert {frame.image for frame in episode_frames(episode)} == {None}
     episode.turns = []
     assert [frame.is_end for frame in episode_frames(episode)] == [True]
 

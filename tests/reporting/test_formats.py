@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from geo_sokoban_pipeline.reporting.formats import count, duration, joined, number, percent, percent_range, signed
+from geo_sokoban_pipeline.formats import count, duration, joined, number, percent, percent_range, signed
 
 
 @pytest.mark.parametrize(

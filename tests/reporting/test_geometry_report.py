@@ -1,4 +1,4 @@
-"""The page of a geometry run: its own words, tables and pictures, for one reply and for the scoring tool."""
+"""The page of a geometry run: its own words, tables and images, for one response and for the scoring tool."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 
 from geo_sokoban_pipeline.reporting import notebook as show
 from geo_sokoban_pipeline.reporting.report import build_report, write_headline
-from geo_sokoban_pipeline.reporting.run_worlds import notes_of
-from geo_sokoban_pipeline.reporting.tables import evaluation_columns, kind_tables, length_chart, reply_table
+from geo_sokoban_pipeline.reporting.tables import (
+    evaluation_columns,
+    kind_tables,
+    length_chart,
+    notes_of,
+    response_table,
+)
 from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
@@ -51,13 +56,13 @@ def test_page_speaks_of_problems(page):
 
 
 def test_first_attempts_stand_apart_where_there_are_several(task, page):
-    several = task_of(task).train().rollout.max_turns > 1
+    several = task_of(task).train_config.model_validate({}).rollout.max_turns > 1
     assert ("Of its first attempts, before the scoring tool has said anything," in page.text) == several
     assert ("validation, sampled, first attempt" in page.text) == several
     assert ("Tool calls" in page.text) == several
     summary = make_run(task).summary
     assert ("first attempt" in evaluation_columns(summary)) == several
-    headings, lines = reply_table(summary)
+    headings, lines = response_table(summary)
     assert ("valid calls" in headings) == several
     assert len(lines) == len(summary["rows"]) and all(len(cells) == len(headings) for _, cells in lines)
 
@@ -112,8 +117,8 @@ def test_gallery_has_every_family_with_its_picture_and_replies(task, page):
     assert any(re.match(r"Correct in \d turn", note) for note in endings)
     assert any(re.match(r"Not correct after \d turns?\. The label is \d+", note) for note in endings)
     for episode in data["episodes"]:
-        assert len({frame["picture"] for frame in episode["frames"]}) == 1
-        assert "\\boxed{" in episode["frames"][0]["reply"]
+        assert len({frame["image"] for frame in episode["frames"]}) == 1
+        assert "\\boxed{" in episode["frames"][0]["response"]
         assert not any("no answer" in frame["note"] for frame in episode["frames"])
 
 

@@ -12,8 +12,8 @@ from html.parser import HTMLParser
 import pytest
 
 from geo_sokoban_pipeline.envs.sokoban import Board
+from geo_sokoban_pipeline.formats import signed
 from geo_sokoban_pipeline.reporting.episodes import describe_end
-from geo_sokoban_pipeline.reporting.formats import signed
 from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 from geo_sokoban_pipeline.reporting.training_episodes import choose_extremes, follow_prompts, summarise_training
 from geo_sokoban_pipeline.tasks import task_of
@@ -115,13 +115,13 @@ def test_links_lead_to_sections(page):
     assert {link[1:] for link in page.attributes("href")} <= page.ids
 
 
-def test_pictures_are_stored_once(page):
+def test_images_are_stored_once(page):
     data = players_of(page)
-    pictures = list(data["pictures"].values())
-    assert len(set(pictures)) == len(pictures)
-    assert all(picture.startswith("data:image/png;base64,") for picture in pictures)
-    used = {frame["picture"] for episode in data["episodes"] for frame in episode["frames"]}
-    assert used == set(data["pictures"])
+    images = list(data["images"].values())
+    assert len(set(images)) == len(images)
+    assert all(image.startswith("data:image/png;base64,") for image in images)
+    used = {frame["image"] for episode in data["episodes"] for frame in episode["frames"]}
+    assert used == set(data["images"])
     shown = [int(value) for value in page.attributes("data-episode", "data-take")]
     assert set(shown) == set(range(len(data["episodes"])))
 
@@ -163,7 +163,7 @@ def test_texts_are_never_markup():
     assert not [link for link in hostile.attributes("src", "href") if "evil" in link]
     assert not [name for _, values in hostile.tags for name in values if name.startswith("on")]
     assert len([1 for attributes, _ in hostile.scripts if attributes.get("type") != "application/json"]) == 1
-    assert players_of(hostile)["episodes"][0]["frames"][0]["reply"] == HOSTILE
+    assert players_of(hostile)["episodes"][0]["frames"][0]["response"] == HOSTILE
     assert "{{ 7*7 }}" in hostile.text
 
 
@@ -226,7 +226,7 @@ OWN = {"env": {"factory": "tasks/cells.py:build_env"}}
     ("task", "options", "title"),
     [
         ("sokoban", {}, "sokoban · "),
-        ("geo3k", task_of("geo3k").train().model_dump(), "geo3k · "),
+        ("geo3k", task_of("geo3k").train_config.model_validate({}).model_dump(), "geo3k · "),
         ("geo3k", OWN, "own task cells.py · "),
     ],
 )

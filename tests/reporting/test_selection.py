@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from builders import PAD, make_trajectories
-from geo_sokoban_pipeline.reporting.episodes import is_greedy, is_solved
+from geo_sokoban_pipeline.reporting.episodes import is_solved
 from geo_sokoban_pipeline.reporting.training_episodes import choose_extremes, choose_gallery
 from reporting.material import lazily, make_played, make_trained
 
@@ -17,7 +19,7 @@ def test_gallery_covers_lengths_and_both_ends():
     assert {is_solved(pair.after) for pair in pairs} == {True, False}
     assert len(pairs) <= 12
     for pair in pairs:
-        assert not is_greedy(pair.after)
+        assert not json.loads(pair.after.sampling)["greedy"]
         assert pair.after.group_index == pair.before.group_index
         assert "final" in pair.after.trajectory_id and "warm_start" in pair.before.trajectory_id
 

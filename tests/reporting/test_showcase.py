@@ -9,7 +9,7 @@ import pytest
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.reporting.episodes import episode_frames
-from geo_sokoban_pipeline.reporting.showcase import draw_replies
+from geo_sokoban_pipeline.reporting.showcase import draw_responses
 from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 from reporting.problem_material import make_run
 
@@ -19,29 +19,29 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
 def test_cards(task):
     pairs = choose_gallery(make_run(task).played, 2, 5)
-    svg = draw_replies(pairs)
+    svg = draw_responses(pairs)
     root = ElementTree.fromstring(svg)
     pictures = [image.get("href") for image in root.iter(f"{SVG}image")]
-    assert pictures == [png_data_uri(episode_frames(pair.after)[0].picture) for pair in pairs]
+    assert pictures == [png_data_uri(episode_frames(pair.after)[0].image) for pair in pairs]
     texts = [(text.get("class"), text.text) for text in root.iter(f"{SVG}text")]
-    assert [text for kind, text in texts if kind == "title"] == ["after imitation", "after GRPO"] * len(pairs)
+    assert [text for kind, text in texts if kind == "title"] == ["after SFT", "after GRPO"] * len(pairs)
     played = [one for pair in pairs for one in (pair.before, pair.after)]
     marks = [(kind, text) for kind, text in texts if kind in ("right", "wrong")]
     for (kind, text), one in zip(marks, played, strict=True):
         right = one.metrics.get("first_attempt_correct", one.metrics["success"]) == 1
         assert (kind, text) == ("right" if right else "wrong", f"{'✓' if right else '✗'} {answer_of(one)}")
     assert {kind for kind, _ in marks} == {"right", "wrong"}
-    assert draw_replies(pairs) == svg
+    assert draw_responses(pairs) == svg
 
 
-def test_replies_are_escaped_and_stay_on_their_card():
+def test_responses_are_escaped_and_stay_on_their_card():
     pair = choose_gallery(make_run("geo3k").played, 2, 1)[0]
     turns = [
         dataclasses.replace(turn, text="<b>" + "long & winding " * 20) if turn.role == "assistant" else turn
         for turn in pair.after.turns
     ]
     after = dataclasses.replace(pair.after, turns=turns)
-    root = ElementTree.fromstring(draw_replies([dataclasses.replace(pair, after=after, before=None)]))
+    root = ElementTree.fromstring(draw_responses([dataclasses.replace(pair, after=after, before=None)]))
     height = float(root.get("height", 0))
     lines = [text for text in root.iter(f"{SVG}text")]
     assert [text.text for text in lines][:2] == ["after GRPO", "<b>long & winding"]
@@ -50,7 +50,7 @@ def test_replies_are_escaped_and_stay_on_their_card():
 
 def test_nothing_to_show():
     with pytest.raises(ValueError, match="no problems to show: give the episodes of an evaluation"):
-        draw_replies([])
+        draw_responses([])
 
 
 def answer_of(episode):

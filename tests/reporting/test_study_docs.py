@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from geo_sokoban_pipeline.config.study import StudyOptions
 from geo_sokoban_pipeline.reporting.study_docs import (
     README_MARKERS,
     MarkerError,
@@ -26,13 +25,14 @@ from geo_sokoban_pipeline.reporting.study_docs import (
     study_marker,
     write_study,
 )
-from geo_sokoban_pipeline.reporting.study_rates import judge_bar
+from geo_sokoban_pipeline.reporting.study_rates import judge_criterion
 from geo_sokoban_pipeline.reporting.study_tables import MODES, render_study
+from geo_sokoban_pipeline.tasks import TASKS
 from study_material import make_answer_results, make_results, make_seed, row
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = "# Title\n\nprose\n\n<!-- a:begin -->\nold\n<!-- a:end -->\n\nmore\n"
-STUDIES = StudyOptions.model_fields["name"].annotation.__args__
+STUDIES = [name for task in TASKS.values() for name in task.studies]
 
 
 def table_rows(text, first):
@@ -65,7 +65,7 @@ def test_tables_of_a_study():
     results = make_results(make_seed(0, 420), make_seed(1, 380, minutes=None))
     shared = render_study(results)
     assert "| whole run: at most 8 minutes | – (not alone) | – (not alone) |" in shared
-    assert "**Bars** met by every seed: 4 of 8, missed: 2, not measured: 2." in shared
+    assert "**Criteria** met by every seed: 4 of 8, missed: 2, not measured: 2." in shared
     text = render_study({**results, "machine": {**results["machine"], "workers": 1}, "max_growth": 5})
     assert "| memory after 200 iterations: at most 5 % above that after 20 | – (too few iterations) |" in text
     (final,) = [line for line in table_rows(text, "**after GRPO, sampled**") if "[" in line]
@@ -77,7 +77,7 @@ def test_tables_of_a_study():
     (spent,) = table_rows(text, "control: more of the warm start: spent at least 0.97 of GRPO's CPU-seconds")
     assert spent.endswith("| 1.01: met | 0.96: **not met** |")
     # Of nine bars four are met by both seeds, two are missed by the second, three have no value.
-    assert "**Bars** met by every seed: 4 of 9, missed: 2, not measured: 3." in text
+    assert "**Criteria** met by every seed: 4 of 9, missed: 2, not measured: 3." in text
     assert "none of which occurs in training" in text
     assert "<details>" in text
 
@@ -139,7 +139,7 @@ def test_every_player_is_in_the_table_by_length():
     whole, seeds = text.partition("**By optimal length**")[2].split("<details>")
     for player in ("random moves", "teacher", "teacher, never gives up", "solver (optimal)"):
         assert table_rows(whole, player), player
-    assert table_rows(whole, "after GRPO, blank pictures, sampled")
+    assert table_rows(whole, "after GRPO, blank images, sampled")
     # Means and extremes of seeds that play the same levels; an interval only within a seed.
     assert table_rows(whole, "after GRPO, sampled") == ["| after GRPO, sampled | 100 (100–100) | 6 (3–9) |"]
     assert "[" not in whole.split("**What it took")[0]
@@ -150,15 +150,15 @@ def test_tables_of_a_geometry_study():
     text = render_study(make_answer_results())
     played = "640 evaluation problems, none of which occurs in training (generated, difficulty tiny, 5 families, 93 "
     assert f"Played: {played}distinct answers)" in text
-    assert "3 replies at most" in text and "![Accuracy on validation problems" in text
+    assert "3 responses at most" in text and "![Accuracy on validation problems" in text
     last, first = text.split("**First attempt**")
     assert table_rows(last, "**after GRPO, sampled**")[0].startswith("| **after GRPO, sampled** | 87.5")
     assert table_rows(first, "**after GRPO, sampled**")[0].startswith("| **after GRPO, sampled** | 65.6")
-    assert table_rows(last, "most frequent answer") and table_rows(last, "after GRPO, shuffled pictures, sampled")
+    assert table_rows(last, "most frequent answer") and table_rows(last, "after GRPO, shuffled images, sampled")
     (gain,) = table_rows(text, "after GRPO, sampled, first attempt: at least 50 points above warm start")
     assert gain.endswith("| +45.6: **not met** |")
     families = text.partition("**By family**: percent correct")[2]
-    assert "| player | arc | linear pair |" in families and "**By form of the answer**" in families
+    assert "| policy or baseline | arc | linear pair |" in families and "**By form of the answer**" in families
     for words in ("level", "wall layout", "moves", "solve"):
         assert not re.search(rf"\b{words}s?\b", text), words
     assert "First attempt" not in render_study(make_answer_results(turns=1))
@@ -324,7 +324,7 @@ def _stored(name):
 def _leads(seeds, over, measure="solved"):
     """Points by which the final policy leads, and whether the intervals are apart, by mode: one for each seed."""
     bar = {"player": "final", "over": over, "measure": measure, "at_least": 0.0, "apart": True}
-    verdicts = {mode: [judge_bar(bar | {"mode": mode}, seed["rows"]) for seed in seeds] for mode in MODES}
+    verdicts = {mode: [judge_criterion(bar | {"mode": mode}, seed["rows"]) for seed in seeds] for mode in MODES}
     return {
         mode: [(float(found.text.partition(",")[0].replace("−", "-")), "apart" in found.text) for found in row]
         for mode, row in verdicts.items()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.reporting.study_rates import (
     Rate,
     Verdict,
-    describe_bar,
+    describe_criterion,
     find_rate,
-    judge_bar,
+    judge_criterion,
     judge_growth,
     judge_minutes,
     judge_spent,
-    length_rates,
     mean_share,
+    rates_by,
 )
 from study_material import make_seed, row
 
@@ -54,18 +55,18 @@ def test_a_rate_is_written_with_its_interval():
     ],
 )
 def test_bars(bar, text, met):
-    verdict = judge_bar(bar, ROWS)
+    verdict = judge_criterion(bar, ROWS)
     assert (verdict.text, verdict.met) == (text, met)
 
 
 def test_overlapping_intervals_fail_a_bar_that_wants_them_apart():
     few = [row("warm_start", 8, episodes=20), row("final", 13, episodes=20)]
     bar = {"player": "final", "over": "warm_start", "at_least": 20}
-    assert judge_bar(bar, few).met is True
-    verdict = judge_bar({**bar, "apart": True}, few)
+    assert judge_criterion(bar, few).met is True
+    verdict = judge_criterion({**bar, "apart": True}, few)
     assert (verdict.met, verdict.text) == (False, "+25.0, intervals overlap")
     # The better one may be the other.
-    assert judge_bar({"player": "warm_start", "over": "final", "at_most": 5, "apart": True}, few).met is False
+    assert judge_criterion({"player": "warm_start", "over": "final", "at_most": 5, "apart": True}, few).met is False
 
 
 @pytest.mark.parametrize(
@@ -89,14 +90,19 @@ def test_growth_of_memory(memory, text, met):
 
 def test_bars_in_words():
     bar = {"player": "final", "mode": "greedy", "over": "random_legal", "at_least": 35.0, "apart": True}
-    assert describe_bar(bar) == "after GRPO, greedy: at least 35 points above random legal moves, intervals apart"
-    assert describe_bar({"player": "warm_start", "at_least": 20}) == "warm start, sampled: at least 20 %"
+    wanted = "after GRPO, greedy: at least 35 points above random legal moves, intervals apart"
+    assert describe_criterion(bar, SOKOBAN.report) == wanted
+    assert (
+        describe_criterion({"player": "warm_start", "at_least": 20}, SOKOBAN.report)
+        == "warm start, sampled: at least 20 %"
+    )
 
 
 def test_lengths_stay_apart_by_seed():
     seeds = [make_seed(0, 330), make_seed(1, 350)]
-    assert length_rates(seeds, "final", "sampled") == {1: [Rate(320, 320)] * 2, 2: [Rate(10, 320), Rate(30, 320)]}
-    assert length_rates(seeds, "control_optimal", "sampled") == {}
+    longer = [Rate(10, 320), Rate(30, 320)]
+    assert rates_by(seeds, "final", "sampled", "by_length") == {1: [Rate(320, 320)] * 2, 2: longer}
+    assert rates_by(seeds, "control_optimal", "sampled", "by_length") == {}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from geo_sokoban_pipeline.reporting.report import write_headline
 from geo_sokoban_pipeline.reporting.tables import (
     data_table,
     evaluation_rows,
+    kind_tables,
     length_chart,
-    length_table,
     parameter_tables,
     timings,
 )
@@ -43,7 +43,8 @@ def _row(policy, low, rate, high, mode="sampled"):
     ],
 )
 def test_headline_says_what_the_intervals_say(first, last, main, verdict):
-    summary = {"policies": ["a", "b"], "prompts": 640, "rows": [_row("a", *first), _row("b", *last)]}
+    rows = [_row("a", *first), _row("b", *last)]
+    summary = {"task": "sokoban", "policies": ["a", "b"], "prompts": 640, "rows": rows}
     headline = write_headline(summary)
     assert main in headline.main.replace("\u202f", " ")
     assert verdict in headline.further[0]
@@ -62,7 +63,9 @@ def test_headline_says_what_the_intervals_say(first, last, main, verdict):
 )
 def test_headline_says_what_the_same_prompts_say(change, main, verdict):
     rows = [_row("a", 0.3, 0.4, 0.5), _row("b", 0.35, 0.45, 0.55)]
-    headline = write_headline({"policies": ["a", "b"], "prompts": change.prompts, "rows": rows}, change)
+    headline = write_headline(
+        {"task": "sokoban", "policies": ["a", "b"], "prompts": change.prompts, "rows": rows}, change
+    )
     assert main in headline.main
     assert verdict in headline.further[0]
 
@@ -70,9 +73,10 @@ def test_headline_says_what_the_same_prompts_say(change, main, verdict):
 @pytest.mark.parametrize(
     ("summary", "text"),
     [
-        ({"prompts": 1, "layouts": 1}, "On 1 held-out level (1 wall layout) GRPO"),
-        ({"prompts": 2, "layouts": 2}, "On 2 held-out levels (2 wall layouts) GRPO"),
+        ({"prompts": 1, "task": "sokoban", "layouts": 1}, "On 1 held-out level (1 wall layout) GRPO"),
+        ({"prompts": 2, "task": "sokoban", "layouts": 2}, "On 2 held-out levels (2 wall layouts) GRPO"),
         ({"prompts": 1, "task": "geo3k", "families": 1, "answers": 1}, "On 1 held-out problem (1 family, 1 distinct"),
+        ({"prompts": 3, "task": "no longer registered"}, "On 3 held-out prompts GRPO"),
         ({"prompts": 41, "task": "geo3k", "answers": 8}, "On 41 held-out problems (8 distinct answers) GRPO"),
     ],
 )
@@ -106,11 +110,11 @@ def test_headline_of_a_whole_run():
 def test_headline_without_an_evaluation(summary):
     assert write_headline(summary).main == "No evaluation is stored for this run."
     assert evaluation_rows(summary) == ([], [])
-    assert length_table(summary) is None and length_chart(summary) is None
+    assert kind_tables(summary) == [] and length_chart(summary) is None
 
 
 def test_headline_of_one_policy():
-    summary = {"policies": ["seed2@best"], "prompts": 5, "rows": [_row("seed2@best", 0.1, 0.2, 0.3)]}
+    summary = {"task": "sokoban", "policies": ["seed2@best"], "prompts": 5, "rows": [_row("seed2@best", 0.1, 0.2, 0.3)]}
     assert write_headline(summary).main.startswith("On 5 held-out levels seed2@best solves 20.0")
 
 
@@ -132,7 +136,7 @@ def test_evaluation_row_with_nothing_but_a_name():
 def test_lengths_that_one_policy_lacks_are_dashes():
     summary = make_summary()
     del summary["rows"][0]["by_length"][2]
-    table = length_table(summary)
+    table = kind_tables(summary)[0]
     assert table.names == ["warm start", "after GRPO", "random legal moves"]
     assert table.lines[2][1][0][0] == "–"
 
@@ -154,7 +158,7 @@ def test_run_that_was_not_timed(rows):
 
 
 def test_data_table():
-    table = data_table(make_data_report())
+    table = data_table(make_data_report(), SOKOBAN)
     assert table.columns[:4] == ["levels", "distinct", "layouts", "1"]
     assert [name for name, _ in table.lines] == ["train", "validation", "eval"]
     assert any("0 layouts and 0 levels occur in more than one split" in note for note in table.notes)
@@ -163,13 +167,13 @@ def test_data_table():
 def test_data_table_names_rejected_rows():
     report = make_data_report() | {"rows_rejected": 3, "rejected_reasons": {"no player": 2, "ragged": 1}}
     assert "3 of 7 040 rows were rejected: no player (2) and ragged (1)." in [
-        note.replace("\u202f", " ") for note in data_table(report).notes
+        note.replace("\u202f", " ") for note in data_table(report, SOKOBAN).notes
     ]
 
 
 @pytest.mark.parametrize("report", [None, {}, {"splits": {}}])
 def test_no_account_of_the_data(report):
-    assert data_table(report) is None
+    assert data_table(report, SOKOBAN) is None
 
 
 def test_parameters_are_flattened():
@@ -179,7 +183,7 @@ def test_parameters_are_flattened():
 
 def test_curves_of_a_run():
     rows = make_metrics()
-    assert [name for name, _, _ in curves.success_chart(rows).legend] == [
+    assert [name for name, _, _ in curves.success_chart(rows, SOKOBAN.words).legend] == [
         "training",
         "training (mean of 9)",
         "validation, greedy",
@@ -195,7 +199,7 @@ def test_curves_of_a_run():
     ("order", "words"), [("shuffle", ""), ("solve_rate", "by how often their kind"), ("prompt_solve_rate", "each is")]
 )
 def test_how_training_draws_is_said_where_it_matters(order, words):
-    note = curves.success_chart(make_metrics(), order=order).note
+    note = curves.success_chart(make_metrics(), SOKOBAN.words, order=order).note
     assert words in note and bool(words) == bool(note)
 
 
@@ -218,7 +222,7 @@ def test_validation_after_every_iteration_counts_from_one():
 @pytest.mark.parametrize("value", [None, math.nan, "high", True])
 def test_unusable_metrics_are_left_out(value):
     rows = [{"iteration": 0, "rollout/success_rate": value}, {"iteration": 1}]
-    assert curves.success_chart(rows) is None
+    assert curves.success_chart(rows, SOKOBAN.words) is None
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-9, -5.0, 1e12])
@@ -230,7 +234,7 @@ def test_single_and_constant_points_are_drawn(value):
 
 
 def test_pointed_values_are_those_of_every_line_at_one_x():
-    chart = curves.success_chart(make_metrics(7))
+    chart = curves.success_chart(make_metrics(7), SOKOBAN.words)
     places = [html.unescape(text).split("\n") for text in re.findall(r'data-at="([^"]*)"', chart.svg)]
     assert [place[0] for place in places] == [f"iterations trained: {at}" for at in range(7)]
     assert [row.split("\t")[:2] for row in places[0][1:]] == [
@@ -245,5 +249,5 @@ def test_pointed_values_are_those_of_every_line_at_one_x():
 
 
 def test_charts_take_their_colours_from_the_page():
-    svg = curves.success_chart(make_metrics(60)).svg
+    svg = curves.success_chart(make_metrics(60), SOKOBAN.words).svg
     assert "var(--final)" in svg and not re.search(r"#[0-9a-f]{6}|url\(|<style|<script", svg)

@@ -26,7 +26,7 @@ def test_pieces_partition_the_tokens(turns, reply, observation, seed):
 def test_texts_and_line_ends():
     episode = play(make_levels(48)[1], 1.0, "x/sampled", 0)
     user, assistant = token_turns(episode, PAD, token_texts)[:2]
-    assert [piece.text for piece in user.pieces[:4]] == ["<|im_start|>", "user", "↵", "picture"]
+    assert [piece.text for piece in user.pieces[:4]] == ["<|im_start|>", "user", "↵", "image"]
     assert user.pieces[3].length == PADS
     assert "".join(piece.text for piece in assistant.pieces).startswith("<answer>")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from geo_sokoban_pipeline.runs.lock import RunLock
-from geo_sokoban_pipeline.studies.plan import Member
-from geo_sokoban_pipeline.studies.run import MemberError, StudyFolder, run_members
+from geo_sokoban_pipeline.studies.plan import StudyRun
+from geo_sokoban_pipeline.studies.run import StudyError, StudyFolder, run_members
 
 PROGRAM = """
 import json, os, sys, time
@@ -55,7 +55,7 @@ class Program:
 
 
 def member(root, run_id, after=None, **told):
-    return Member(run_id, "evaluate", "", 0, root, {"run_id": run_id, **told}, {"run_id": run_id}, after)
+    return StudyRun(run_id, "evaluate", "", 0, root, {"run_id": run_id, **told}, {"run_id": run_id}, "sokoban", after)
 
 
 def run(root, members, workers=2, fresh=False):
@@ -112,7 +112,7 @@ def test_an_interrupted_fresh_study_is_finished_by_the_next_command(tmp_path):
         (begun.models / "old").touch()
     (tmp_path / "events").unlink()
     bad = [members[0], member(tmp_path, "b", code=1), member(tmp_path, "c", after="b")]
-    with pytest.raises(MemberError):
+    with pytest.raises(StudyError):
         run(tmp_path, bad, workers=1, fresh=True)
     assert [(begun.models / "old").exists() for begun in members] == [False, False, True]
     (members[0].models / "new").touch()
@@ -148,7 +148,7 @@ def test_a_member_waits_until_its_run_is_free(tmp_path, caplog):
 def test_the_others_finish_before_a_failure_is_told(tmp_path):
     bad, good = member(tmp_path, "bad", code=1), member(tmp_path, "good", seconds=0.5)
     needs, last = member(tmp_path, "needs", after="bad"), member(tmp_path, "last", after="good")
-    with pytest.raises(MemberError) as error:
+    with pytest.raises(StudyError) as error:
         run(tmp_path, [bad, good, needs, last])
     text = str(error.value)
     assert text.startswith("bad ended with exit code 1; its log is ")

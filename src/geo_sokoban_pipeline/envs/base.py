@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.config.policy import TeacherOptions
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample
 from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, Rows, read_record
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.envs.report import TaskReport
 from geo_sokoban_pipeline.envs.rows import HubReader
 
 Observation = Mapping[str, Any]
@@ -188,6 +189,7 @@ class Task(Protocol):
         watched: episode metrics whose mean a rollout reports, as (metric, name).
         columns: of the evaluation's tables beside those of all tasks.
         breakdowns: tables of the evaluation by the kind of prompt.
+        report: what reports and studies say of the task.
         studies: names of the studies `study_<study>` that the pipeline `study_<name>` has, with what each is; the
             first one is its default.
         further_studies: names of other tasks' studies that it has too.
@@ -195,7 +197,6 @@ class Task(Protocol):
 
     name: str
     title: str
-    world: Literal["sokoban", "geometry"] = "geometry"
     words: Words
     data_config: type[DataOptions]
     data_steps: Sequence[DataStep]
@@ -209,6 +210,7 @@ class Task(Protocol):
     watched: Sequence[tuple[str, str]] = ()
     columns: Sequence[Column] = ()
     breakdowns: Sequence[Breakdown] = ()
+    report: TaskReport = TaskReport()
     studies: Mapping[str, str] = MappingProxyType({})
     further_studies: Sequence[str] = ()
 
@@ -327,6 +329,9 @@ def make_teacher(options: TeacherOptions, row: Mapping[str, Any]) -> Any:
     if hasattr(teacher, "begin"):
         teacher.begin(row)
     return teacher
+
+
+PATIENT = ", never gives up"  # end of the name of an expert who plays on to the last action
 
 
 def describe_teacher(teacher: TeacherOptions, own: str) -> str:

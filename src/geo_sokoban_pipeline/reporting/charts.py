@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from geo_sokoban_pipeline.reporting.formats import percent, significant
+from geo_sokoban_pipeline.formats import percent, significant
 
 # Light and dark value of each colour; parts.css and report.css have the same ones for the page.
 _COLOURS = {

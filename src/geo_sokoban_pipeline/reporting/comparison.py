@@ -7,19 +7,13 @@ the paired test, and only over prompts that both have played.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
-
 from geo_sokoban_pipeline.envs.base import Words
-from geo_sokoban_pipeline.reporting import curves
-from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
-from geo_sokoban_pipeline.reporting.formats import (
+from geo_sokoban_pipeline.formats import (
     DASH,
     count,
     duration,
@@ -30,10 +24,12 @@ from geo_sokoban_pipeline.reporting.formats import (
     points,
     write_rate,
 )
-from geo_sokoban_pipeline.reporting.report import compare_policies, make_environment, read_asset
-from geo_sokoban_pipeline.reporting.run_worlds import run_world
+from geo_sokoban_pipeline.reporting import curves
+from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
+from geo_sokoban_pipeline.reporting.report import compare_policies, render_page
 from geo_sokoban_pipeline.reporting.tables import EvaluationRow, evaluation_rows
 from geo_sokoban_pipeline.runs.provenance import RunTime
+from geo_sokoban_pipeline.tasks import task_or_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,33 +85,25 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
         runs: two or more; the others are compared with the first one.
     """
     names = name_runs(runs)
-    words = run_world(runs[0].summary.get("task") or runs[0].run.removeprefix("train_")).words
+    words = task_or_plain(runs[0].summary.get("task") or runs[0].run.removeprefix("train_")).words
     tests = [compare_final(runs[0], run) for run in runs[1:]]
-    script = read_asset("report.js")
     rows, ks = _evaluation(runs, names)
-    page: str = (
-        make_environment()
-        .get_template("comparison.html.j2")
-        .render(
-            runs=list(zip(names, COLOURS * len(runs), runs, strict=False)),
-            words=words,
-            headline=write_verdict(runs, names, tests, words),
-            about=_about(runs, names),
-            charts=_charts(runs, names, words.rate, words.units),
-            small=_small_charts(runs, names),
-            differences=list_differences(runs),
-            rows=rows,
-            ks=ks,
-            tests=[
-                _test_line(runs[0], run, name, test) for run, name, test in zip(runs[1:], names[1:], tests, strict=True)
-            ],
-            reference=names[0],
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            style=Markup("\n".join(read_asset(name) for name in ("parts.css", "report.css"))),
-        )
-    )
-    return page
+    context = {
+        "runs": list(zip(names, COLOURS * len(runs), runs, strict=False)),
+        "words": words,
+        "headline": write_verdict(runs, names, tests, words),
+        "about": _about(runs, names),
+        "charts": _charts(runs, names, words.rate, words.units),
+        "small": _small_charts(runs, names),
+        "differences": list_differences(runs),
+        "rows": rows,
+        "ks": ks,
+        "tests": [
+            _test_line(runs[0], run, name, test) for run, name, test in zip(runs[1:], names[1:], tests, strict=True)
+        ],
+        "reference": names[0],
+    }
+    return render_page("comparison.html.j2", context)
 
 
 def name_runs(runs: Sequence[ComparedRun]) -> list[str]:

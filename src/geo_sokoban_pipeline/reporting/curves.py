@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Words
-from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.formats import count, duration, is_number, number, percent, plural
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart, smooth
-from geo_sokoban_pipeline.reporting.formats import count, duration, is_number, number, percent, plural
 
 Rows = Sequence[dict[str, Any]]
 SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
@@ -60,7 +59,7 @@ def points_of(rows: Rows, metric: str, x: str = "iteration") -> list[tuple[float
     return [(float(row[x]), float(row[metric])) for row in rows if is_number(row.get(x)) and is_number(row.get(metric))]
 
 
-def success_chart(rows: Rows, words: Words = SOKOBAN.words, order: str = "shuffle") -> Chart | None:
+def success_chart(rows: Rows, words: Words, order: str = "shuffle") -> Chart | None:
     """Training success and validation rates by iteration, with Wilson intervals of the sampled one; first attempts too,
     where episodes have several.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.formats import signed
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.charts import Chart
 from geo_sokoban_pipeline.reporting.episodes import (
@@ -25,10 +26,9 @@ from geo_sokoban_pipeline.reporting.episodes import (
     episode_gif,
     token_turns,
 )
-from geo_sokoban_pipeline.reporting.formats import signed
 from geo_sokoban_pipeline.reporting.report import make_environment, read_asset
-from geo_sokoban_pipeline.reporting.run_worlds import run_world
 from geo_sokoban_pipeline.reporting.tables import evaluation_columns, evaluation_rows, length_chart
+from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def largest_advantage(episode: Trajectory) -> float:
 
 
 def read_image_pad_id(parts: Mapping[str, Callable[[], pa.Table]]) -> int:
-    """Id of the token that stands for pictures, from the metadata of the newest partition."""
+    """Id of the token that stands for images, from the metadata of the newest partition."""
     return int(parts[list(parts)[-1]]().schema.metadata[b"image_pad_id"])
 
 
@@ -106,26 +106,26 @@ def folder_of(catalog: DataCatalog, name: str) -> Path:
 def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
     """Success and reward by iteration, then the small charts of the run's health."""
     rows = [dict(row) for row in metrics]
-    large = [curves.success_chart(rows), curves.reward_chart(rows)]
+    large = [curves.success_chart(rows, task_or_plain(None).words), curves.reward_chart(rows)]
     return _html(_plots(large), _plots(curves.health_charts(rows), small=True))
 
 
 def show_evaluation(summary: Mapping[str, Any]) -> Any:
     """Rates of policies and baselines with Wilson intervals; for levels by optimal length, too."""
     parts: Any = make_environment().get_template("parts.html.j2").module
-    solved = run_world(summary.get("task")).words.solved
+    solved = task_or_plain(summary.get("task")).words.solved
     table = parts.evaluation(*evaluation_rows(summary), evaluation_columns(summary), solved)
     return _html(table, _plots([length_chart(summary)]))
 
 
 def show_boards(episode: Trajectory) -> Any:
-    """Every picture of an episode with the reply to it, and the end."""
+    """Every image of an episode with the response to it, and the end."""
     figures = [_figure(frame, describe_end(episode)) for frame in episode_frames(episode)]
     return _html(Markup('<div class="strip">{}</div>').format(Markup("").join(figures)))
 
 
 def show_film(episode: Trajectory, board_px: int = 240) -> Any:
-    """The episode as an animated picture."""
+    """The episode as an animated image."""
     film = base64.b64encode(episode_gif(episode, board_px=board_px)).decode("ascii")
     return _html(Markup('<img alt="{}" src="data:image/gif;base64,{}">').format(describe_end(episode), film))
 
@@ -141,14 +141,14 @@ def show_tokens(episode: Trajectory, image_pad_id: int, texts: TokenTexts | None
 
 
 def _figure(frame: Frame, end: str) -> Markup:
-    picture = Markup("")
-    if frame.picture is not None:
-        picture = Markup('<img alt="what the policy saw" src="{}">').format(png_data_uri(frame.picture))
+    image = Markup("")
+    if frame.image is not None:
+        image = Markup('<img alt="what the policy saw" src="{}">').format(png_data_uri(frame.image))
     caption = Markup("<strong>{}</strong>").format(end)
-    if frame.reply is not None:
+    if frame.response is not None:
         reward = "" if frame.reward is None else f"reward {signed(frame.reward)}"
-        caption = Markup('<code>{}</code> <span class="quiet">{}</span>').format(frame.reply, reward)
-    return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(picture, caption)
+        caption = Markup('<code>{}</code> <span class="quiet">{}</span>').format(frame.response, reward)
+    return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(image, caption)
 
 
 def _plots(charts: Sequence[Chart | None], small: bool = False) -> Markup:

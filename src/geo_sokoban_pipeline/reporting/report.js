@@ -7,18 +7,18 @@
   function makePlayer(root) {
     const find = (selector) => root.querySelector(selector);
     const image = find("img"), slider = find("input"), play = find("[data-do=play]");
-    const step = find(".step"), reply = find(".reply"), note = find(".note");
+    const step = find(".step"), response = find(".response"), note = find(".note");
     let frames = [], at = 0, timer = null;
 
     function show(index) {
       at = Math.max(0, Math.min(index, frames.length - 1));
       const frame = frames[at], last = at === frames.length - 1;
-      const source = frame.picture ? store.pictures[frame.picture] : "";
+      const source = frame.image ? store.images[frame.image] : "";
       image.hidden = !source;
       if (source && image.getAttribute("src") !== source) image.src = source;
       image.alt = last ? "The end of the episode" : "What the policy saw at step " + frame.step;
       step.textContent = last ? "End" : "Turn " + frame.step;
-      reply.textContent = last ? "" : frame.reply;
+      response.textContent = last ? "" : frame.response;
       note.textContent = frame.note;
       slider.value = String(at);
       slider.setAttribute("aria-valuetext", step.textContent);
@@ -47,7 +47,7 @@
     find("[data-do=back]").addEventListener("click", () => { stop(); show(at - 1); });
     find("[data-do=next]").addEventListener("click", () => { stop(); show(at + 1); });
     slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
-    // Small pictures are drawn with hard edges, photographs and diagrams are not.
+    // Small images are drawn with hard edges, photographs and diagrams are not.
     image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth < 200));
     load(Number(root.dataset.episode));
     return { load, start };

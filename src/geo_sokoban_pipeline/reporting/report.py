@@ -19,9 +19,26 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from geo_sokoban_pipeline import formats
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.report import TaskReport
 from geo_sokoban_pipeline.evaluation.metrics import PairedTest, paired_test
+from geo_sokoban_pipeline.formats import (
+    START,
+    Row,
+    count,
+    duration,
+    find_baseline,
+    find_row,
+    p_value,
+    percent,
+    percent_range,
+    plural,
+    points,
+    write_rate,
+)
 from geo_sokoban_pipeline.grpo.scoring import assistant_turns, turn_credit
-from geo_sokoban_pipeline.reporting import curves, formats, tables
+from geo_sokoban_pipeline.reporting import curves, tables
 from geo_sokoban_pipeline.reporting.episodes import (
     PlayerData,
     TokenTexts,
@@ -31,23 +48,6 @@ from geo_sokoban_pipeline.reporting.episodes import (
     token_turns,
     turn_reward,
 )
-from geo_sokoban_pipeline.reporting.formats import (
-    START,
-    Row,
-    count,
-    duration,
-    find_player,
-    find_row,
-    p_value,
-    percent,
-    percent_range,
-    plural,
-    points,
-    policy_colour,
-    policy_label,
-    write_rate,
-)
-from geo_sokoban_pipeline.reporting.run_worlds import RunWorld, notes_of, run_world
 from geo_sokoban_pipeline.reporting.training_episodes import (
     Extremes,
     LevelPair,
@@ -60,7 +60,7 @@ from geo_sokoban_pipeline.reporting.training_episodes import (
     summarise_training,
 )
 from geo_sokoban_pipeline.runs.provenance import RunTime, summarise_commands
-from geo_sokoban_pipeline.tasks import TASKS
+from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 if TYPE_CHECKING:
@@ -93,27 +93,26 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None)
     Args:
         change: the first policy against the last one, on the same prompts; None: only their intervals are known.
     """
-    world = run_world(summary.get("task"))
+    task = task_or_plain(summary.get("task"))
     names = [str(name) for name in summary.get("policies") or []]
     last = find_row(summary, names[-1], "sampled") if names else None
     if last is None:
         return Headline("No evaluation is stored for this run.", [], [])
     first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
-    main = _say_what_happened(world, names, first, last, world.where(summary), change)
-    further = [*_compare(first, last, change, world), *_greedy(summary, names), *world.compare(summary, names)]
+    main = _say_what_happened(task, names, first, last, task.report.played(summary), change)
+    further = [*_compare(first, last, change, task), *_greedy(summary, names), *task.report.compare(summary, names)]
     if summary.get("better"):
         further.append(str(summary["better"]))
-    others = [find_player(summary, name) for name in world.tiles]
-    return Headline(main, further, [_tile(row, world) for row in (first, last, *others) if row])
+    others = [find_baseline(summary, name) for name in task.report.tiles]
+    return Headline(main, further, [_tile(row, task.report) for row in (first, last, *others) if row])
 
 
 def _say_what_happened(
-    world: RunWorld, names: list[str], first: Row | None, last: Row, where: str, change: PairedTest | None
+    task: Task, names: list[str], first: Row | None, last: Row, where: str, change: PairedTest | None
 ) -> str:
     if first is None:
-        verb = "solves" if world.world == "sokoban" else "has"
-        return f"On {where} {policy_label(names[-1], world.world)} {verb} {write_rate(last)}."
-    rate, start = world.words.rate, "before GRPO" if names[0] == START else "after the warm start"
+        return f"On {where} {task.report.label(names[-1])} {task.report.solves} {write_rate(last)}."
+    rate, start = task.words.rate, "before GRPO" if names[0] == START else "after the warm start"
     if not _has_changed(first, last, change):
         rates = f"{write_rate(first)} {start}, {write_rate(last)} after GRPO"
         return f"On {where} GRPO made no significant change to the {rate}: {rates}."
@@ -133,11 +132,11 @@ def _are_apart(first: Row, last: Row) -> bool:
     return apart
 
 
-def _compare(first: Row | None, last: Row, change: PairedTest | None, world: RunWorld) -> list[str]:
+def _compare(first: Row | None, last: Row, change: PairedTest | None, task: Task) -> list[str]:
     if first is None:
         return []
     if change is not None:
-        played = plural(change.prompts, world.words.unit, world.words.units)
+        played = plural(change.prompts, task.words.unit, task.words.units)
         test = f"Over the same {played} the difference is {points(change.difference, change.low, change.high)}"
         if change.p_value is None:
             return [f"{test} (95 %, paired bootstrap)."]
@@ -159,12 +158,12 @@ def _greedy(summary: Mapping[str, Any], names: list[str]) -> list[str]:
     return [f"Greedy decoding: {rates[-1]}{before}."]
 
 
-def _tile(row: Row, world: RunWorld) -> Tile:
-    name = policy_label(row["policy"], world.world) + (", sampled" if row.get("mode") == "sampled" else "")
+def _tile(row: Row, report: TaskReport) -> Tile:
+    name = report.label(row["policy"]) + (", sampled" if row.get("mode") == "sampled" else "")
     detail = (
         f"{percent_range(row.get('low'), row.get('high'))} · {count(row.get('solved'))} of {count(row.get('episodes'))}"
     )
-    return Tile(name, percent(row["solve_rate"]), detail, policy_colour(row["policy"]))
+    return Tile(name, percent(row["solve_rate"]), detail, report.colour(row["policy"]))
 
 
 # The report of a run: one HTML page that needs nothing but itself.
@@ -180,7 +179,7 @@ class ReportInputs:
         commands: entries of the commands that have made it, see `runs/provenance.py`.
         validations: episodes of the validations, partition `iter=<policy version>/part-…`.
         summary: evaluation summary; `policies` names them in the order of the parts of `played`.
-        warm_start: rows `step`, `loss`, `validation_loss` (nats per reply token), `seconds`.
+        warm_start: rows `step`, `loss`, `validation_loss` (nats per response token), `seconds`.
         played: held-out episodes, partition `iter=<number of the policy>/part-…`.
         trained: training episodes by partition; of all but the newest only the columns without tokens are read.
         data_report: what the data holds; None leaves the section out.
@@ -216,12 +215,12 @@ class ReportInputs:
 
 def build_report(inputs: ReportInputs) -> str:
     """The page, HTML5 as text, to be stored as UTF-8."""
-    players, world = PlayerData(), run_world(inputs.task)
+    players, task = PlayerData(), task_or_plain(inputs.task)
     summary = _name_start(inputs)
     names = [str(name) for name in summary.get("policies") or []]
     pairs = [_credit_pair(pair, inputs) for pair in choose_gallery(inputs.played, len(names))] if names else []
     first = pairs[0].after if pairs else None
-    gallery = [_card(pair, names, players, world) for pair in pairs]
+    gallery = [_card(pair, names, players, task) for pair in pairs]
     change = compare_policies(inputs.played, 0, inputs.played, len(names) - 1) if len(names) > 1 else None
     episodes = summarise_training(inputs.trained)
     time = summarise_commands(inputs.commands)
@@ -231,14 +230,14 @@ def build_report(inputs: ReportInputs) -> str:
         "made": provenance_line(time, inputs.summary.get("data_id")),
         "time": time,
         "headline": write_headline(summary, change),
-        "world": world,
-        "words": world.words,
-        "charts": _charts(inputs, summary, episodes, world),
+        "chosen": task.report.chosen,
+        "words": task.words,
+        "charts": _charts(inputs, summary, episodes, task),
         "health": curves.health_charts(_join(inputs.metrics, episodes.rows)),
         "evaluation": tables.evaluation_rows(summary),
         "columns": tables.evaluation_columns(summary),
-        "notes": notes_of(summary),
-        "replies": tables.reply_table(summary),
+        "notes": tables.notes_of(summary),
+        "responses": tables.response_table(summary),
         "kinds": tables.kind_tables(summary),
         "facts": curves.run_facts(inputs.metrics, inputs.warm_start, time.seconds if time else None),
         "validations": follow_prompts(inputs.validations),
@@ -246,14 +245,19 @@ def build_report(inputs: ReportInputs) -> str:
         "prompt": [turn.text for turn in first.turns if turn.role != "assistant"][:2] if first else [],
         "extremes": _extremes(inputs, players),
         "timings": tables.timings(inputs.metrics),
-        "data": tables.data_table(inputs.data_report, world.world),
+        "data": tables.data_table(inputs.data_report, task),
         "parameters": tables.parameter_tables(inputs.parameters),
-        "players": {"pictures": players.pictures, "episodes": players.episodes},
+        "players": {"images": players.images, "episodes": players.episodes},
     }
+    return render_page("report.html.j2", context)
+
+
+def render_page(template: str, context: Mapping[str, Any]) -> str:
+    """A page with the package's style sheet and its one script, which the page allows by its hash."""
     script = read_asset("report.js")
     page: str = (
         make_environment()
-        .get_template("report.html.j2")
+        .get_template(template)
         .render(
             **context,
             script=Markup(script),
@@ -375,16 +379,13 @@ def _join(metrics: list[dict[str, Any]], episodes: list[dict[str, Any]]) -> list
     return [{**found.get(row.get("iteration"), {}), **row} for row in metrics]
 
 
-def _charts(
-    inputs: ReportInputs, summary: dict[str, Any], episodes: TrainingEpisodes, world: RunWorld
-) -> dict[str, Any]:
-    by = "optimal length" if world.world == "sokoban" else "family"
+def _charts(inputs: ReportInputs, summary: dict[str, Any], episodes: TrainingEpisodes, task: Task) -> dict[str, Any]:
     summed = (inputs.option("reward", "args") or {}).get("aggregate") == "sum"
     unused = "turn_reward_avg" if summed else "turn_reward_total"
     return {
-        "success": curves.success_chart(inputs.metrics, world.words, str(inputs.option("prompts", "order"))),
+        "success": curves.success_chart(inputs.metrics, task.words, str(inputs.option("prompts", "order"))),
         "reward": curves.reward_chart(inputs.metrics),
-        "kinds": curves.kind_chart(episodes.kinds, world.words, by),
+        "kinds": curves.kind_chart(episodes.kinds, task.words, task.report.difficulty),
         "parts": curves.parts_chart(episodes.rows, [name for name in episodes.parts if name != unused]),
         "responses": curves.length_chart(inputs.metrics),
         "lengths": tables.length_chart(summary),
@@ -392,11 +393,11 @@ def _charts(
     }
 
 
-def _card(pair: LevelPair, names: list[str], players: PlayerData, world: RunWorld) -> dict[str, Any]:
-    takes = [(policy_label(names[-1], world.world), pair.after)]
+def _card(pair: LevelPair, names: list[str], players: PlayerData, task: Task) -> dict[str, Any]:
+    takes = [(task.report.label(names[-1]), pair.after)]
     if pair.before is not None:
-        takes.append((policy_label(names[0], world.world), pair.before))
-    number, kind = f"{world.words.unit} {pair.after.group_index}", pair.length
+        takes.append((task.report.label(names[0]), pair.before))
+    number, kind = f"{task.words.unit} {pair.after.group_index}", pair.length
     if isinstance(kind, int):
         title = f"Optimal: {plural(kind, 'move')}"
     else:
@@ -434,7 +435,7 @@ def _describe(trajectory: Trajectory, found: Extremes, texts: TokenTexts | None,
         "episode": players.add(trajectory),
         "end": describe_end(trajectory),
         "solved": is_solved(trajectory),
-        "replies": [
+        "responses": [
             (turn, turn_reward(turn), shorten(turn.text, 400)) for turn in trajectory.turns if turn.role == "assistant"
         ],
         "turns": token_turns(trajectory, found.image_pad_id, texts),

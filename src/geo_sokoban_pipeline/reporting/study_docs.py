@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from geo_sokoban_pipeline.formats import DASH, number, percent, signed
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
-from geo_sokoban_pipeline.reporting.formats import DASH, number, percent, policy_label, signed
 from geo_sokoban_pipeline.reporting.study_rates import Rate, find_growth, find_rate, mean_share
 from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
@@ -18,8 +18,8 @@ from geo_sokoban_pipeline.reporting.study_tables import (
     name_seeds,
     render_study,
 )
-from geo_sokoban_pipeline.reporting.study_worlds import Seeds, world_of
 from geo_sokoban_pipeline.runs.storage import write_atomic, write_json
+from geo_sokoban_pipeline.tasks import task_of
 
 
 class MarkerError(ValueError):
@@ -74,23 +74,23 @@ def draw_study(results: Mapping[str, Any]) -> str:
 
     Dashed lines are players on the evaluation prompts.
     """
-    seeds, world = results["seeds"], world_of(results)
+    seeds, task = results["seeds"], task_of(results["task"])
     series = []
     for stage, colour in _STAGES:
-        name = "GRPO" if stage == "grpo" else policy_label(stage, world.world)
+        name = "GRPO" if stage == "grpo" else task.report.label(stage)
         curves = [curve for seed in seeds if len(curve := stage_curve(seed, stage)) > 1]
         if curves:
             series += [Series(name, colour, curve, style="faint") for curve in curves if len(curves) > 1]
             series += [Series(name, colour, mean)] if (mean := mean_curve(curves)) else []
     end = max((x for line in series for x, _ in line.points), default=1.0)
-    for player, colour in world.dashed:
+    for player, colour in task.report.study_lines:
         share = mean_share([find_rate(seed["rows"], player, "-") for seed in seeds])
         if share is not None:
             points = [(0.0, share), (end, share)]
-            series.append(Series(policy_label(player, world.world), colour, points, style="dashed"))
+            series.append(Series(task.report.label(player), colour, points, style="dashed"))
     top = max((y for line in series for _, y in line.points), default=1.0)
     shape = Shape("CPU-seconds of training", *CHART_SIZE, (0.0, min(1.0, top + 0.08)), shares=True)
-    words = world.words
+    words = task.words
     played = f"{results['levels']['validation_count']} validation {words.units}"
     return draw_chart_file(f"{results['title']}: {words.rate} on {played}, sampled", series, shape)
 
@@ -140,11 +140,6 @@ _ROWS = {
     "final_blank": "after GRPO, with blank images",
     "random_legal": "random legal moves",
 }
-# What a line compares with, by world.
-_COMPARED = {
-    "sokoban": {"warm_start": "warm start", "random_legal": "random legal moves"},
-    "geometry": {"warm_start": "warm start", "control_optimal": "SFT on the labels for the CPU time of GRPO"},
-}
 
 
 def render_readme_line(results: Results) -> str:
@@ -152,13 +147,13 @@ def render_readme_line(results: Results) -> str:
 
     Results that are less flattering stand in the same line: first attempts before a tool has answered, further levels.
     """
-    seeds, world = results["seeds"], world_of(results)
+    seeds, task = results["seeds"], task_of(results["task"])
     sampled, greedy = (_rate(seeds, "final", mode) for mode in MODES)
-    rates = {name: _rate(seeds, player, MODES[0]) for player, name in _COMPARED[world.world].items()}
+    rates = {name: _rate(seeds, player, MODES[0]) for player, name in task.report.study_compared.items()}
     compared = [f"{name} {rate}" for name, rate in rates.items() if rate != DASH]
     anchor = results["title"].lower().replace(" ", "-")
     sentences = [
-        f"**{sampled}** sampled and {greedy} greedy after GRPO on {world.brief(results['levels'])}; "
+        f"**{sampled}** sampled and {greedy} greedy after GRPO on {task.report.study_brief(results['levels'])}; "
         f"{', '.join(compared)}.",
         _describe_first_attempts(results),
         *_describe_sets(results),
@@ -172,14 +167,14 @@ def render_readme_line(results: Results) -> str:
 
 def render_readme(results: Results) -> str:
     """The short table of the README: means of the seeds, with the lowest and the highest."""
-    seeds, world = results["seeds"], world_of(results)
+    seeds, task = results["seeds"], task_of(results["task"])
     lines = []
     for player, name in _ROWS.items():
         sampled, greedy = (_rate(seeds, player, mode) for mode in MODES)
         if sampled != DASH:
-            lines.append([name, sampled, "" if player in world.baselines else greedy])
+            lines.append([name, sampled, "" if player in task.report.study_baselines else greedy])
     many = f"{_describe_seeds(results)}{' (lowest–highest in brackets)' if len(seeds) > 1 else ''}"
-    played = f"{world.words.rate.capitalize()}, {many}: {world.describe(results['levels'])}."
+    played = f"{task.words.rate.capitalize()}, {many}: {task.report.study_played(results['levels'])}."
     where = f"{played} {_describe_minutes(results)}".strip()
     return "\n\n".join([where, markdown_table(["policy", "sampled", "greedy"], lines)])
 
@@ -213,7 +208,7 @@ def _describe_sets(results: Results) -> list[str]:
     return sentences
 
 
-def _rate(seeds: Seeds, player: str, mode: str, measure: str = "solved") -> str:
+def _rate(seeds: Sequence[Mapping[str, Any]], player: str, mode: str, measure: str = "solved") -> str:
     return _spread([find_rate(seed["rows"], player, mode, measure) for seed in seeds])
 
 
@@ -229,7 +224,7 @@ def _describe_minutes(results: Results) -> str:
 
 def _describe_memory(results: Results) -> str:
     """By how much memory grew in runs that are long enough to tell; else nothing."""
-    growths = [find_growth(seed.get("memory_gb", [])) for seed in results["seeds"]]
+    growths = [find_growth(seed["memory_gb"]) for seed in results["seeds"]]
     known = sorted(growth for growth in growths if growth is not None)
     if not known:
         return ""

@@ -1,17 +1,18 @@
-"""Solve rates of a study: counts in, rates, intervals, differences and verdicts on bars out.
+"""Solve rates of a study: counts in, rates, intervals, differences and verdicts on criteria out.
 
 A difference is taken within a seed, never between means, and "apart" is said of intervals that do not touch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
 from geo_sokoban_pipeline.envs.metrics import wilson_interval
-from geo_sokoban_pipeline.reporting.formats import DASH, World, number, percent, row_label, signed
+from geo_sokoban_pipeline.envs.report import TaskReport
+from geo_sokoban_pipeline.formats import DASH, number, percent, signed
 
 Row = Mapping[str, Any]
 _ROUNDING = 1e-9  # of differences of shares
@@ -42,7 +43,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One bar for one seed: the measured value as text, and whether it is met (None: not measured)."""
+    """One criterion for one seed: the measured value as text, and whether it is met (None: not measured)."""
 
     text: str
     met: bool | None
@@ -71,24 +72,18 @@ def find_share(rows: Iterable[Row], player: str, mode: str, name: str) -> float 
     return cast("float | None", next(found, None))
 
 
-def length_rates(seeds: Sequence[Mapping[str, Any]], player: str, mode: str) -> dict[int, list[Rate]]:
-    """Rates by optimal length, one for each seed that has the row."""
-    return _broken_down(seeds, player, mode, lambda row: row["by_length"])
+def rates_by(seeds: Sequence[Mapping[str, Any]], player: str, mode: str, column: str) -> dict[Any, list[Rate]]:
+    """Rates by the kind of prompt, one for each seed that has the row.
 
+    The seeds play the same prompts: their episodes together would be no larger sample of prompts.
 
-def label_rates(seeds: Sequence[Mapping[str, Any]], player: str, mode: str, column: str) -> dict[str, list[Rate]]:
-    """Rates by the labels of a column of the problems, one for each seed that has the row."""
-    return _broken_down(seeds, player, mode, lambda row: row["breakdowns"].get(column, []))
-
-
-def _broken_down(
-    seeds: Sequence[Mapping[str, Any]], player: str, mode: str, cells: Callable[[Row], Sequence[Any]]
-) -> dict[Any, list[Rate]]:
-    """The seeds play the same prompts: their episodes together would be no larger sample of prompts."""
+    Args:
+        column: `by_length`, or a column of the row's `breakdowns`.
+    """
     rates: dict[Any, list[Rate]] = {}
     for row in (row for seed in seeds for row in seed["rows"]):
         if row["player"] == player and row["mode"] in (mode, "-"):
-            for label, solved, episodes in cells(row):
+            for label, solved, episodes in row[column] if column in row else row["breakdowns"].get(column, []):
                 if episodes:
                     rates.setdefault(label, []).append(Rate(solved, episodes))
     return dict(sorted(rates.items()))
@@ -100,8 +95,8 @@ def mean_share(rates: Iterable[Rate | None]) -> float | None:
     return fmean(rate.share for rate in known if rate) if known and all(known) else None
 
 
-def judge_bar(bar: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
-    """Whether one seed's rows meet a bar (`BarOptions` as JSON)."""
+def judge_criterion(bar: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
+    """Whether one seed's rows meet a criterion (`BarOptions` as JSON)."""
     mode = bar.get("mode", "sampled")
     measure = bar.get("measure", "solved")
     rate = find_rate(rows, bar["player"], mode, measure)
@@ -157,16 +152,16 @@ def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:
     return Verdict(DASH, None) if spent is None or not grpo else Verdict(number(spent / grpo), spent / grpo >= least)
 
 
-def describe_bar(bar: Mapping[str, Any], world: World = "sokoban") -> str:
-    """A bar in words."""
+def describe_criterion(bar: Mapping[str, Any], report: TaskReport) -> str:
+    """A criterion in words."""
     mode = bar.get("mode", "sampled")
     first = ", first attempt" if bar.get("measure") == "first_attempt" else ""
-    name = row_label(bar["player"], mode, world) + first
+    name = report.row_label(bar["player"], mode) + first
     bound = f"at least {bar['at_least']:g}" if "at_least" in bar else f"at most {bar['at_most']:g}"
     if not bar.get("over"):
         return f"{name}: {bound} %"
     apart = ", intervals apart" if bar.get("apart") else ""
-    return f"{name}: {bound} points above {row_label(bar['over'], '-', world)}{apart}"
+    return f"{name}: {bound} points above {report.row_label(bar['over'], '-')}{apart}"
 
 
 def _within(value: float, bar: Mapping[str, Any]) -> bool:

@@ -6,57 +6,59 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.formats import DASH, count, number, percent, policy_label, row_label
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.formats import DASH, count, number, percent
 from geo_sokoban_pipeline.reporting.study_rates import (
     Rate,
     Verdict,
-    describe_bar,
+    describe_criterion,
     describe_growth,
     find_rate,
     find_share,
-    judge_bar,
+    judge_criterion,
     judge_growth,
     judge_minutes,
     judge_spent,
     mean_share,
+    rates_by,
 )
-from geo_sokoban_pipeline.reporting.study_worlds import Breakdown, StudyWorld, world_of
+from geo_sokoban_pipeline.tasks import task_of
 
 Results = Mapping[str, Any]
 CONTROLS = ("control_teacher", "control_optimal")
 MODES = ("sampled", "greedy")
 _CAPTION = (
     "Faint lines are the seeds, full lines their means at equal CPU-seconds, from where the last seed begins a stage "
-    "to where the first one ends it; all on validation {units}. Dashed lines are players on the evaluation {units}."
+    "to where the first one ends it; all on validation {units}. Dashed lines are baselines on the evaluation {units}."
 )
 _STAGES = ("warm_start", "grpo", "control_teacher", "control_optimal")
 
 
 def render_study(results: Results) -> str:
     """The section of a study in `docs/learning.md`, without heading."""
-    name, world, seeds = results["study"], world_of(results), results["seeds"]
-    units, rate = world.words.units, world.words.rate.capitalize()
-    picture = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
+    name, task, seeds = results["study"], task_of(results["task"]), results["seeds"]
+    units, rate = task.words.units, task.words.rate.capitalize()
+    image = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
     parts = [
-        " ".join(filter(None, [describe_played(results["levels"], world), _describe_choice(results)])),
-        _ratesmarkdown_table(seeds, world),
-        _first_attempts(results, world),
-        *_shares(results, world),
-        f"{picture}\n\n{_CAPTION.format(units=units)}",
-        _bars(results, world),
-        *_breakdowns(seeds, world),
-        "**What it took.** CPU-seconds are those of training alone: playing, updating and writing, without validations "
+        " ".join(filter(None, [describe_played(results["levels"], task), _describe_choice(results)])),
+        _rates_table(seeds, task),
+        _first_attempts(results, task),
+        *_shares(results, task),
+        f"{image}\n\n{_CAPTION.format(units=units)}",
+        _criteria(results, task),
+        *_breakdowns(seeds, task),
+        "**What it took.** CPU-seconds are those of training alone: rollouts, updates and writing, without validations "
         "and evaluation. Minutes are the wall time of the whole command, from data to report.",
-        _timemarkdown_table(results, world),
+        _time_table(results, task),
         describe_machine(results["machine"]),
-        *_sets(results["sets"], world),
+        *_sets(results["sets"], task),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def describe_played(levels: Mapping[str, Any], world: StudyWorld) -> str:
+def describe_played(levels: Mapping[str, Any], task: Task) -> str:
     """What was played, in two sentences."""
-    played, unit = world.describe(levels), world.words.unit
+    played, unit = task.report.study_played(levels), task.words.unit
     return f"Played: {played}; one episode a {unit} and mode. Brackets are 95 % Wilson intervals of the episodes."
 
 
@@ -71,9 +73,9 @@ def name_seeds(seeds: Sequence[int]) -> str:
 def describe_choice(results: Results) -> str:
     """Whether a study's seeds took part in choosing its recipe: a clause that follows their names.
 
-    Empty where the results do not say with which seeds it was chosen, as those of earlier versions.
+    Empty where a study does not say with which seeds it was chosen.
     """
-    chosen, seeds = results.get("chosen_on", []), [seed["seed"] for seed in results["seeds"]]
+    chosen, seeds = results["chosen_on"], [seed["seed"] for seed in results["seeds"]]
     both = [seed for seed in seeds if seed in chosen]
     if not chosen or not seeds:
         return ""
@@ -89,15 +91,15 @@ def _describe_choice(results: Results) -> str:
     clause, seeds = describe_choice(results), [seed["seed"] for seed in results["seeds"]]
     if not clause:
         return ""
-    where, chosen = f"on validation {world_of(results).words.units}.", results["chosen_on"]
+    where, chosen = f"on validation {task_of(results['task']).words.units}.", results["chosen_on"]
     if set(seeds) <= set(chosen):
         return f"{name_seeds(seeds).capitalize()}, {clause}, {where}"
     return f"{name_seeds(seeds).capitalize()}, {clause}. It was chosen with {name_seeds(chosen)}, {where}"
 
 
-def _ratesmarkdown_table(seeds: Sequence[Mapping[str, Any]], world: StudyWorld, measure: str = "solved") -> str:
-    rows = [(player, mode) for player in world.players for mode in MODES]
-    rows += [(player, "-") for player in world.baselines]
+def _rates_table(seeds: Sequence[Mapping[str, Any]], task: Task, measure: str = "solved") -> str:
+    rows = [(player, mode) for player in task.report.study_policies for mode in MODES]
+    rows += [(player, "-") for player in task.report.study_baselines]
     lines = []
     for player, mode in rows:
         rates = [find_rate(seed["rows"], player, mode, measure) for seed in seeds]
@@ -105,52 +107,53 @@ def _ratesmarkdown_table(seeds: Sequence[Mapping[str, Any]], world: StudyWorld, 
             cells = [rate.write() if rate else DASH for rate in rates]
             mean = [percent(mean_share(rates))] if len(seeds) > 1 else []
             mark = "**" if player == "final" else ""
-            lines.append([f"{mark}{row_label(player, mode, world.world)}{mark}", *cells, *mean])
-    return markdown_table(["player", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])], lines)
+            lines.append([f"{mark}{task.report.row_label(player, mode)}{mark}", *cells, *mean])
+    return markdown_table(["policy or baseline", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])], lines)
 
 
-def _first_attempts(results: Results, world: StudyWorld) -> str:
+def _first_attempts(results: Results, task: Task) -> str:
     """The same of first attempts, where an episode has several."""
     if results["levels"].get("turn_limit", 1) == 1:
         return ""
     head = "**First attempt**: correct before the scoring tool has said anything. The table above counts last answers."
-    return f"{head}\n\n{_ratesmarkdown_table(results['seeds'], world, 'first_attempt')}"
+    return f"{head}\n\n{_rates_table(results['seeds'], task, 'first_attempt')}"
 
 
-def _shares(results: Results, world: StudyWorld) -> list[str]:
+def _shares(results: Results, task: Task) -> list[str]:
     """Shares that tell how a policy answers, where the rows have them; one that is 0 everywhere is left out."""
     seeds, parts = results["seeds"], []
-    for name, head in world.shares:
+    for name, head in task.report.study_shares:
         lines = []
-        for player, mode in [(player, mode) for player in world.players for mode in MODES]:
+        for player, mode in [(player, mode) for player in task.report.study_policies for mode in MODES]:
             shares = [find_share(seed["rows"], player, mode, name) for seed in seeds]
             if any(share is not None for share in shares):
                 mean = fmean(share for share in shares if share is not None) if None not in shares else None
                 cells = [*map(percent, shares), *([percent(mean)] if len(seeds) > 1 else [])]
-                lines.append((any(shares), [row_label(player, mode, world.world), *cells]))
+                lines.append((any(shares), [task.report.row_label(player, mode), *cells]))
         if any(told for told, _ in lines):
-            columns = ["player", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])]
+            columns = ["policy or baseline", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])]
             parts.append(f"{head}\n\n{markdown_table(columns, [line for _, line in lines])}")
     return parts
 
 
-def _bars(results: Results, world: StudyWorld) -> str:
-    """Bars with the value of each seed, and a sentence that counts the ones that every seed meets."""
+def _criteria(results: Results, task: Task) -> str:
+    """Criteria with the value of each seed, and a sentence that counts the ones that every seed meets."""
     seeds = results["seeds"]
     judged = [
-        (describe_bar(bar, world.world), [judge_bar(bar, seed["rows"]) for seed in seeds]) for bar in results["bars"]
+        (describe_criterion(bar, task.report), [judge_criterion(bar, seed["rows"]) for seed in seeds])
+        for bar in results["bars"]
     ]
     if results["max_minutes"] is not None:
         most, workers = results["max_minutes"], results["machine"]["workers"]
         verdicts = [judge_minutes(seed["minutes"], most, workers) for seed in seeds]
         judged.append((f"whole run: at most {most:g} minutes", verdicts))
-    if (growth := results.get("max_growth")) is not None:
-        verdicts = [judge_growth(seed.get("memory_gb", []), growth) for seed in seeds]
+    if (growth := results["max_growth"]) is not None:
+        verdicts = [judge_growth(seed["memory_gb"], growth) for seed in seeds]
         judged.append((f"memory after 200 iterations: at most {growth:g} % above that after 20", verdicts))
     if results["least_spent"] is not None:
         least = results["least_spent"]
         judged += [
-            (f"{policy_label(name, world.world)}: spent at least {least:g} of GRPO's CPU-seconds", verdicts)
+            (f"{task.report.label(name)}: spent at least {least:g} of GRPO's CPU-seconds", verdicts)
             for name in CONTROLS
             if any(name in seed["cpu_seconds"] for seed in seeds)
             for verdicts in [[judge_spent(seed, name, least) for seed in seeds]]
@@ -158,57 +161,57 @@ def _bars(results: Results, world: StudyWorld) -> str:
     if not judged:
         return ""
     lines = [[text, *(verdict.write() for verdict in verdicts)] for text, verdicts in judged]
-    table = markdown_table(["bar", *_seed_names(seeds)], lines)
-    return f"{_count_bars([verdicts for _, verdicts in judged])}\n\n{table}"
+    table = markdown_table(["criterion", *_seed_names(seeds)], lines)
+    return f"{_count_met([verdicts for _, verdicts in judged])}\n\n{table}"
 
 
-def _count_bars(judged: Sequence[Sequence[Verdict]]) -> str:
+def _count_met(judged: Sequence[Sequence[Verdict]]) -> str:
     met = sum(all(verdict.met for verdict in verdicts) for verdicts in judged)
     failed = sum(any(verdict.met is False for verdict in verdicts) for verdicts in judged)
     who = "every seed" if len(judged[0]) > 1 else "the seed"
     rest = [("missed", failed), ("not measured", len(judged) - met - failed)]
     further = "".join(f", {what}: {number}" for what, number in rest if number)
-    return f"**Bars** met by {who}: {met} of {len(judged)}{further}."
+    return f"**Criteria** met by {who}: {met} of {len(judged)}{further}."
 
 
-def _breakdowns(seeds: Sequence[Mapping[str, Any]], world: StudyWorld) -> list[str]:
+def _breakdowns(seeds: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
     """Tables by the kind of prompt; the first kind for each seed, too."""
     parts = []
-    for breakdown in world.breakdowns:
-        parts += [_describe_breakdown(seeds, breakdown, world), _breakdownmarkdown_table(seeds, breakdown, world)]
-        if breakdown == world.breakdowns[0]:
-            parts.append(_by_seed(seeds, breakdown, world))
+    for breakdown in task.report.study_breakdowns:
+        parts += [_describe_breakdown(seeds, breakdown, task), _breakdown_table(seeds, breakdown, task)]
+        if breakdown == task.report.study_breakdowns[0]:
+            parts.append(_by_seed(seeds, breakdown, task))
     return parts
 
 
-def _describe_breakdown(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
-    words = world.words
+def _describe_breakdown(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
+    words = task.words
     if len(seeds) == 1:
-        return f"**By {breakdown.by}**: percent {words.solved}, with the 95 % Wilson interval."
+        return f"**By {breakdown[0]}**: percent {words.solved}, with the 95 % Wilson interval."
     return (
-        f"**By {breakdown.by}**: percent {words.solved}, mean of the seeds (lowest–highest); all seeds play the same "
+        f"**By {breakdown[0]}**: percent {words.solved}, mean of the seeds (lowest–highest); all seeds play the same "
         f"{words.units}."
     )
 
 
-def _breakdownmarkdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
+def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
     """One seed with its intervals, or several with their spread."""
-    rows = [(player, "-") for player in world.baselines]
-    rows += [(player, mode) for player in world.players for mode in MODES]
-    found = [(player, mode, breakdown.rates(seeds, player, mode)) for player, mode in rows]
+    rows = [(player, "-") for player in task.report.study_baselines]
+    rows += [(player, mode) for player in task.report.study_policies for mode in MODES]
+    found = [(player, mode, rates_by(seeds, player, mode, breakdown[1])) for player, mode in rows]
     labels = sorted({label for _, _, rates in found for label in rates})
     lines = [
-        [row_label(player, mode, world.world), *(_short(rates.get(label, []), len(seeds)) for label in labels)]
+        [task.report.row_label(player, mode), *(_short(rates.get(label, []), len(seeds)) for label in labels)]
         for player, mode, rates in found
         if rates
     ]
-    return markdown_table(["player", *(str(label).replace("_", " ") for label in labels)], lines)
+    return markdown_table(["policy or baseline", *(str(label).replace("_", " ") for label in labels)], lines)
 
 
-def _by_seed(seeds: Sequence[Mapping[str, Any]], breakdown: Breakdown, world: StudyWorld) -> str:
+def _by_seed(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
     if len(seeds) < 2:
         return ""
-    parts = [f"Seed {seed['seed']}:\n\n{_breakdownmarkdown_table([seed], breakdown, world)}" for seed in seeds]
+    parts = [f"Seed {seed['seed']}:\n\n{_breakdown_table([seed], breakdown, task)}" for seed in seeds]
     return "\n\n".join(["<details><summary>The same for each seed</summary>", *parts, "</details>"])
 
 
@@ -222,16 +225,16 @@ def _short(rates: Sequence[Rate], seeds: int) -> str:
     return f"{fmean(shares):.0f} ({min(shares):.0f}–{max(shares):.0f})"
 
 
-def _timemarkdown_table(results: Results, world: StudyWorld) -> str:
+def _time_table(results: Results, task: Task) -> str:
     stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
-    # Growth is shown wherever it was measured, also where no bar judges it.
-    measured = any(seed.get("memory_gb") for seed in results["seeds"])
+    # Growth is shown wherever it was measured, also where no criterion judges it.
+    measured = any(seed["memory_gb"] for seed in results["seeds"])
     lines = []
     for seed in results["seeds"]:
         spent = [_describe_spent(seed, stage) for stage in stages]
-        growth = [describe_growth(seed.get("memory_gb", []))] if measured else []
+        growth = [describe_growth(seed["memory_gb"])] if measured else []
         lines.append([str(seed["seed"]), *spent, number(seed["minutes"], 1), *growth])
-    names = ["GRPO" if stage == "grpo" else policy_label(stage, world.world) for stage in stages]
+    names = ["GRPO" if stage == "grpo" else task.report.label(stage) for stage in stages]
     heads = ["seed", *(f"{name}, CPU-seconds" for name in names), "whole run, minutes"]
     return markdown_table(
         [*heads, *(["memory after 200 iterations, against that after 20"] if measured else [])], lines
@@ -263,14 +266,14 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     )
 
 
-def _sets(sets: Sequence[Mapping[str, Any]], world: StudyWorld) -> list[str]:
+def _sets(sets: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
     parts = []
-    first = world.breakdowns[0]
+    first = task.report.study_breakdowns[0]
     for played in sets:
         parts += [
-            f"**{played['title']}.** {describe_played(played['levels'], world)}",
-            _ratesmarkdown_table(played["seeds"], world),
-            f"By {first.by}:\n\n{_breakdownmarkdown_table(played['seeds'], first, world)}",
+            f"**{played['title']}.** {describe_played(played['levels'], task)}",
+            _rates_table(played["seeds"], task),
+            f"By {first[0]}:\n\n{_breakdown_table(played['seeds'], first, task)}",
         ]
     return parts
 

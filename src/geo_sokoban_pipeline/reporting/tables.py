@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
-from geo_sokoban_pipeline.reporting.formats import (
+from geo_sokoban_pipeline.envs.base import Column, Task
+from geo_sokoban_pipeline.envs.report import DataTable, TaskReport
+from geo_sokoban_pipeline.formats import (
     DASH,
-    World,
     count,
     duration,
-    find_player,
+    find_baseline,
     find_row,
     is_number,
     joined,
     number,
     percent,
     percent_range,
-    policy_colour,
-    policy_label,
-    row_label,
 )
-from geo_sokoban_pipeline.reporting.run_worlds import Column, Cut, RunWorld, columns_of, run_world
+from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
+from geo_sokoban_pipeline.tasks import task_or_plain
 
 # Metric, name, whether it is a part of the line above it.
 _PHASES = (
     ("perf/rollout_time", "Rollout", False),
-    ("perf/engine_time", "of it: engine (generate, encode pictures)", True),
-    ("perf/env_time", "of it: environment (moves, pictures)", True),
+    ("perf/engine_time", "of it: engine (generate, encode images)", True),
+    ("perf/env_time", "of it: environment (steps, images)", True),
     ("perf/update_time", "Update", False),
     ("perf/eval_time", "Validation", False),
     ("perf/save_time", "Saving (all files, MLflow)", False),
@@ -49,22 +47,6 @@ class Timing:
     share: str
     bar: float
     total: str
-
-
-@dataclass(frozen=True)
-class DataTable:
-    """Prompts by split: column names, lines of (split, cells), and sentences about the data.
-
-    Attributes:
-        group: heading of the columns from `plain` on.
-        plain: columns before them.
-    """
-
-    columns: list[str]
-    lines: list[tuple[str, list[str]]]
-    notes: list[str]
-    group: str = "levels by fewest moves"
-    plain: int = 3
 
 
 def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
@@ -97,40 +79,11 @@ def _timing(name: str, total: float, whole: float, iterations: int, is_part: boo
     return Timing(name, is_part, duration(total / iterations), percent(share), bar, duration(total))
 
 
-def data_table(report: Mapping[str, Any] | None, world: World = "sokoban") -> DataTable | None:
-    """What the splits hold and what a reader must know about them: levels, layouts and lengths, or problems with their
-    pictures, answers and families.
-    """
+def data_table(report: Mapping[str, Any] | None, task: Task) -> DataTable | None:
+    """What the splits hold, and what a reader must know about them."""
     if not report or not report.get("splits"):
         return None
-    return _problem_table(report) if world == "geometry" else _level_table(report)
-
-
-def _problem_table(report: Mapping[str, Any]) -> DataTable:
-    splits: Mapping[str, Mapping[str, Any]] = report["splits"]
-    families = list(dict.fromkeys(name for split in splits.values() for name in split.get("by_family") or {}))
-    lines = []
-    for name, split in splits.items():
-        cells = [count(split.get(key)) for key in ("problems", "distinct_problems", "images", "distinct_answers")]
-        most = split.get("most_frequent_answer") or {}
-        share = f"{most['answer']} ({percent(most['share'])})" if most else DASH
-        by_family = split.get("by_family") or {}
-        lines.append((name, [*cells, share, *(count(by_family.get(family, 0)) for family in families)]))
-    columns = ["problems", "distinct", "pictures", "answers", "most frequent answer"]
-    shown = [family.replace("_", " ") for family in families]
-    return DataTable([*columns, *shown], lines, list(_data_notes(report)), "problems by family", len(columns))
-
-
-def _level_table(report: Mapping[str, Any]) -> DataTable:
-    splits: Mapping[str, Mapping[str, Any]] = report["splits"]
-    lengths = {key for split in splits.values() for key in split.get("by_length") or {}}
-    ordered = sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))
-    lines = []
-    for name, split in splits.items():
-        cells = [count(split.get(key)) for key in ("levels", "distinct_levels", "layouts")]
-        by_length = split.get("by_length") or {}
-        lines.append((name, [*cells, *(count(by_length.get(key, 0)) for key in ordered)]))
-    return DataTable(["levels", "distinct", "layouts", *ordered], lines, list(_data_notes(report)))
+    return replace(task.report.data_table(report["splits"]), notes=list(_data_notes(report)))
 
 
 def _data_notes(report: Mapping[str, Any]) -> Iterator[str]:
@@ -187,7 +140,7 @@ _SHIFT = 0.12  # moves between the error bars of two policies at one length
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """One line of the table: texts, the interval in percent for its bar (None without one), the world's own columns."""
+    """One line of the table: texts, the interval in percent for its bar (None without one), the task's own columns."""
 
     label: str
     colour: str
@@ -210,67 +163,97 @@ class KindTable:
     lines: list[tuple[Any, list[tuple[str, str, str]]]]
 
 
+def columns_of(summary: Mapping[str, Any], table: str = "scores") -> list[Column]:
+    """The task's own columns of one table of an evaluation, without those that are empty in all rows."""
+    single, rows = summary.get("turn_limit") == 1, summary.get("rows") or []
+    return [
+        column
+        for column in task_or_plain(summary.get("task")).columns
+        if column.table == table
+        and not (single and column.several)
+        and any(_cell_text(column, row) != DASH for row in rows)
+    ]
+
+
+def notes_of(summary: Mapping[str, Any]) -> list[str]:
+    """What the columns of a summary's tables hold."""
+    shown = [*columns_of(summary), *columns_of(summary, "responses")]
+    notes = [(column, column.note(summary) if callable(column.note) else column.note) for column in shown]
+    return [f"{column.heading.capitalize()}: {note}." for column, note in notes if note]
+
+
+def _cell_text(column: Column, row: Mapping[str, Any]) -> str:
+    value = column.value(row)
+    return percent(value) if column.form == "percent" else number(value, column.digits)
+
+
 def evaluation_rows(summary: Mapping[str, Any]) -> tuple[list[EvaluationRow], list[str]]:
     """Lines of the evaluation table, and the values of k for which some row has pass@k."""
     rows = list(summary.get("rows") or [])
     ks = sorted({k for row in rows for k in row.get("pass_at_k") or {}}, key=int)
     policies, columns = set(summary.get("policies") or []), columns_of(summary)
-    world = run_world(summary.get("task")).world
-    return [_line(row, ks, row.get("policy") in policies, world, columns) for row in rows], ks
+    report = task_or_plain(summary.get("task")).report
+    return [_line(row, ks, row.get("policy") in policies, report, columns) for row in rows], ks
 
 
 def evaluation_columns(summary: Mapping[str, Any]) -> list[str]:
-    """Headings of the columns that are the world's own."""
+    """Headings of the columns that are the task's own."""
     return [column.heading for column in columns_of(summary)]
 
 
 def _line(
-    row: dict[str, Any], ks: list[str], is_policy: bool, world: World, columns: Sequence[Column]
+    row: dict[str, Any], ks: list[str], is_policy: bool, report: TaskReport, columns: Sequence[Column]
 ) -> EvaluationRow:
     rate, low, high = row.get("solve_rate"), row.get("low"), row.get("high")
     known = is_number(rate) and is_number(low) and is_number(high)
     passes = row.get("pass_at_k") or {}
     return EvaluationRow(
-        label=row_label(str(row.get("policy", DASH)), str(row.get("mode", "-")), world),
-        colour=policy_colour(str(row.get("policy", ""))),
+        label=report.row_label(str(row.get("policy", DASH)), str(row.get("mode", "-"))),
+        colour=report.colour(str(row.get("policy", ""))),
         is_policy=is_policy,
         episodes=number(row.get("episodes"), 0),
         rate=percent(rate),
         interval=percent_range(low, high),
         bar=(100 * low, 100 * rate, 100 * high) if known else None,  # type: ignore[operator]
         mean_return=number(row.get("mean_return")),
-        further=[column.write(row) for column in columns],
+        further=[_cell_text(column, row) for column in columns],
         pass_at_k=[percent(passes.get(k)) for k in ks],
     )
 
 
-def reply_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """How was answered: headings, and (who, cells) per line; nothing where the world has no such table."""
-    columns, world = columns_of(summary, replies=True), run_world(summary.get("task")).world
+def response_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """How policies answered: headings, and (who, cells) per line; nothing where the task has no such columns."""
+    columns, report = columns_of(summary, "responses"), task_or_plain(summary.get("task")).report
     rows = list(summary.get("rows") or []) if columns else []
-    labels = [row_label(str(row.get("policy", DASH)), str(row.get("mode", "-")), world) for row in rows]
-    lines = [(label, [column.write(row) for column in columns]) for label, row in zip(labels, rows, strict=True)]
+    lines = [
+        (
+            report.row_label(str(row.get("policy", DASH)), str(row.get("mode", "-"))),
+            [_cell_text(column, row) for column in columns],
+        )
+        for row in rows
+    ]
     return [column.heading for column in columns], lines
 
 
 def kind_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows that are compared by kind: each policy sampled, then the world's rivals."""
-    world = run_world(summary.get("task"))
+    """Rows that are compared by the kind of prompt: each policy sampled, then the task's rivals."""
+    task = task_or_plain(summary.get("task"))
     chosen = [find_row(summary, str(name), "sampled") for name in summary.get("policies") or []]
-    chosen += [find_player(summary, name) for name in world.rivals]
-    return [row for row in chosen if row and any(cut.cells(row) for cut in world.cuts)]
+    chosen += [find_baseline(summary, name) for name in task.report.rivals]
+    return [row for row in chosen if row and any(breakdown.cells(row) for breakdown in task.breakdowns)]
 
 
 def length_chart(summary: Mapping[str, Any]) -> Chart | None:
     """Solve rate by optimal length with Wilson intervals; None where the task knows no lengths."""
     rows = [row for row in kind_rows(summary) if row.get("by_length")]
+    report = task_or_plain(summary.get("task")).report
     series = []
     for at, row in enumerate(rows):
         cells = [cell for cell in row["by_length"] if is_number(cell.get("solve_rate"))]
         series.append(
             Series(
-                name=row_label(row["policy"], row["mode"]),
-                colour=policy_colour(row["policy"]),
+                name=report.row_label(row["policy"], row["mode"]),
+                colour=report.colour(row["policy"]),
                 points=[(float(cell["length"]), float(cell["solve_rate"])) for cell in cells],
                 spread=[(float(cell["low"]), float(cell["high"])) for cell in cells],
                 style="bars",
@@ -283,24 +266,18 @@ def length_chart(summary: Mapping[str, Any]) -> Chart | None:
     return draw_chart("Solve rate by optimal length", series, shape, "Bars are 95 % Wilson intervals.")
 
 
-def length_table(summary: Mapping[str, Any]) -> KindTable | None:
-    """The first table by kind; None where no row knows kinds."""
-    tables = kind_tables(summary)
-    return tables[0] if tables else None
-
-
 def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:
     """Tables by kind, without those of a single line, which say nothing new."""
-    world, rows = run_world(summary.get("task")), kind_rows(summary)
-    return [table for cut in world.cuts if len((table := _kind_table(rows, cut, world)).lines) > 1]
-
-
-def _kind_table(rows: list[dict[str, Any]], cut: Cut, world: RunWorld) -> KindTable:
-    by_row = [cut.cells(row) for row in rows]
-    kinds = sorted({kind for cells in by_row for kind in cells})
-    names = [policy_label(row["policy"], world.world) for row in rows]
-    lines = [(write_kind(kind), [_cell(cells.get(kind)) for cells in by_row]) for kind in kinds]
-    return KindTable(cut.by, names, lines)
+    task, rows = task_or_plain(summary.get("task")), kind_rows(summary)
+    tables = []
+    for breakdown in task.breakdowns:
+        by_row = [breakdown.cells(row) for row in rows]
+        kinds = sorted({kind for cells in by_row for kind in cells})
+        names = [task.report.label(row["policy"]) for row in rows]
+        lines = [(write_kind(kind), [_cell(cells.get(kind)) for cells in by_row]) for kind in kinds]
+        if len(lines) > 1:
+            tables.append(KindTable(breakdown.heading, names, lines))
+    return tables
 
 
 def write_kind(kind: Any) -> Any:

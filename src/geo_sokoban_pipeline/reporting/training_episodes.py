@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
+from geo_sokoban_pipeline.formats import is_number
 from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
-from geo_sokoban_pipeline.reporting.formats import is_number
-from geo_sokoban_pipeline.reporting.run_worlds import run_world
-from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
+from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import Named, one_array
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
@@ -121,7 +120,6 @@ def _mean(values: np.ndarray | None) -> float | None:
 
 PROMPTS, VALIDATIONS = 6, 6
 _LETTERS = 40  # of an answer in the table
-_ARROWS = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = V
 
 def _read(validations: Parts, names: Sequence[str]) -> list[tuple[bool, Trajectory]]:
     episodes = [episode for name in names for episode in table_to_trajectories(validations[name]())]
-    return [(bool(json.loads(episode.sampling or "{}").get("greedy")), episode) for episode in episodes]
+    return [(_is_greedy(episode.sampling or "{}"), episode) for episode in episodes]
 
 
 def _thin(items: Sequence[Any], most: int) -> list[Any]:
@@ -203,10 +201,7 @@ def _follow(prompt: Trajectory, episodes: Sequence[Trajectory | None]) -> Prompt
 
 def _answer(episode: Trajectory) -> Answer:
     turns = [turn for turn in episode.turns if turn.role == "assistant"]
-    if run_world(episode.task).world == "sokoban":
-        text = "".join(_ARROWS.get(action, action) for turn in turns for action in (turn.action or "·").split(","))
-    else:
-        text = " → ".join(turn.action or extract_answer(turn.text) or "–" for turn in turns)
+    text = task_or_plain(episode.task).report.shorten_actions(turns)
     short = text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
     full = " ".join([describe_end(episode), *(turn.text for turn in turns)])
     return Answer(short or "–", is_solved(episode), full[:600])

@@ -79,7 +79,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Member:
+class StudyRun:
     """One run of a study.
 
     Attributes:
@@ -91,8 +91,8 @@ class Member:
         params: what `--params` would give.
         parameters: everything its result depends on but the last bits, with all defaults, as JSON values: not how many
             processes and threads it has.
-        after: run id of the member whose result it needs, or None.
         task: that it is about.
+        after: run id of the member whose result it needs, or None.
     """
 
     run_id: str
@@ -102,8 +102,8 @@ class Member:
     root: Path
     params: dict[str, Any]
     parameters: dict[str, Any]
+    task: str
     after: str | None = None
-    task: str = "sokoban"
 
     @property
     def pipelines(self) -> list[str]:
@@ -137,7 +137,7 @@ class Member:
         return [*(self.models / name for name in made[self.kind]), self.summary]
 
 
-def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, share: int = 1) -> list[Member]:
+def plan_members(name: str, study: StudyDefinition, base: Sections, root: Path, share: int = 1) -> list[StudyRun]:
     """All members of a study, longest first, each after the one it needs.
 
     Args:
@@ -218,6 +218,6 @@ def _member(
     given: Mapping[str, Any],
     resolved: Mapping[str, Any],
     after: str | None = None,
-) -> Member:
+) -> StudyRun:
     own = {"run_id": run_id, "seed": seed}
-    return Member(run_id, kind, part, seed, root, {**own, **given}, {**own, **resolved}, after, task.name)
+    return StudyRun(run_id, kind, part, seed, root, {**own, **given}, {**own, **resolved}, task.name, after)

@@ -5,19 +5,18 @@ Solve rates are kept as counts, so that whoever reads the file can check and poo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import StudyDefinition
-from geo_sokoban_pipeline.envs.sokoban.task import PATIENT
+from geo_sokoban_pipeline.envs.base import PATIENT
 from geo_sokoban_pipeline.evaluation.rollouts import START
-from geo_sokoban_pipeline.reporting.formats import World
 from geo_sokoban_pipeline.runs.folders import RunStore
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.studies.plan import Member
+from geo_sokoban_pipeline.studies.plan import StudyRun
 from geo_sokoban_pipeline.studies.run import StudyFolder
 from geo_sokoban_pipeline.tasks import task_of
 
@@ -33,12 +32,12 @@ class ResultsError(ValueError):
 
 
 def collect_results(
-    name: str, study: StudyDefinition, members: Sequence[Member], folder: StudyFolder
+    name: str, study: StudyDefinition, members: Sequence[StudyRun], folder: StudyFolder
 ) -> dict[str, Any]:
     """Results of a study whose members are all finished.
 
     Returns:
-        `study`, `task` (absent: sokoban), `title`, `chosen_on` (seeds with which the recipe was chosen), `max_minutes`,
+        `study`, `task`, `title`, `chosen_on` (seeds with which the recipe was chosen), `max_minutes`,
         `least_spent`, `max_growth`, `bars`, `machine`, `made_with` (versions and machine by run id), `levels` (what was
         played), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, memory, curves), `sets` (per further
         set: title, levels, rows per seed).
@@ -53,7 +52,7 @@ def collect_results(
     first = trained[0]
     return {
         "study": name,
-        **({} if first.task == "sokoban" else {"task": first.task}),
+        "task": first.task,
         "title": study.title or name,
         "chosen_on": list(study.chosen_on),
         "max_minutes": study.max_minutes,
@@ -69,18 +68,16 @@ def collect_results(
     }
 
 
-def _check_prompts(members: Sequence[Member]) -> None:
-    """See that all runs whose rows stand in one table have played the same prompts, as far as their summaries tell.
+def _check_prompts(members: Sequence[StudyRun]) -> None:
+    """See that all runs whose rows stand in one table have played the same prompts.
 
     Raises:
         ResultsError: they have not.
     """
     tables: dict[str, dict[str, list[str]]] = {}
     for member in members:
-        found = read_json(member.summary).get("prompts_hash")
-        if found is not None:  # summaries of earlier versions have none
-            table = tables.setdefault(member.part if member.kind == "evaluate" else "", {})
-            table.setdefault(found, []).append(member.run_id)
+        table = tables.setdefault(member.part if member.kind == "evaluate" else "", {})
+        table.setdefault(read_json(member.summary)["prompts_hash"], []).append(member.run_id)
     for played in tables.values():
         if len(played) > 1:
             others = " and ".join(", ".join(run_ids) for run_ids in played.values())
@@ -90,7 +87,7 @@ def _check_prompts(members: Sequence[Member]) -> None:
             )
 
 
-def _describe_seed(member: Member, controls: Sequence[Member], record: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_seed(member: StudyRun, controls: Sequence[StudyRun], record: Mapping[str, Any]) -> dict[str, Any]:
     from geo_sokoban_pipeline.training.sft_control import grpo_cpu_seconds
 
     source = SourceOptions(run=f"train_{member.task}", run_id=member.run_id)
@@ -193,61 +190,21 @@ def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return points
 
 
-def _describe_played(member: Member, trained: Member) -> dict[str, Any]:
+def _describe_played(member: StudyRun, trained: StudyRun) -> dict[str, Any]:
     """What a member has played, and how much of it another one, `trained`, has trained on."""
-    world = task_of(member.task).world
+    task = task_of(member.task)
+    column, what = task.apart
     data, train = member.parameters[member.task], member.parameters[f"train_{member.task}"]
-    described = _DESCRIBED[world](read_json(member.summary), data)
     counts = (train["loop"]["eval_prompts"], data["counts"]["validation"])
     return {
-        **described,
-        "distinct": len(_values(member, "eval_prompts", _DISTINCT[world])),
-        f"shared_{_KEYS[world][1]}": _shared(member, trained, _KEYS[world][0]),
+        **task.report.study_entry(read_json(member.summary), data),
+        "distinct": len(_values(member, "eval_prompts", task.key)),
+        f"shared_{what}": len(_values(member, "eval_prompts", column) & _values(trained, "prompts", column)),
         "validation_count": min(count or 10**9 for count in counts),
     }
 
 
-def _describe_levels(summary: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    lengths = [cell["length"] for cell in summary["rows"][0]["by_length"]]
-    return {
-        "count": summary["prompts"],
-        "layouts": summary["layouts"],
-        "move_limit": summary["move_limit"],
-        "lengths": [min(lengths), max(lengths)] if lengths else [],
-        "per_length": sorted({cell["episodes"] for cell in summary["rows"][0]["by_length"]}),
-        "height": data["height"],
-        "width": data["width"],
-        "boxes": data["boxes"],
-    }
-
-
-def _describe_problems(summary: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    generated = data["source"] == "generate"
-    return {
-        "count": summary["prompts"],
-        "families": summary["families"],
-        "answers": summary["answers"],
-        "turn_limit": summary["turn_limit"],
-        "difficulty": data["problems"]["difficulty"] if generated else None,
-    }
-
-
-_DESCRIBED: Mapping[World, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
-    "sokoban": _describe_levels,
-    "geometry": _describe_problems,
-}
-# Column of the prompts that no two splits should share, and what it stands for.
-_KEYS: Mapping[World, tuple[str, str]] = {
-    "sokoban": ("layout_hash", "layouts"),
-    "geometry": ("problem_hash", "problems"),
-}
-
-
-# Column by which evaluation prompts are told apart.
-_DISTINCT: Mapping[World, str] = {"sokoban": "level_hash", "geometry": "problem_hash"}
-
-
-def _describe_set(name: str, title: str, members: Sequence[Member]) -> dict[str, Any]:
+def _describe_set(name: str, title: str, members: Sequence[StudyRun]) -> dict[str, Any]:
     played = [member for member in members if member.kind == "evaluate" and member.part == name]
     by_id = {member.run_id: member for member in members}
     return {
@@ -258,23 +215,11 @@ def _describe_set(name: str, title: str, members: Sequence[Member]) -> dict[str,
     }
 
 
-def _shared(member: Member, trained: Member, column: str) -> int:
-    """Values of a column of the evaluation prompts that a member has played which the training prompts have too."""
-    return len(_values(member, "eval_prompts", column) & _values(trained, "prompts", column))
-
-
-def _values(member: Member, table: str, column: str) -> set[str]:
-    """Values of a column in a table of the data that a member has worked on.
-
-    Raises:
-        ResultsError: it does not say which data these are.
-    """
+def _values(member: StudyRun, table: str, column: str) -> set[str]:
+    """Values of a column in a table of the data that a member has worked on."""
     import pyarrow.parquet as pq
 
-    data_id = read_json(member.summary).get("data_id")
-    if data_id is None:
-        raise ResultsError(f"{member.run_id} was made by an earlier version and names no data. Give fresh=true.")
-    path = member.root / "05_model_input" / member.task / data_id / f"{table}.parquet"
+    path = member.root / "05_model_input" / member.task / read_json(member.summary)["data_id"] / f"{table}.parquet"
     with pq.ParquetFile(path) as file:
         return set(file.read(columns=[column]).column(0).to_pylist())
 

@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.runs.folders import REPORTS
 from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
-from geo_sokoban_pipeline.studies.plan import Command, Member
+from geo_sokoban_pipeline.studies.plan import Command, StudyRun
 
 
 @dataclass(frozen=True)
@@ -44,32 +44,32 @@ class StudyFolder:
         """Folder of a study in a data root."""
         return cls(root / REPORTS / "studies" / name)
 
-    def log(self, member: Member) -> Path:
+    def log(self, member: StudyRun) -> Path:
         """What the member's processes have said."""
         return self.path / "logs" / f"{member.run_id}.log"
 
-    def config(self, member: Member) -> Path:
+    def config(self, member: StudyRun) -> Path:
         """Arguments of the member's command."""
         return self.path / "configs" / f"{member.run_id}.json"
 
-    def record(self, member: Member) -> Path:
+    def record(self, member: StudyRun) -> Path:
         """The member's record."""
         return self.path / "members" / f"{member.run_id}.json"
 
-    def read_record(self, member: Member) -> dict[str, Any]:
+    def read_record(self, member: StudyRun) -> dict[str, Any]:
         """The stored record, or `{}`."""
         path = self.record(member)
         stored: dict[str, Any] = read_json(path) if path.is_file() else {}
         return stored
 
-    def begin_generation(self, members: Sequence[Member]) -> None:
+    def begin_generation(self, members: Sequence[StudyRun]) -> None:
         """Begin all members anew: none of them counts as begun or finished, also if this is interrupted halfway."""
         # The token goes first: what was recorded under another one does not count, whether it is deleted or not.
         write_json(self._generation, {"token": uuid.uuid4().hex, "members": [member.run_id for member in members]})
         for member in members:
             self.record(member).unlink(missing_ok=True)
 
-    def is_outdated(self, member: Member) -> bool:
+    def is_outdated(self, member: StudyRun) -> bool:
         """Whether what is stored of a member is older than the generation that it belongs to."""
         generation = self._read_generation()
         if member.run_id not in generation.get("members", []):
@@ -77,18 +77,18 @@ class StudyFolder:
         path = self._begun(member)
         return not path.is_file() or read_json(path) != generation["token"]
 
-    def note_begun(self, member: Member) -> None:
+    def note_begun(self, member: StudyRun) -> None:
         """Note that from now on what is stored of a member belongs to the open generation."""
         write_json(self._begun(member), self._read_generation().get("token"))
 
-    def is_finished(self, member: Member) -> bool:
+    def is_finished(self, member: StudyRun) -> bool:
         """Whether the member has ended well in this generation with the parameters it has now, and its files exist."""
         record = self.read_record(member)
         same = record.get("parameters") == member.parameters
         current = record.get("generation") == self._read_generation().get("token")
         return same and current and all(path.is_file() for path in member.outputs)
 
-    def write_record(self, member: Member, seconds: float | None, workers: int, maker: Mapping[str, Any]) -> None:
+    def write_record(self, member: StudyRun, seconds: float | None, workers: int, maker: Mapping[str, Any]) -> None:
         """Note that a member has ended well.
 
         Args:
@@ -109,7 +109,7 @@ class StudyFolder:
     def _generation(self) -> Path:
         return self.path / "generation.json"
 
-    def _begun(self, member: Member) -> Path:
+    def _begun(self, member: StudyRun) -> Path:
         return self.path / "begun" / f"{member.run_id}.json"
 
     def _read_generation(self) -> dict[str, Any]:
@@ -128,13 +128,13 @@ _SHOWN_LINES = 15
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what ends a study as Ctrl-C does
 
 
-class MemberError(RuntimeError):
+class StudyError(RuntimeError):
     """Members of a study have failed; the message has their names, logs and last lines."""
 
 
 @dataclass
 class _Child:
-    member: Member
+    member: StudyRun
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     began: float
@@ -146,7 +146,7 @@ class _Child:
 
 
 def run_members(
-    members: Sequence[Member], command: Command, folder: StudyFolder, workers: int | None, *, fresh: bool, name: str
+    members: Sequence[StudyRun], command: Command, folder: StudyFolder, workers: int | None, *, fresh: bool, name: str
 ) -> None:
     """Run the members that are not finished; returns once all are.
 
@@ -158,7 +158,7 @@ def run_members(
         name: of the study, for the progress.
 
     Raises:
-        MemberError: at least one member failed; all that do not need it have been run.
+        StudyError: at least one member failed; all that do not need it have been run.
     """
     limit = workers or count_cores()
     if fresh:
@@ -183,10 +183,10 @@ def run_members(
             time.sleep(_POLL_SECONDS if running or waiting else 0)
     reasons = [text for text in failed.values() if text]
     if reasons:
-        raise MemberError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
+        raise StudyError("\n".join([*reasons, "The same command goes on with what is left once this is mended."]))
 
 
-def _is_free(member: Member, told: set[str]) -> bool:
+def _is_free(member: StudyRun, told: set[str]) -> bool:
     """Whether nobody works on a member's run, a child of an earlier study for instance; says so once if not."""
     holder = find_holder(member.models)
     if holder is not None and member.run_id not in told:
@@ -195,7 +195,7 @@ def _is_free(member: Member, told: set[str]) -> bool:
     return holder is None
 
 
-def _start(member: Member, command: Command, folder: StudyFolder) -> _Child:
+def _start(member: StudyRun, command: Command, folder: StudyFolder) -> _Child:
     config, log = folder.config(member), folder.log(member)
     if folder.is_outdated(member):
         lock = RunLock(member.models)
@@ -235,7 +235,7 @@ def _settle(
     progress.advance(note=f"{member.run_id} {'done' if code == 0 else 'failed'}, {seconds / 60:.1f} min")
 
 
-def _describe_failure(member: Member, code: int, log: Path) -> str:
+def _describe_failure(member: StudyRun, code: int, log: Path) -> str:
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
     return "\n".join([f"{member.run_id} {how}; its log is {log}. The last lines:", *(f"  {line}" for line in lines)])

@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.config.policy import TeacherOptions
 from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Row, Task, Vocabulary, Words, describe_teacher
 from geo_sokoban_pipeline.envs.geo3k import data_steps
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, Geo3kMultiTurnDataOptions
+from geo_sokoban_pipeline.envs.geo3k.report import GeometryReport, has_tool
 from geo_sokoban_pipeline.envs.inspection import DataSample
 from geo_sokoban_pipeline.envs.metrics import Ending, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
@@ -82,7 +83,7 @@ def _by(column: str) -> Callable[[Row], Mapping[Any, Row]]:
 
 def _note_first_attempt(summary: Row) -> str:
     """An environment of one's own may have turns without a tool."""
-    if any(_part("tools", "calls")(row) for row in summary.get("rows") or []):
+    if has_tool(summary):
         return "correct before the scoring tool has said anything"
     return "correct with the first response"
 
@@ -94,7 +95,6 @@ class GeometryTask(Task):
         name: of the task.
     """
 
-    world = "geometry"
     words = Words("problem", "problems", "accuracy", "correct", "not correct")
     vocabulary = Vocabulary(
         frequent=("user", "assistant", "system", "Find", " $", "$.", "boxed", "answer", " answer", "wrong", " wrong")
@@ -148,6 +148,7 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         Breakdown("form of the answer", _by("answer_form")),
         Breakdown("difficulty", _by("difficulty")),
     )
+    report = GeometryReport()
     watched: Sequence[tuple[str, str]] = (("has_answer", "answered"), ("grading_timeout", "grading_timeouts"))
 
     def __init__(self, name: str) -> None:

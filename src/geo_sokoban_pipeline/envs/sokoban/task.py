@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any
 from geo_sokoban_pipeline.config.base import Setting
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TeacherOptions
-from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Task, Vocabulary, Words, describe_teacher
+from geo_sokoban_pipeline.envs.base import (
+    PATIENT,
+    Breakdown,
+    Column,
+    DataStep,
+    Task,
+    Vocabulary,
+    Words,
+    describe_teacher,
+)
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample
 from geo_sokoban_pipeline.envs.metrics import Ending, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.envs.sokoban import data_steps
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.report import SokobanReport
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
@@ -26,7 +36,6 @@ ENV = "geo_sokoban_pipeline.envs.sokoban.env.build_env"
 EXPERT = "geo_sokoban_pipeline.envs.sokoban.expert.build_teacher"
 REWARD = "geo_sokoban_pipeline.rewards.sokoban.compute_reward"
 BASELINES = ("random", "random_legal", "solver")
-PATIENT = ", never gives up"  # end of the name of an expert who plays on to the last move
 _ROWS = 8  # of a file that are read to find one prompt
 _LEVEL = "#####\n#@$.#\n#####"
 _PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
@@ -37,7 +46,6 @@ class SokobanTask(Task):
 
     name = "sokoban"
     title = "Sokoban"
-    world = "sokoban"
     words = Words("level", "levels", "solve rate", "solved", "not solved")
     data_config = SokobanDataOptions
     data_steps = (
@@ -104,6 +112,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         ),
     )
     breakdowns = (Breakdown("fewest moves", lambda row: {cell["length"]: cell for cell in row.get("by_length") or []}),)
+    report = SokobanReport()
     studies = {
         "default": "The recipe of `make run`.",
         "from_zero": "GRPO after imitation of random legal moves.",

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.parameters import study_model
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
-    from geo_sokoban_pipeline.studies.plan import Command, Member
+    from geo_sokoban_pipeline.studies.plan import Command, StudyRun
     from geo_sokoban_pipeline.studies.run import StudyFolder
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class StudyPlan:
     name: str
     options: StudyOptions
     definition: StudyDefinition
-    members: list[Member]
+    members: list[StudyRun]
     folder: StudyFolder
     docs: Path | None
 
@@ -90,13 +90,13 @@ def run_study(command: Command, plan: StudyPlan, fresh: bool) -> StudyPlan:
     """The plan, once all its members are finished."""
     from geo_sokoban_pipeline.runs.lock import RunLock, RunLockedError
     from geo_sokoban_pipeline.runs.storage import CorruptFolderError
-    from geo_sokoban_pipeline.studies.run import MemberError, run_members
+    from geo_sokoban_pipeline.studies.run import StudyError, run_members
 
     try:
         # Records and logs go by the study's name: the same study under another run id would share them.
         with closing(RunLock(plan.folder.path, way_out=".")):
             run_members(plan.members, command, plan.folder, plan.options.workers, fresh=fresh, name=plan.name)
-    except (MemberError, RunLockedError, CorruptFolderError) as error:
+    except (StudyError, RunLockedError, CorruptFolderError) as error:
         refuse(error)
     return plan
 

@@ -1,0 +1,114 @@
+"""What reports and studies say of Sokoban: levels, moves, solution lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.envs.report import DataTable, Summary, TaskReport, compare_blind
+from geo_sokoban_pipeline.formats import count, find_baseline, percent, plural, write_rate
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.trajectories.types import Turn
+
+_ARROWS = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
+
+
+class SokobanReport(TaskReport):
+    """See `TaskReport`."""
+
+    agents = {
+        "random": ("random moves", "random"),
+        "random_legal": ("random legal moves", "legal"),
+        "solver": ("solver (optimal)", "solver"),
+    }
+    solves = "solves"
+    tiles = ("random_legal", "solver")
+    rivals = ("random_legal",)
+    difficulty = "optimal length"
+    no_action = "no valid move"
+    chosen = "For each number of fewest moves: the first solved level, and the first unsolved one while there is room."
+    study_baselines = ("random", "random_legal", "teacher", "teacher_patient", "solver")
+    study_lines = (("random_legal", "legal"), ("teacher_patient", "training"))
+    study_breakdowns = (("optimal length", "by_length"),)
+    study_compared = {"warm_start": "warm start", "random_legal": "random legal moves"}
+
+    def played(self, summary: Summary) -> str:
+        """Levels and their wall layouts."""
+        layouts = summary.get("layouts")
+        on_layouts = f" ({plural(layouts, 'wall layout')})" if layouts else ""
+        return f"{plural(summary.get('prompts'), 'held-out level')}{on_layouts}"
+
+    def compare(self, summary: Summary, policies: Sequence[str]) -> list[str]:
+        """Random legal moves, the solver, the move limit, blank images."""
+        legal, solver = find_baseline(summary, "random_legal"), find_baseline(summary, "solver")
+        parts = []
+        if legal:
+            parts.append(f"Random legal moves solve {write_rate(legal)}")
+        if solver:
+            parts.append(f"{'a' if parts else 'A'}n exact solver {percent(solver['solve_rate'])}")
+        limit = summary.get("move_limit")
+        within = f", all within {plural(limit, 'move')}" if limit else ""
+        found = [f"{', '.join(parts)}{within}."] if parts else []
+        return found + compare_blind(summary, policies, {"_blank": "blank images"}, "it solves")
+
+    def shorten_actions(self, turns: Sequence[Turn]) -> str:
+        """An arrow for each move."""
+        return "".join(_ARROWS.get(action, action) for turn in turns for action in (turn.action or "·").split(","))
+
+    def last_image(self, image: bytes, actions: Sequence[str]) -> bytes | None:
+        """The board after the last moves."""
+        from geo_sokoban_pipeline.envs.sokoban.board_images import play_moves
+
+        return play_moves(image, actions)
+
+    def is_lost(self, image: bytes) -> bool:
+        """Whether some box can no longer reach a target."""
+        from geo_sokoban_pipeline.envs.sokoban.board_images import read_board
+
+        found = read_board(image)
+        return found is not None and found[0].is_lost
+
+    def data_table(self, splits: Mapping[str, Mapping[str, Any]]) -> DataTable:
+        """Levels, layouts, and levels by their fewest moves."""
+        lengths = {key for split in splits.values() for key in split.get("by_length") or {}}
+        ordered = sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))
+        lines = []
+        for name, split in splits.items():
+            cells = [count(split.get(key)) for key in ("levels", "distinct_levels", "layouts")]
+            by_length = split.get("by_length") or {}
+            lines.append((name, [*cells, *(count(by_length.get(key, 0)) for key in ordered)]))
+        return DataTable(["levels", "distinct", "layouts", *ordered], lines, [], "levels by fewest moves", 3)
+
+    def study_entry(self, summary: Summary, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Levels, layouts, lengths, sizes."""
+        lengths = [cell["length"] for cell in summary["rows"][0]["by_length"]]
+        return {
+            "count": summary["prompts"],
+            "layouts": summary["layouts"],
+            "move_limit": summary["move_limit"],
+            "lengths": [min(lengths), max(lengths)] if lengths else [],
+            "per_length": sorted({cell["episodes"] for cell in summary["rows"][0]["by_length"]}),
+            "height": data["height"],
+            "width": data["width"],
+            "boxes": data["boxes"],
+        }
+
+    def study_played(self, levels: Mapping[str, Any]) -> str:
+        """Levels, their sizes and lengths, and whether their walls occur in training."""
+        low, high = levels["lengths"]
+        shared = levels["shared_layouts"]
+        walls = "none of which occurs in training" if not shared else f"{shared} of which occur in training too"
+        distinct = "distinct " if levels.get("distinct") == levels["count"] else ""
+        each = f" ({levels['per_length'][0]} of each)" if len(levels.get("per_length", [])) == 1 else ""
+        return (
+            f"{count(levels['count'])} {distinct}evaluation levels ({levels['height']}×{levels['width']}, "
+            f"{levels['boxes']} box{'es' if levels['boxes'] > 1 else ''}, {levels['layouts']} wall layouts, {walls}), "
+            f"optimal lengths {low} to {high}{each}, {levels['move_limit']} moves at most"
+        )
+
+    def study_brief(self, levels: Mapping[str, Any]) -> str:
+        """Size, boxes, lengths."""
+        low, high = levels["lengths"]
+        boxes = "one box" if levels["boxes"] == 1 else f"{levels['boxes']} boxes"
+        return f"{levels['height']}×{levels['width']} levels with {boxes} and optimal lengths {low} to {high}"
