@@ -1,4 +1,4 @@
-"""Console: rich output on a terminal, plain lines everywhere else.
+"""Console: messages, tables and progress, rich on a terminal and plain lines everywhere else.
 
 `conf/logging.yml` sets up the plain handler; this module replaces it only where a person is looking, so that logs in
 files, pipes and notebooks hold no control characters. Kedro accepts no logging classes but its own in that file, which
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 _WIDTH = 160
+logger = logging.getLogger(__name__)
+# Seconds of work before a plain line of progress, and between two of them; a terminal has a bar instead.
+FIRST_LINE_SECONDS, LINE_SECONDS = 5.0, 10.0
 
 
 def refuse(error: Exception) -> NoReturn:
@@ -108,14 +111,6 @@ def quieten_libraries() -> None:
 
 def _is_refused() -> bool:
     return isinstance(sys.exc_info()[1], click.ClickException)
-
-
-# Progress of long work: a bar with the time left on a terminal; elsewhere plain lines, after 5 s, then every 10 s.
-
-
-logger = logging.getLogger(__name__)
-LINE_SECONDS = 10.0
-FIRST_LINE_SECONDS = 5.0
 
 
 class Progress:
