@@ -25,8 +25,7 @@ from geo_sokoban_pipeline.reporting.study_docs import (
     study_marker,
     write_study,
 )
-from geo_sokoban_pipeline.reporting.study_rates import judge_criterion
-from geo_sokoban_pipeline.reporting.study_tables import MODES, render_study
+from geo_sokoban_pipeline.reporting.study_tables import MODES, judge_criterion, render_study
 from geo_sokoban_pipeline.tasks import TASKS
 from study_material import make_answer_results, make_results, make_seed, row
 

@@ -9,12 +9,15 @@ from typing import Any
 
 from geo_sokoban_pipeline.formats import DASH, number, percent, signed
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
-from geo_sokoban_pipeline.reporting.study_rates import Rate, find_growth, find_rate, mean_share
 from geo_sokoban_pipeline.reporting.study_tables import (
     MODES,
+    Rate,
     Results,
     describe_choice,
+    find_growth,
+    find_rate,
     markdown_table,
+    mean_share,
     name_seeds,
     render_study,
 )

@@ -138,27 +138,30 @@ def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             "mode": row["mode"],
             "solved": row["solved"],
             "episodes": row["episodes"],
-            **(_answer_counts(row) if "breakdowns" in row else _length_counts(row)),
+            **_counts(row),
         }
         for row in summary["rows"]
     ]
 
 
-def _length_counts(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"by_length": [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]]}
-
-
-def _answer_counts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Correct first attempts, shares that tell how a policy answers, and by column [label, correct, episodes]."""
-    return {
-        "first_attempts": (row["first_attempt"] or {}).get("solved"),
-        "called_share": row["tools"]["called_share"],
-        "plausible_share": row["plausible_share"],
-        "breakdowns": {
-            column: [[cell["label"], cell["solved"], cell["episodes"]] for cell in cells]
-            for column, cells in row["breakdowns"].items()
-        },
-    }
+def _counts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """[kind, solved, episodes] by the kinds of prompts that the task knows; where rows tell it, first attempts that
+    were correct and shares that say how a policy answers.
+    """
+    found: dict[str, Any] = {}
+    if "by_length" in row:
+        found["by_length"] = [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]]
+    if "breakdowns" in row:
+        found |= {
+            "first_attempts": (row["first_attempt"] or {}).get("solved"),
+            "called_share": row["tools"]["called_share"],
+            "plausible_share": row["plausible_share"],
+            "breakdowns": {
+                column: [[cell["label"], cell["solved"], cell["episodes"]] for cell in cells]
+                for column, cells in row["breakdowns"].items()
+            },
+        }
+    return found
 
 
 def _player(policy: str, names: Mapping[str, str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.reporting.study_rates import (
+from geo_sokoban_pipeline.reporting import study_tables
+from geo_sokoban_pipeline.reporting.study_tables import (
     Rate,
     Verdict,
     describe_criterion,
@@ -17,7 +18,8 @@ from geo_sokoban_pipeline.reporting.study_rates import (
     mean_share,
     rates_by,
 )
-from study_material import make_seed, row
+from geo_sokoban_pipeline.tasks import task_or_plain
+from study_material import make_results, make_seed, row
 
 ROWS = [row("warm_start", 256), row("final", 400), row("random_legal", 128, "-"), row("final", 300, "greedy")]
 
@@ -118,3 +120,15 @@ def test_what_a_control_has_spent(spent, text, met):
 @pytest.mark.parametrize(("rates", "mean"), [([Rate(1, 4), Rate(3, 4)], 0.5), ([Rate(1, 4), None], None), ([], None)])
 def test_a_mean_needs_every_seed(rates, mean):
     assert mean_share(rates) == mean
+
+
+def test_a_task_without_words_of_its_own_has_the_tables_that_all_have(monkeypatch):
+    monkeypatch.setattr(study_tables, "task_of", task_or_plain)
+    seed = make_seed(0, 420)
+    for found in seed["rows"]:
+        del found["by_length"]
+    levels = {"count": 640, "validation_count": 160}
+    further = {"name": "more", "title": "More", "levels": levels, "seeds": [{"seed": 0, "rows": seed["rows"]}]}
+    text = study_tables.render_study(make_results(seed, sets=[further]) | {"task": "dots", "levels": levels})
+    assert "Played: 640 evaluation prompts; one episode a prompt" in text and "**More.** Played: 640" in text
+    assert text.count("| **after GRPO, sampled** | 65.6") == 2 and "**By " not in text
