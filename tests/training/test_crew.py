@@ -84,6 +84,14 @@ def samples_of(episodes: list[Trajectory], policy: Policy) -> list[TrainSample]:
     return [TrainSample(**{**vars(s), "advantages": rng.normal(size=len(s.targets)).astype(np.float32)}) for s in made]
 
 
+class Idle:
+    """In place of the optimizers: a step leaves its gradients where they are."""
+
+    def step(self, learning_rate: float) -> None: ...
+
+    def clear_gradients(self) -> None: ...
+
+
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
 
@@ -129,8 +137,10 @@ def test_gradients_of_two_processes_are_those_of_one(
     results = []
     for policy, helpers in ((alone, None), (together, crew)):
         backend = TorchBackend(policy, OptimizerOptions(), crew=helpers)
-        objective = GrpoObjective(GrpoOptions())
-        results.append((backend._gradients(samples, objective), gradients(policy), backend.log_probs(samples)))
+        optimizers, backend.optimizers = backend.optimizers, Idle()
+        metrics = backend.step(samples, GrpoObjective(GrpoOptions()), 1e-2)
+        results.append((metrics, gradients(policy), backend.log_probs(samples)))
+        backend.optimizers = optimizers
         policy.model.zero_grad()
         for _ in range(2):
             backend.step(samples, GrpoObjective(GrpoOptions()), 1e-2)

@@ -69,7 +69,13 @@ class TorchBackend:
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
-        metrics = self._gradients(batch, objective)
+        # The gradients of the whole step come to lie in the parameters.
+        if isinstance(batch, Demonstrations):
+            metrics = self._demonstrated(batch, objective)
+        elif self._crew is None:
+            metrics = self._pass.accumulate(batch, objective, StepSize.of(batch))
+        else:
+            metrics = self._gradients_of_all(batch, objective, self._crew)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
@@ -118,23 +124,19 @@ class TorchBackend:
             for name, parameter in self._parameters.items():
                 parameter.copy_(turn_experts(name, stored[name]))
 
-    def _gradients(self, batch: Batch, objective: Objective) -> dict[str, float]:
-        """Leave the gradients of a step in the parameters; returns the objective's metrics."""
-        if isinstance(batch, Demonstrations):
-            return self._demonstrated(batch, objective)
-        size = StepSize.of(batch)
-        if self._crew is None:
-            return self._pass.accumulate(batch, objective, size)
-        own, *others = cut_samples(batch, self._crew.size)
-        parts: list[Part] = self._crew.work(
+    def _gradients_of_all(self, samples: Sequence[TrainSample], objective: Objective, crew: Crew) -> dict[str, float]:
+        """Gradients of samples, cut among the processes; returns the objective's metrics."""
+        size = StepSize.of(samples)
+        own, *others = cut_samples(samples, crew.size)
+        parts: list[Part] = crew.work(
             lambda: Part(self._pass.accumulate(own, objective, size)),
             [Learn(part, objective, size, self._setting) for part in others],
         )
-        self._crew.add_gradients(parts)
+        crew.add_gradients(parts)
         return sum_metrics(parts)
 
     def _demonstrated(self, batch: Demonstrations, objective: Objective) -> dict[str, float]:
-        """`_gradients` where each process makes the demonstrations that it trains on."""
+        """Gradients of demonstrations; each process makes those that it trains on."""
         if self._crew is None:
             return imitate(batch.numbers, batch.demonstrator, objective, self._pass).metrics
         own, *others = cut_range(batch.numbers, self._crew.size)
