@@ -6,6 +6,7 @@ checkpoint that retention deletes would show.
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.datasets import CheckpointsDataset, MetricsDataset, ResumeStateDataset, TrajectoriesDataset
+from geo_sokoban_pipeline.grpo import loss
 from geo_sokoban_pipeline.pipelines.stored.nodes import collect_trajectories, evaluate_stored, update_on_stored
 from geo_sokoban_pipeline.pipelines.train.nodes import evaluate_policies, select_policy, train_grpo
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
@@ -114,6 +116,25 @@ def test_training_plays_its_prompts_and_validates_on_others(stored: Stored) -> N
     for version in range(4):
         validated = [episode.task_id for episode in stored.episodes("eval_trajectories", version)]
         assert set(validated) == set(stored.validation["level_hash"][:4]) and len(validated) == 2 * 4
+
+
+def test_from_the_node_to_the_ratio_are_six_calls(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads how a step is computed opens five files, one after the other."""
+    stacks = []
+    policy_loss = loss.policy_loss
+
+    def noted(*arguments: Any, **named: Any) -> loss.PolicyLoss:
+        stacks.append([(Path(frame.filename).name, frame.function) for frame in inspect.stack(context=0)[1:]])
+        return policy_loss(*arguments, **named)
+
+    monkeypatch.setattr(loss, "policy_loss", noted)
+    train(world, tmp_path, {"loop.iterations": 1})
+    names = [function for _, function in stacks[0]]
+    calls = stacks[0][: names.index("train_grpo") + 1]
+    assert len(calls) <= 6, calls
+    assert len({file for file, _ in calls}) <= 5, calls
 
 
 @pytest.mark.parametrize("iteration", [0, 2])
