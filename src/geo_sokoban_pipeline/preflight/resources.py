@@ -494,8 +494,7 @@ def _time(
     engine = build_engine(policy, options.rollout)
     sampler = build_sampler(rows, options, seed, None)
     with open_crew(policy, options) as crew:
-        temperature = options.rollout.sampling.temperature
-        backend = build_backend(policy, options.optimizer, temperature=temperature, crew=crew)
+        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, crew)
         play = None if crew is None else crew.play
         began = time.perf_counter()
         trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, play).collect(0, sampler)

@@ -128,8 +128,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         compare_sizes(manifest.get("fingerprint", {}), fingerprint)
         policy = load_as(options.policy, inputs.policy.path)
         crew = owned.enter_context(open_crew(policy, options))
-        temperature = options.rollout.sampling.temperature
-        backend = build_backend(policy, options.optimizer, temperature=temperature, crew=crew)
+        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, crew)
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])

@@ -104,8 +104,7 @@ def update_on_stored(
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
     with open_crew(policy, settings) as crew:
-        temperature = settings.rollout.sampling.temperature
-        backend = build_backend(policy, settings.optimizer, temperature=temperature, crew=crew)
+        backend = build_backend(policy, settings.optimizer, settings.rollout.sampling.temperature, crew)
         if iteration > 0:
             backend.load_state(start.path)
         metrics = update_policy(

@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.training.worker_group import Crew
 
 
 def build_backend(
-    policy: Policy, options: OptimizerOptions, *, temperature: float = 1.0, crew: Crew | None = None
+    policy: Policy, options: OptimizerOptions, temperature: float = 1.0, crew: Crew | None = None
 ) -> TrainBackend:
     """The backend that `backend` names, over a policy's model, which it trains in place.
 
@@ -32,4 +32,4 @@ def build_backend(
 def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
     """Log-probs of a policy that is not trained, for the KL term."""
     policy = load_as(options.policy, folder.path)
-    return build_backend(policy, options.optimizer, temperature=options.rollout.sampling.temperature).log_probs
+    return build_backend(policy, options.optimizer, options.rollout.sampling.temperature).log_probs
