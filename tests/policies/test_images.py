@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.images import encode_png
+from geo_sokoban_pipeline.envs.images import encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_observation
 from geo_sokoban_pipeline.policies import images
-from geo_sokoban_pipeline.policies.images import PatchReader, build_image_processor, load_image_processor
+from geo_sokoban_pipeline.policies.images import PatchReader, build_image_processor, decode_image, load_image_processor
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -108,12 +108,12 @@ def test_pictures_that_are_held_are_found_by_their_content_keys(monkeypatch):
     one = PatchReader(build_image_processor(1024, 1 << 20)).read(noise(32, 32))
     reader = PatchReader(build_image_processor(1024, 1 << 20), cache_bytes=4 * (one.patches.nbytes + len(one.png)) + 64)
     favourite = noise(32, 32)
-    favourite.info["content_key"] = "favourite"
+    favourite.content_key = "favourite"
     first = reader.read(favourite)
     encoded.clear()
     for seed in range(1, 1000):
         other = noise(32, 32, seed=seed)
-        other.info["content_key"] = f"other {seed}"
+        other.content_key = f"other {seed}"
         reader.read(other)
         assert reader.read(favourite) is first
     assert len(encoded) == 999
@@ -124,7 +124,7 @@ def test_many_names_of_one_picture_are_forgotten_again():
     reader = PatchReader(build_image_processor(1024, 1 << 20))
     for number in range(1000):
         picture = noise(32, 32)
-        picture.info["content_key"] = f"name {number}"
+        picture.content_key = f"name {number}"
         assert reader.read(picture).grid == (1, 2, 2)
     assert len(reader._alias) < 300
 
@@ -137,3 +137,27 @@ def test_one_picture_larger_than_the_cache_is_still_read():
 def test_a_folder_without_a_processor_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"preprocessor_config\.json is missing"):
         load_image_processor(tmp_path)
+
+
+def test_images_of_prompts_are_decoded_once(monkeypatch):
+    """By their text; and what the reader holds of one is what it holds of the image itself."""
+    reader = PatchReader(build_image_processor(1024, 1 << 20))
+    uri, other = (png_data_uri(encode_png(np.asarray(noise(64, 64, seed=seed)))) for seed in (0, 1))
+    decoded = []
+    monkeypatch.setattr(images, "decode_image", lambda source: decoded.append(source) or decode_image(source))
+    first = reader.read_uri(uri)
+    assert reader.read_uri(uri) is first is reader.read(noise(64, 64))
+    assert decoded == [uri]
+    assert reader.read_uri(other) is not first
+
+
+def test_what_is_drawn_on_a_held_picture_is_encoded():
+    reader = PatchReader(build_image_processor(1024, 1 << 20))
+    board = Board.from_text("#####\n#@$.#\n#####")
+    first = reader.read(render_observation(board, 32))
+    drawn = render_observation(board, 32)
+    try:
+        drawn.putpixel((1, 1), (1, 2, 3))
+        assert reader.read(drawn).key != first.key
+    finally:
+        drawn.putpixel((1, 1), render(board, 32).getpixel((1, 1)))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline.rollout.episode import share_infos
+from geo_sokoban_pipeline.rollout.rollout import share_infos
 from geo_sokoban_pipeline.trajectories.types import Turn, trajectories_to_table
 
 

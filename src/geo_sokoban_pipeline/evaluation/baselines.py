@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.metrics import Ending, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
-from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward, check_step, conclude_episode
+from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward, check_step, finalize_environment
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
@@ -78,9 +78,9 @@ def _play(
         replies.append(text)
         _, done, info = check_step(env.step(text), options.env.factory)
         infos.append(info)
-    outcome = conclude_episode(env, EpisodeResult(row, "completed", replies, "", infos))
-    given = begin_reward(reward, outcome, options.reward.args)()
+    result = finalize_environment(env, EpisodeResult(row, "completed", replies, "", infos))
+    given = begin_reward(reward, result, options.reward.args)()
     ret = check_reward(given, options.reward.function)["reward"]
-    ending = Ending(row=row, metrics=outcome.metrics, ret=ret, replies=replies)
+    ending = Ending(row=row, metrics=result.metrics, ret=ret, replies=replies)
     env.close()
     return ending

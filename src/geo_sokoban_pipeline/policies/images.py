@@ -20,10 +20,14 @@ from cachetools import LRUCache
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from geo_sokoban_pipeline.envs.images import encode_png
+from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
+from geo_sokoban_pipeline.seeding import content_hash
 
 # About 1,190 pictures of 96 × 96 pixels; an iteration of the default run shows 130 to each of its processes.
 DEFAULT_CACHE_BYTES = 32 << 20
+# Rows were checked against the limits of the data options; these only guard against what never passed them.
+_MAX_IMAGE_BYTES = 64 << 20
+_MAX_IMAGE_PIXELS = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +64,23 @@ class PatchReader:
         self._alias: dict[str, str] = {}
 
     def read(self, image: Image.Image) -> EncodedImage:
-        """Encode a picture; one with `image.info["content_key"]` (unique by content) is looked up without hashing."""
-        content = image.info.get("content_key") or _pixel_key(image)
-        known = self._cache.get(self._alias.get(content, ""))
-        if known is not None:
-            return known
+        """Encode an image; one whose type knows its content (`content_key`, None once it may differ) is not hashed."""
+        content = getattr(image, "content_key", None) or _pixel_key(image)
+        return self._find(content) or self._encode(content, image)
+
+    def read_uri(self, uri: str) -> EncodedImage:
+        """Encode an image of a prompt, given as a data URI; looked up without decoding it again.
+
+        Raises:
+            ValueError: it cannot be decoded, or is too large.
+        """
+        content = f"uri:{content_hash(uri)}"
+        return self._find(content) or self._encode(content, decode_image(uri))
+
+    def _find(self, content: str) -> EncodedImage | None:
+        return self._cache.get(self._alias.get(content, ""))
+
+    def _encode(self, content: str, image: Image.Image) -> EncodedImage:
         pixels = _rgb_pixels(image)
         png = encode_png(pixels)
         self._drop_aliases()
@@ -118,6 +134,11 @@ class PatchReader:
         blocks = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
         patches = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3 * patch * patch)
         return np.ascontiguousarray(patches), (1, rows, columns)
+
+
+def decode_image(uri: str) -> Image.Image:
+    """Image of a data URI, as prompts hold them."""
+    return read_data_uri(uri, max_bytes=_MAX_IMAGE_BYTES, max_pixels=_MAX_IMAGE_PIXELS)
 
 
 def build_image_processor(

@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.preflight.checks import is_own, made_of_turns
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import (
-    Conversation,
+    Episode,
     EpisodeResult,
     EpisodeTask,
     RolloutSettings,
@@ -32,7 +32,7 @@ from geo_sokoban_pipeline.rollout.episode import (
     check_reward,
     check_step,
     close_environment,
-    conclude_episode,
+    finalize_environment,
 )
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
@@ -155,43 +155,44 @@ def play_one(
 
 def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Trajectory:
     reward = load_object(options.reward.function, default_name="reward")
-    talk = _begin(encoding, row, options, seed)
+    episode = _begin(encoding, row, options, seed)
     codec = encoding.codec
-    if talk.start(load_object(options.env.factory, default_name="build_env")):
-        for text in _replies(talk, options, seed):
-            ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
-            if not talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0)):
-                break
-    if talk.status == "pending":
-        talk.status = "completed"  # the teacher gave up, which no policy can
-    return talk.finish(reward, _Teacher(), 0.0)  # type: ignore[arg-type]  # only its names are read
+    episode.start(load_object(options.env.factory, default_name="build_env"))
+    replies = _replies(episode, options, seed)
+    while episode.is_pending and (text := next(replies, None)) is not None:
+        ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
+        episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
+    if episode.is_pending:
+        episode.status = "completed"  # the teacher gave up, which no policy can
+    episode.finalize(reward)
+    return episode.finish(_Teacher(), 0.0)  # type: ignore[arg-type]  # only its names are read
 
 
-def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Conversation:
+def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Episode:
     # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
     rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
     settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
-    return Conversation(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
+    return Episode(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
 
 
-def _replies(talk: Conversation, options: TrainOptions, seed: int) -> Iterator[str]:
+def _replies(episode: Episode, options: TrainOptions, seed: int) -> Iterator[str]:
     """What the teacher answers until it gives up; one plain reply where a run asks no teacher."""
     if not options.warm_start.steps:
         yield task_of(options.task).plain_response
         return
     chosen = options.warm_start.teacher
-    teacher = make_teacher(chosen, talk.task.prompt)
+    teacher = make_teacher(chosen, episode.task.prompt)
     generator = python_generator(seed, "preflight")
-    while (text := teacher.reply(talk.env, generator)) is not None:
+    while (text := teacher.reply(episode.env, generator)) is not None:
         yield text
 
 
 def _encode_prompt(encoding: Policy, row: dict[str, Any], options: TrainOptions) -> Trajectory:
-    talk = _begin(encoding, row, options, 0)
-    talk.start(lambda sample, args: _NoWorld())
-    if talk.error is not None:
-        raise RuntimeError(f"the prompt {row.get('id')} cannot be encoded: {talk.error}")
-    return talk.snapshot()
+    episode = _begin(encoding, row, options, 0)
+    episode.start(lambda sample, args: _NoWorld())
+    if episode.error is not None:
+        raise RuntimeError(f"the prompt {row.get('id')} cannot be encoded: {episode.error}")
+    return episode.snapshot()
 
 
 def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, options: TrainOptions) -> EpisodeShape:
@@ -268,9 +269,9 @@ def _try_episode(
             if done or len(replies) >= options.rollout.max_turns:
                 break
         status = "truncated" if cut else "completed"
-        outcome = conclude_episode(env, EpisodeResult(row, status, replies, "".join(replies), infos))
-        parts = check_reward(begin_reward(reward, outcome, options.reward.args)(), options.reward.function)
-        _ = outcome.metrics
+        result = finalize_environment(env, EpisodeResult(row, status, replies, "".join(replies), infos))
+        parts = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)
+        _ = result.metrics
     finally:
         close_environment(env, "preflight")
     return parts, infos

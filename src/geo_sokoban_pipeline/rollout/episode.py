@@ -1,7 +1,11 @@
-"""Token ledger: the one place where an episode's tokens, masks and log-probs grow.
+"""An episode's whole life: from a prompt row to a trajectory, one response of the policy at a time.
 
-Masks and log-probs are derived from where sampled tokens were appended, so `len(token_ids) == len(loss_mask) ==
-len(log_probs)` holds by construction, and nothing is ever re-tokenised: what the policy saw is what the trainer sees.
+Its tokens grow in one place, the `TokenLedger`: every append adds to ids, mask and log-probs at once, so
+`len(token_ids) == len(loss_mask) == len(log_probs)` holds by construction, and nothing is ever re-tokenised: what the
+policy saw is what the trainer sees.
+
+The stages, in this order below: `EpisodeTask` (what is rolled out), `Episode` (while it runs), `EpisodeResult` (what a
+reward function sees of its end); `Trajectory` is the record that stays.
 """
 
 from __future__ import annotations
@@ -11,35 +15,86 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property, partial
+from typing import Any
 
 import numpy as np
-import orjson
 from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.envs.base import prompt_key
-from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.images import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
 from geo_sokoban_pipeline.runs.own_code import explain
-from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.tasks import difficulty_text
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
-if TYPE_CHECKING:
-    from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
+logger = logging.getLogger(__name__)
+
+ImageFilter = Callable[[Image.Image], Image.Image]
+# (row, arguments) → an environment
+EnvFactory = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+_ENV_METHODS = ("reset", "step", "format_observation", "close")
+_STEP_VALUES = 3  # observation, done, info
+
+
+# What is rolled out.
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """One episode to be rolled out.
+
+    Attributes:
+        trajectory_id: unique name of the episode.
+        prompt: row of a prompts data set.
+        group_index: GRPO group within the iteration.
+        sample_index: number within the group.
+        seed: seed of the episode's sampling.
+        past: what an aborted attempt has sampled of its only response; the episode continues from there. None: nothing.
+    """
+
+    trajectory_id: str
+    prompt: dict[str, Any]
+    group_index: int
+    sample_index: int
+    seed: int
+    past: Result | None = None
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """What all episodes of one rollout share.
+
+    Attributes:
+        iteration: recorded in the trajectories.
+        task: name of the task.
+        version: of the engine's weights.
+        image_filter: changes every image before the policy sees it (image ablations); None: nothing is changed.
+    """
+
+    env: EnvOptions
+    reward: RewardOptions
+    rollout: RolloutOptions
+    sampling: SamplingOptions
+    iteration: int
+    task: str
+    version: int = 0
+    image_filter: ImageFilter | None = None
+
+
+# While it runs.
 
 
 class TokenLedger:
-    """Tokens of one episode, from the prompt on."""
+    """Tokens of one episode, from the prompt on: every append adds to all three lists at once."""
 
     def __init__(self, prompt_ids: np.ndarray) -> None:
         self.prompt_length = len(prompt_ids)
@@ -97,17 +152,328 @@ class TokenLedger:
         return values
 
 
-# What a reward function sees of a finished episode: plain values, no tokens, no engine.
+class Episode:
+    """One episode: environment, tokens, images and turns advance together, one response at a time.
+
+    `status` is its state:
+
+    - `pending`: a response is wanted. `request` is what the engine is asked for, `advance` takes the result.
+    - `completed`: the environment is done, or `max_turns` is reached (`truncated` under slime's rules).
+    - `truncated`: a token budget is used up, or a response was cut off at its limit.
+    - `aborted`: the engine stopped a response. No reward.
+    - `failed`: the environment or the reward raised; `error` has the message. No reward, no training.
+
+    `start` leads from `pending` to any state (the prompt may fill the budget, and `EpisodeTask.past` may be a whole
+    response), `advance` likewise. What is not pending stays as it is, except that code that raises in `finalize` or
+    `finish` makes it `failed`. Then `finalize` tells the environment and begins the reward, and `finish` waits for the
+    reward and gives the trajectory.
+    """
+
+    def __init__(self, identity: int, task: EpisodeTask, policy: Policy, settings: RolloutSettings) -> None:
+        self.id = identity
+        self.task = task
+        self.status = "pending"
+        self.env: Any = None
+        self.error: str | None = None
+        self.ledger = TokenLedger(np.empty(0, np.int32))
+        self._policy = policy
+        self._settings = settings
+        self._rules = settings.rollout.effective_rules
+        # Turns cover the ledger's tokens without gaps; images are in the order of their pads.
+        self._turns: list[Turn] = []
+        self._images: list[EncodedImage] = []
+        self._responses: list[str] = []
+        self._infos: list[dict[str, Any]] = []
+        self._versions: list[tuple[int, int, int]] = []
+        self._finish_reason: str | None = None
+        self._prepared: list[Future[Any]] = []
+        self._result: EpisodeResult | None = None
+        self._reward: Callable[[], Any] | None = None
+        self._env_seconds = 0.0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a response is wanted."""
+        return self.status == "pending"
+
+    # Start.
+
+    def start(self, build_env: EnvFactory) -> None:
+        """Build the environment and encode the prompt."""
+        began = time.perf_counter()
+        try:
+            self.env = build_env(self.task.prompt, self._settings.env.args)
+            check_environment(self.env, self._settings.env.factory)
+            self.env.reset()
+            self._add_prompt(self.task.prompt)
+        except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
+            self._fail(error)
+        self._env_seconds += time.perf_counter() - began
+        if self.is_pending and self._is_spent():
+            self.status = "truncated"
+        past = self.task.past
+        if self.is_pending and past is not None and past.finish_reason != "abort":
+            self._take(past)  # its group was aborted, but this response was whole
+
+    def _add_prompt(self, row: dict[str, Any]) -> None:
+        sources = row.get("images") or []
+        # Images without any placeholder column stay text: a null list never splits the prompt (docs/deviations.md).
+        content = split_placeholders(row["prompt"], sources) if sources else [{"type": "text", "text": row["prompt"]}]
+        encoded = [self._encode_source(source) for source in sources]
+        messages = [{"role": "user", "content": content}]
+        self.ledger = TokenLedger(self._policy.codec.encode_prompt(messages, [image.grid for image in encoded]))
+        self._add_turn("user", row["prompt"], 0, encoded)
+
+    # A turn: request, response, step, observation.
+
+    def request(self) -> Request:
+        """What the engine is asked for next."""
+        limits = [
+            limit for limit in (self._tokens_left(), self._settings.rollout.max_tokens_per_turn) if limit is not None
+        ]
+        past = self._past_ids()
+        return Request(
+            id=self.id,
+            token_ids=np.concatenate([self.ledger.token_ids, past]) if len(past) else self.ledger.token_ids,
+            images=self._images,
+            sampling=self._settings.sampling,
+            max_new_tokens=min(limits) - len(past) if limits else None,
+            seed=self.task.seed,
+            sampled=self.ledger.sampled + len(past),
+        )
+
+    def prepare(self, result: Result) -> None:
+        """Let the environment begin the slow work that stepping with a response needs (`InteractionEnv.prepare`)."""
+        if hasattr(self.env, "prepare"):
+            try:
+                self._prepared = list(self.env.prepare(self._decode(self._with_past(result))) or ())
+            except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
+                self._fail(error)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `advance` need not wait for what `prepare` has begun."""
+        return all(work.done() for work in self._prepared)
+
+    def advance(self, result: Result) -> None:
+        """Take a response: append its tokens, step the environment with it, append the observation."""
+        self._take(self._with_past(result))
+
+    def _take(self, result: Result) -> None:
+        text = self._add_response(result)
+        self._finish_reason = result.finish_reason
+        if self.status == "failed":
+            return
+        ended = self._ended_by(result)
+        if ended is not None and not self._rules.step_before_finish_check:
+            self.status = ended
+            return
+        began = time.perf_counter()
+        try:
+            self._step(text, result)
+        except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
+            self._fail(error)
+        self._env_seconds += time.perf_counter() - began
+
+    def _step(self, text: str, result: Result) -> None:
+        observation, done, info = check_step(self.env.step(text), self._settings.env.factory)
+        self._infos.append(info)
+        turn = self._turns[-1]
+        turn.action = ",".join(info.get("parsed_actions") or []) or None
+        turn.reward = info.get("turn_reward")
+        turn.info = info
+        ended = "completed" if done else self._ended_by(result)
+        if ended is None:
+            self._observe(self.env.format_observation(observation))
+        else:
+            self.status = ended
+
+    def _observe(self, message: dict[str, Any]) -> None:
+        """Append an observation, and see whether another response is wanted."""
+        encoded = [self._encode_image(item["image"]) for item in message["content"] if item["type"] == "image"]
+        ids = self._policy.codec.encode_observation(
+            message, [image.grid for image in encoded], separator=self._rules.turn_separator
+        )
+        budget = self._tokens_left()
+        if self._rules.drop_overflowing_observation and budget is not None and len(ids) > budget:
+            self.status = "truncated"
+            return
+        start = self.ledger.length
+        self.ledger.append(ids, trainable=False)
+        self._add_turn("user", join_placeholders(message["content"]), start, encoded)
+        if self._is_spent():
+            self.status = "truncated"
+        elif len(self._responses) >= self._settings.rollout.max_turns:
+            self.status = "truncated" if self._rules.truncate_at_max_turns else "completed"
+
+    def _ended_by(self, result: Result) -> str | None:
+        """Status of an episode that ends with this response whatever the environment says; None: it may continue."""
+        if result.finish_reason == "abort":
+            return "aborted"
+        return "truncated" if result.finish_reason == "length" or self._is_spent() else None
+
+    def _fail(self, error: Exception) -> None:
+        self.status = "failed"
+        self.error = explain(error)
+
+    # Tokens, images, turns.
+
+    def _add_response(self, result: Result) -> str:
+        start = self.ledger.length
+        self.ledger.append(result.token_ids, result.log_probs, trainable=True)
+        text = self._decode(result)
+        self._responses.append(text)
+        self._add_turn("assistant", text, start, [])
+        self._versions += [(version, start + first, start + last) for version, first, last in result.spans]
+        return text
+
+    def _add_turn(self, role: str, text: str, start: int, images: list[EncodedImage]) -> None:
+        shown = list(range(len(self._images), len(self._images) + len(images)))
+        self._images.extend(images)
+        turn = Turn(role=role, text=text, token_start=start, token_end=self.ledger.length, image_indices=shown)
+        self._turns.append(turn)
+
+    def _decode(self, result: Result) -> str:
+        """A response as text, without its end token."""
+        ids = result.token_ids
+        return self._policy.codec.decode_reply(ids[:-1] if len(ids) and int(ids[-1]) in self._policy.end_ids else ids)
+
+    def _encode_source(self, source: str) -> EncodedImage:
+        """An image of a prompt, given as a data URI."""
+        if self._settings.image_filter is None:
+            return self._policy.reader.read_uri(source)
+        return self._encode_image(decode_image(source))
+
+    def _encode_image(self, image: Image.Image) -> EncodedImage:
+        change = self._settings.image_filter
+        return self._policy.reader.read(image if change is None else change(image))
+
+    def _with_past(self, result: Result) -> Result:
+        """A response together with what an earlier attempt had sampled of it."""
+        past = self.task.past
+        return result if past is None or not len(self._past_ids()) else join_results(past, result)
+
+    def _past_ids(self) -> np.ndarray:
+        """What an earlier attempt has sampled of the next response."""
+        past = self.task.past
+        return past.token_ids if past is not None and not self._responses else np.empty(0, np.int32)
+
+    def _tokens_left(self) -> int | None:
+        """Tokens that may still be added, or None without a limit."""
+        rollout, ledger = self._settings.rollout, self.ledger
+        limits = []
+        if rollout.max_context_tokens is not None:
+            limits.append(rollout.max_context_tokens - ledger.length)
+        if rollout.max_response_tokens is not None:
+            counted = ledger.sampled if self._rules.budget_counts == "sampled" else ledger.length - ledger.prompt_length
+            if self._rules.budget_counts_prompt and rollout.max_context_tokens is None:
+                counted += ledger.prompt_length
+            limits.append(rollout.max_response_tokens - counted)
+        return min(limits) if limits else None
+
+    def _is_spent(self) -> bool:
+        budget = self._tokens_left()
+        return budget is not None and budget <= 0
+
+    # End.
+
+    def finalize(self, reward: Callable[..., Any]) -> None:
+        """Tell the environment that the episode is over, and begin its reward.
+
+        Call it for all episodes before the first one is finished, so that their slow work runs side by side.
+        """
+        if self.status == "failed" or self.env is None:
+            return
+        try:
+            result = EpisodeResult(self.task.prompt, self.status, self._responses, self._text(), self._infos)
+            self._result = finalize_environment(self.env, result)
+            if self.status != "aborted":
+                self._reward = begin_reward(reward, self._result, self._settings.reward.args)
+        except Exception as error:  # own code may raise anything; the episode keeps it as a row
+            self._fail(error)
+
+    def finish(self, engine: RolloutEngine, engine_seconds: float) -> Trajectory:
+        """Wait for the reward, close the environment, and give the episode as a trajectory."""
+        text = self._text() if self._result is None else self._result.response
+        metrics: dict[str, float] = {"turns": float(len(self._responses))}
+        parts: dict[str, float] = {}
+        if self.status != "failed" and self.env is not None:
+            try:
+                metrics |= measure_episode(self.env) if self._result is None else self._result.metrics
+                if self._reward is not None:
+                    parts = check_reward(self._reward(), self._settings.reward.function)
+            except Exception as error:  # an own reward may raise anything; the episode keeps it as a row
+                self._fail(error)
+        close_environment(self.env, self.task.trajectory_id)
+        trajectory = self._trajectory(text, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
+        trajectory.sampling = describe_sampling(engine, self._settings)
+        return trajectory
+
+    def snapshot(self) -> Trajectory:
+        """The episode so far, without a reward."""
+        return self._trajectory("", {}, measure_episode(self.env), {})
+
+    def _text(self) -> str:
+        """Everything after the prompt, as text with its markup."""
+        return self._policy.codec.decode(self.ledger.token_ids[self.ledger.prompt_length :])
+
+    def _weight_spans(self) -> list[tuple[int, int, int]]:
+        """(version, start, end) of sampled tokens; neighbours of one version are one span."""
+        spans: list[tuple[int, int, int]] = []
+        for version, start, end in self._versions:
+            if spans and spans[-1][0] == version:
+                spans[-1] = (version, spans[-1][1], end)
+            else:
+                spans.append((version, start, end))
+        return spans
+
+    def _trajectory(
+        self, response: str, parts: dict[str, float], metrics: dict[str, float], timings: dict[str, float]
+    ) -> Trajectory:
+        ledger, row = self.ledger, self.task.prompt
+        return Trajectory(
+            trajectory_id=self.task.trajectory_id,
+            task=self._settings.task,
+            task_id=prompt_key(row),
+            iteration=self._settings.iteration,
+            group_index=self.task.group_index,
+            sample_index=self.task.sample_index,
+            policy_version=self._versions[0][0] if self._versions else self._settings.version,
+            seed=self.task.seed,
+            sampling="{}",
+            status=self.status,
+            finish_reason=self._finish_reason,
+            error=self.error,
+            drop_reason=None if self.status in ("completed", "truncated") else self.status,
+            prompt_length=ledger.prompt_length,
+            token_ids=ledger.token_ids,
+            loss_mask=ledger.loss_mask,
+            rollout_log_probs=ledger.log_probs,
+            weight_spans=self._weight_spans(),
+            turns=self._turns,
+            images=[image.png for image in self._images],
+            image_grid_thw=[image.grid for image in self._images],
+            label=None if row.get("answer") is None else str(row["answer"]),
+            response=response,
+            difficulty=difficulty_text(self._settings.task, row),
+            reward=parts.get("reward"),
+            reward_parts={name: value for name, value in parts.items() if name != "reward"},
+            metrics=metrics,
+            timings=timings,
+        )
+
+
+# Its end: what a reward function sees, and what own code returns. Every number that is kept is finite.
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """A finished episode.
+    """A finished episode as a reward function sees it: plain values, no tokens, no engine.
 
     Attributes:
         prompt: the prompt's row.
         status: `completed` or `truncated`; aborted and failed episodes get no reward.
-        replies: text of each reply, without end tokens.
+        replies: text of each response, without end tokens.
         response: decoded text of everything after the prompt, observations and special tokens included.
         infos: what the environment reported of each turn that it was stepped with: fewer than replies where the last
             one was cut off, none where the first one was.
@@ -127,188 +493,17 @@ class EpisodeResult:
     def metrics(self) -> dict[str, float]:
         """`env.final_metrics()`, `success` among them; `{}` where the environment has none.
 
-        They are asked for when they are read: an environment may have to wait for them.
+        They are computed when they are read: an environment may have to wait for them.
         """
         return self.measure()
 
 
-ImageFilter = Callable[[Image.Image], Image.Image]
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """What one call of the episode loop is played with; `version` is that of the engine's weights."""
-
-    env: EnvOptions
-    reward: RewardOptions
-    rollout: RolloutOptions
-    sampling: SamplingOptions
-    iteration: int
-    task: str
-    version: int = 0
-    image_filter: ImageFilter | None = None
-
-
-# What environments say of turns, held once where they say the same.
-
-
-_PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-
-
-def share_infos(turns: Iterable[Turn]) -> None:
-    """Give turns with equal `info` one and the same dict, which nobody may change from then on.
-
-    An info that is empty, holds None, or holds anything but plain JSON stays as it is.
-    """
-    first: dict[bytes, dict[str, Any]] = {}
-    for turn in turns:
-        if turn.info:
-            try:
-                text = orjson.dumps(turn.info, option=_PLAIN)
-            except TypeError:
-                continue
-            # NaN reads as null too, and must not become None, or None NaN.
-            if b"null" not in text:
-                turn.info = first.setdefault(text, turn.info)
-
-
-# Transcript: what was said in an episode, as tokens, pictures and turns that always cover one another.
-
-
-if TYPE_CHECKING:
-    pass
-
-# Rows were checked against the limits of the data options; these only guard against what never passed them.
-_MAX_IMAGE_BYTES = 64 << 20
-_MAX_IMAGE_PIXELS = 1 << 26
-
-
-class Transcript:
-    """Tokens, pictures and turns of one episode.
-
-    Attributes:
-        ledger: all tokens, with masks and log-probs.
-        images: all pictures, in the order of their pads.
-        turns: all messages, in order.
-        replies: texts of the policy's messages.
-    """
-
-    def __init__(self, policy: Policy, settings: RolloutSettings) -> None:
-        self.ledger = TokenLedger(np.empty(0, np.int32))
-        self.images: list[EncodedImage] = []
-        self.turns: list[Turn] = []
-        self.replies: list[str] = []
-        self._policy = policy
-        self._filter = settings.image_filter
-        self._rollout, self._rules = settings.rollout, settings.rollout.effective_rules
-        self._versions: list[tuple[int, int, int]] = []
-
-    def add_prompt(self, row: dict[str, Any]) -> None:
-        """Begin with a row of a prompts data set."""
-        images = [_decode(source) for source in row.get("images") or []]
-        # Images without any placeholder column stay text: a null list never splits the prompt (seed defect 8).
-        content = split_placeholders(row["prompt"], images) if images else [{"type": "text", "text": row["prompt"]}]
-        encoded = self._read_images(content)
-        messages = [{"role": "user", "content": content}]
-        self.ledger = TokenLedger(self._policy.codec.encode_prompt(messages, [image.grid for image in encoded]))
-        self._add_turn("user", row["prompt"], 0, encoded)
-
-    def add_reply(self, result: Result) -> str:
-        """Add what the engine has sampled; returns it as text."""
-        start = self.ledger.length
-        self.ledger.append(result.token_ids, result.log_probs, trainable=True)
-        text = self.read_reply(result)
-        self.replies.append(text)
-        self._add_turn("assistant", text, start, [])
-        self._versions += [(version, start + first, start + last) for version, first, last in result.spans]
-        return text
-
-    def read_reply(self, result: Result) -> str:
-        """What the engine has sampled, as text without its end."""
-        ids = result.token_ids
-        return self._policy.codec.decode_reply(ids[:-1] if len(ids) and int(ids[-1]) in self._policy.end_ids else ids)
-
-    def add_observation(self, message: dict[str, Any]) -> bool:
-        """Add a message of the environment; False where the rules leave it out because it exceeds the budget."""
-        encoded = self._read_images(message["content"])
-        ids = self._policy.codec.encode_observation(
-            message, [image.grid for image in encoded], separator=self._rules.turn_separator
-        )
-        budget = self.tokens_left()
-        if self._rules.drop_overflowing_observation and budget is not None and len(ids) > budget:
-            return False
-        start = self.ledger.length
-        self.ledger.append(ids, trainable=False)
-        self._add_turn("user", join_placeholders(message["content"]), start, encoded)
-        return True
-
-    def tokens_left(self) -> int | None:
-        """Tokens that may still be added, or None without a limit."""
-        rollout, ledger = self._rollout, self.ledger
-        limits = []
-        if rollout.max_context_tokens is not None:
-            limits.append(rollout.max_context_tokens - ledger.length)
-        if rollout.max_response_tokens is not None:
-            counted = ledger.sampled if self._rules.budget_counts == "sampled" else ledger.length - ledger.prompt_length
-            if self._rules.budget_counts_prompt and rollout.max_context_tokens is None:
-                counted += ledger.prompt_length
-            limits.append(rollout.max_response_tokens - counted)
-        return min(limits) if limits else None
-
-    def response(self) -> str:
-        """Everything after the prompt, as text with its markup."""
-        return self._policy.codec.decode(self.ledger.token_ids[self.ledger.prompt_length :])
-
-    def first_version(self) -> int | None:
-        """Version of the weights that sampled the first reply; None without one."""
-        return self._versions[0][0] if self._versions else None
-
-    def weight_spans(self) -> list[tuple[int, int, int]]:
-        """(version, start, end) of sampled tokens; neighbours of one version are one span."""
-        spans: list[tuple[int, int, int]] = []
-        for version, start, end in self._versions:
-            if spans and spans[-1][0] == version:
-                spans[-1] = (version, spans[-1][1], end)
-            else:
-                spans.append((version, start, end))
-        return spans
-
-    def _add_turn(self, role: str, text: str, start: int, images: list[EncodedImage]) -> None:
-        shown = list(range(len(self.images), len(self.images) + len(images)))
-        self.images.extend(images)
-        turn = Turn(role=role, text=text, token_start=start, token_end=self.ledger.length, image_indices=shown)
-        self.turns.append(turn)
-
-    def _read_images(self, content: list[dict[str, Any]]) -> list[EncodedImage]:
-        images = [item["image"] for item in content if item["type"] == "image"]
-        if self._filter is not None:
-            images = [self._filter(image) for image in images]
-        return [self._policy.reader.read(image) for image in images]
-
-
-@lru_cache(maxsize=256)
-def _decode(uri: str) -> Image.Image:
-    """Picture of a prompt; the episodes of a group share it."""
-    image = read_data_uri(uri, max_bytes=_MAX_IMAGE_BYTES, max_pixels=_MAX_IMAGE_PIXELS)
-    image.info["content_key"] = f"uri:{content_hash(uri)}"
-    return image
-
-
-# Closing an episode: its numbers, its reward, and how its tokens were sampled. Every number that is kept is finite.
-
-
-logger = logging.getLogger(__name__)
-
-_METHODS = ("reset", "step", "format_observation", "close")
-_STEP = 3  # observation, done, info
-
-
-def conclude_episode(env: Any, outcome: EpisodeResult) -> EpisodeResult:
-    """Tell an environment that its episode is over (`InteractionEnv.conclude`), and take its state into the outcome."""
+def finalize_environment(env: Any, result: EpisodeResult) -> EpisodeResult:
+    """Tell an environment that its episode is over (`InteractionEnv.conclude`), and add its state to the result."""
     if hasattr(env, "conclude"):
-        env.conclude(outcome.replies, outcome.status)
+        env.conclude(result.replies, result.status)
     known = env.metadata() if hasattr(env, "metadata") else {}
-    return replace(outcome, env=known, measure=partial(measure_episode, env))
+    return replace(result, env=known, measure=partial(measure_episode, env))
 
 
 def measure_episode(env: Any) -> dict[str, float]:
@@ -320,19 +515,19 @@ def measure_episode(env: Any) -> dict[str, float]:
     return _finite("final_metrics of the environment", env.final_metrics()) if hasattr(env, "final_metrics") else {}
 
 
-def begin_reward(reward: Callable[..., Any], outcome: EpisodeResult, args: Mapping[str, Any]) -> Callable[[], Any]:
-    """What gives the parts of an episode's reward.
+def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mapping[str, Any]) -> Callable[[], Any]:
+    """A function without arguments that gives the parts of an episode's reward.
 
-    A reward whose work is slow may have a method `begin` that takes the same arguments, sets the work going without
-    waiting for it, and returns a function without arguments that gives the parts. One that is `async def` begins here,
-    too, so that the rewards of all episodes wait for their servers side by side.
+    A reward whose work is slow may have a method `begin` that takes the same arguments, starts the work without waiting
+    for it, and returns such a function. One that is `async def` begins here, too, so that the rewards of all episodes
+    wait for their servers side by side.
     """
     if hasattr(reward, "begin"):
-        begun: Callable[[], Any] = reward.begin(outcome, args)
+        begun: Callable[[], Any] = reward.begin(result, args)
         return begun
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
-        return _reward_loop().start(reward(outcome, args)).result
-    return partial(_call_reward, reward, outcome, args)
+        return _reward_loop().start(reward(result, args)).result
+    return partial(_call_reward, reward, result, args)
 
 
 def check_reward(given: Any, name: str) -> dict[str, float]:
@@ -360,7 +555,7 @@ def check_reward(given: Any, name: str) -> dict[str, float]:
 
 
 def check_environment(env: Any, name: str) -> None:
-    """See that what a factory has built can be played.
+    """Check that what a factory has built is an environment.
 
     Args:
         name: the value of `env.factory`.
@@ -368,10 +563,10 @@ def check_environment(env: Any, name: str) -> None:
     Raises:
         ValueError: a method is missing; the message names it.
     """
-    missing = [method for method in _METHODS if not callable(getattr(env, method, None))]
+    missing = [method for method in _ENV_METHODS if not callable(getattr(env, method, None))]
     if missing:
         raise ValueError(
-            f"env.factory={name}: must return an environment with {', '.join(_METHODS)}; it returned {_type(env)} "
+            f"env.factory={name}: must return an environment with {', '.join(_ENV_METHODS)}; it returned {_type(env)} "
             f"without {', '.join(missing)}"
         )
 
@@ -382,8 +577,8 @@ def check_step(given: Any, name: str) -> tuple[Any, bool, dict[str, Any]]:
     Raises:
         ValueError: it is something else.
     """
-    if not isinstance(given, tuple) or len(given) != _STEP or not isinstance(given[2], dict):
-        found = f"a tuple of {len(given)}" if isinstance(given, tuple) and len(given) != _STEP else _type(given)
+    if not isinstance(given, tuple) or len(given) != _STEP_VALUES or not isinstance(given[2], dict):
+        found = f"a tuple of {len(given)}" if isinstance(given, tuple) and len(given) != _STEP_VALUES else _type(given)
         if found == "a tuple":
             found = f"{_type(given[2])} as info"
         raise ValueError(
@@ -397,7 +592,7 @@ def close_environment(env: Any, episode: str) -> None:
     try:
         if env is not None:
             env.close()
-    except Exception:  # closing must not cost a finished episode (seed section 3.1)
+    except Exception:  # closing must not cost a finished episode
         logger.warning("closing the environment of %s failed", episode, exc_info=True)
 
 
@@ -417,8 +612,8 @@ def describe_sampling(engine: RolloutEngine, settings: RolloutSettings) -> str:
     return json.dumps(values)
 
 
-def _call_reward(reward: Callable[..., Any], outcome: EpisodeResult, args: Mapping[str, Any]) -> Any:
-    given = reward(outcome, args)
+def _call_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mapping[str, Any]) -> Any:
+    given = reward(result, args)
     return _reward_loop().run(_await(given)) if inspect.isawaitable(given) else given
 
 
@@ -428,7 +623,7 @@ async def _await(work: Awaitable[Any]) -> Any:
 
 @cache
 def _reward_loop() -> BackgroundLoop:
-    """Where rewards that are `async def` run, all of a process in one, so that they can share their connections."""
+    """The event loop of `async def` rewards: one per process, so that they can share their connections."""
     return BackgroundLoop("rewards")
 
 
@@ -458,249 +653,3 @@ def _type(value: Any) -> str:
         return "None"
     name = type(value).__name__
     return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
-
-
-# One episode in play: environment and transcript move together, one reply at a time.
-
-
-if TYPE_CHECKING:
-    pass
-
-
-@dataclass(frozen=True)
-class EpisodeTask:
-    """One episode to be played.
-
-    Attributes:
-        trajectory_id: unique name of the episode.
-        prompt: row of a prompts data set.
-        group_index: GRPO group within the iteration.
-        sample_index: number within the group.
-        seed: seed of the episode's sampling.
-        past: what an earlier, aborted try has sampled of its only reply; the episode goes on from there. None: nothing.
-    """
-
-    trajectory_id: str
-    prompt: dict[str, Any]
-    group_index: int
-    sample_index: int
-    seed: int
-    past: Result | None = None
-
-
-class Conversation:
-    """An episode between its start and its trajectory."""
-
-    def __init__(self, identity: int, task: EpisodeTask, policy: Policy, settings: RolloutSettings) -> None:
-        self.id = identity
-        self.task = task
-        self.status = "pending"
-        self._settings = settings
-        self._rules = settings.rollout.effective_rules
-        self._env: Any = None
-        self._said = Transcript(policy, settings)
-        self._infos: list[dict[str, Any]] = []
-        self._finish_reason: str | None = None
-        self._error: str | None = None
-        self._begun: list[Future[Any]] = []
-        self._outcome: EpisodeResult | None = None
-        self._parts: Callable[[], Mapping[str, float]] | None = None
-        self._env_seconds = 0.0
-
-    def start(self, build_env: Callable[[dict[str, Any], dict[str, Any]], Any]) -> bool:
-        """Build the environment and the first prompt; returns whether a reply is wanted."""
-        began = time.perf_counter()
-        try:
-            self._env = build_env(self.task.prompt, self._settings.env.args)
-            check_environment(self._env, self._settings.env.factory)
-            self._env.reset()
-            self._said.add_prompt(self.task.prompt)
-        except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
-            self._fail(error)
-        self._env_seconds += time.perf_counter() - began
-        if self.status == "pending" and self._spent():
-            self.status = "truncated"
-        past = self.task.past
-        if self.status == "pending" and past is not None and past.finish_reason != "abort":
-            return self._take(past)  # its group was aborted, but this reply was whole
-        return self.status == "pending"
-
-    def request(self) -> Request:
-        """What the engine is asked for next."""
-        said, per_turn = self._said, self._settings.rollout.max_tokens_per_turn
-        limits = [limit for limit in (said.tokens_left(), per_turn) if limit is not None]
-        past = self._past_ids()
-        return Request(
-            id=self.id,
-            token_ids=np.concatenate([said.ledger.token_ids, past]) if len(past) else said.ledger.token_ids,
-            images=said.images,
-            sampling=self._settings.sampling,
-            max_new_tokens=min(limits) - len(past) if limits else None,
-            seed=self.task.seed,
-            sampled=said.ledger.sampled + len(past),
-        )
-
-    def prepare(self, result: Result) -> None:
-        """Let the environment begin what it will need to be stepped with a reply (`InteractionEnv.prepare`)."""
-        if hasattr(self._env, "prepare"):
-            try:
-                self._begun = list(self._env.prepare(self._said.read_reply(self._whole(result))) or ())
-            except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
-                self._fail(error)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether `advance` need not wait for what `prepare` has begun."""
-        return all(work.done() for work in self._begun)
-
-    def advance(self, result: Result) -> bool:
-        """Take a reply; returns whether another one is wanted."""
-        return self._take(self._whole(result))
-
-    def _whole(self, result: Result) -> Result:
-        """A reply with what of it was there already."""
-        past = self.task.past
-        return result if past is None or not len(self._past_ids()) else join_results(past, result)
-
-    def _past_ids(self) -> np.ndarray:
-        """What of the next reply is there already."""
-        past = self.task.past
-        return past.token_ids if past is not None and not self._said.replies else np.empty(0, np.int32)
-
-    def _take(self, result: Result) -> bool:
-        text = self._said.add_reply(result)
-        self._finish_reason = result.finish_reason
-        if self.status == "failed":
-            return False
-        ended = self._ended_by(result)
-        if ended is not None and not self._rules.step_before_finish_check:
-            self.status = ended
-        else:
-            began = time.perf_counter()
-            try:
-                self._step(text, result)
-            except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
-                self._fail(error)
-            self._env_seconds += time.perf_counter() - began
-        return self.status == "pending"
-
-    @property
-    def env(self) -> Any:
-        """The environment, once the episode has started."""
-        return self._env
-
-    @property
-    def error(self) -> str | None:
-        """What the episode failed with, if it did."""
-        return self._error
-
-    def snapshot(self) -> Trajectory:
-        """The episode so far, without a reward."""
-        return self._trajectory("", {}, measure_episode(self._env), {})
-
-    def conclude(self, reward: Callable[..., dict[str, float]]) -> None:
-        """Tell the environment that the episode is over, and begin its reward; for all episodes before one is finished,
-        so that their slow work goes on side by side.
-        """
-        if self._outcome is not None or self.status == "failed" or self._env is None:
-            return
-        try:
-            said = self._said
-            outcome = EpisodeResult(self.task.prompt, self.status, said.replies, said.response(), self._infos)
-            self._outcome = conclude_episode(self._env, outcome)
-            if self.status != "aborted":
-                self._parts = begin_reward(reward, self._outcome, self._settings.reward.args)
-        except Exception as error:  # own code may raise anything; the episode keeps it as a row
-            self._fail(error)
-
-    def finish(
-        self, reward: Callable[..., dict[str, float]], engine: RolloutEngine, engine_seconds: float
-    ) -> Trajectory:
-        """Close the environment, compute the reward, and give the episode as a trajectory."""
-        self.conclude(reward)
-        response = self._outcome.response if self._outcome else self._said.response()
-        parts, metrics = self._score()
-        close_environment(self._env, self.task.trajectory_id)
-        trajectory = self._trajectory(response, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
-        trajectory.sampling = describe_sampling(engine, self._settings)
-        return trajectory
-
-    def _trajectory(
-        self, response: str, parts: dict[str, float], metrics: dict[str, float], timings: dict[str, float]
-    ) -> Trajectory:
-        said, ledger, row = self._said, self._said.ledger, self.task.prompt
-        version = said.first_version()
-        return Trajectory(
-            trajectory_id=self.task.trajectory_id,
-            task=self._settings.task,
-            task_id=prompt_key(row),
-            iteration=self._settings.iteration,
-            group_index=self.task.group_index,
-            sample_index=self.task.sample_index,
-            policy_version=self._settings.version if version is None else version,
-            seed=self.task.seed,
-            sampling="{}",
-            status=self.status,
-            finish_reason=self._finish_reason,
-            error=self._error,
-            drop_reason=None if self.status in ("completed", "truncated") else self.status,
-            prompt_length=ledger.prompt_length,
-            token_ids=ledger.token_ids,
-            loss_mask=ledger.loss_mask,
-            rollout_log_probs=ledger.log_probs,
-            weight_spans=said.weight_spans(),
-            turns=said.turns,
-            images=[image.png for image in said.images],
-            image_grid_thw=[image.grid for image in said.images],
-            label=None if row.get("answer") is None else str(row["answer"]),
-            response=response,
-            difficulty=difficulty_text(self._settings.task, row),
-            reward=parts.get("reward"),
-            reward_parts={name: value for name, value in parts.items() if name != "reward"},
-            metrics=metrics,
-            timings=timings,
-        )
-
-    def _step(self, text: str, result: Result) -> None:
-        observation, done, info = check_step(self._env.step(text), self._settings.env.factory)
-        self._infos.append(info)
-        turn = self._said.turns[-1]
-        turn.action = ",".join(info.get("parsed_actions") or []) or None
-        turn.reward = info.get("turn_reward")
-        turn.info = info
-        ended = "completed" if done else self._ended_by(result)
-        if ended is not None:
-            self.status = ended
-        else:
-            self._observe(observation)
-
-    def _observe(self, observation: dict[str, Any]) -> None:
-        if not self._said.add_observation(self._env.format_observation(observation)) or self._spent():
-            self.status = "truncated"
-        elif len(self._said.replies) >= self._settings.rollout.max_turns:
-            self.status = "truncated" if self._rules.truncate_at_max_turns else "completed"
-
-    def _ended_by(self, result: Result) -> str | None:
-        """Status of an episode that ends with this reply whatever the environment says; None: it may go on."""
-        if result.finish_reason == "abort":
-            return "aborted"
-        return "truncated" if result.finish_reason == "length" or self._spent() else None
-
-    def _spent(self) -> bool:
-        budget = self._said.tokens_left()
-        return budget is not None and budget <= 0
-
-    def _score(self) -> tuple[dict[str, float], dict[str, float]]:
-        metrics: dict[str, float] = {"turns": float(len(self._said.replies))}
-        if self.status == "failed" or self._env is None:
-            return {}, metrics
-        try:
-            metrics |= measure_episode(self._env) if self._outcome is None else self._outcome.metrics
-            return {} if self._parts is None else check_reward(self._parts(), self._settings.reward.function), metrics
-        except Exception as error:  # an own reward may raise anything; the episode keeps it as a row
-            self._fail(error)
-            return {}, metrics
-
-    def _fail(self, error: Exception) -> None:
-        self.status = "failed"
-        self._error = explain(error)

@@ -1,52 +1,37 @@
-"""Episode loop: plays prompts with an engine and environments, and returns one trajectory per episode.
+"""The loop over episodes: rolls out tasks with an engine and environments, and returns one trajectory per task.
 
-It is driven by replies: whichever engine answers, an episode advances when its reply is there. Rules of turns,
-budgets and statuses are those of the seed's multi-turn rollout (reference algorithm, with its deviations behind
-`RolloutRules`). An episode that raises ends as `failed` with its error kept; the others go on.
+The loop is driven by results: whichever engine returns one, its episode advances, so one loop serves an engine that
+returns a turn's batch and one that returns responses as they finish. An episode that raises ends as `failed` with its
+error kept; the others continue. The rules of turns, budgets and statuses are those of `Episode`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
+
+import orjson
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, RolloutSettings, share_infos
-from geo_sokoban_pipeline.trajectories.types import Trajectory
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 Progress = Callable[[int], None]
-# Whether the groups that are over (all their episodes) suffice, so that the others may be given up.
+# Whether the complete groups (all their episodes are over) suffice, so that the others can be aborted.
 Enough = Callable[["list[Trajectory]"], bool]
 # (engine, policy, tasks, settings[, progress, enough]) → trajectories, as `rollout`
 RolloutFn = Callable[..., "list[Trajectory]"]
 
+_PLAIN_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
 
 class TooManyFailuresError(RuntimeError):
     """More episodes failed than `rollout.max_failed_share` allows."""
-
-
-def load_rollout_fn(options: RolloutOptions) -> RolloutFn:
-    """What `rollout.function` names: `rollout`, or an own function with its signature."""
-    play: RolloutFn = load_object(options.function, default_name="rollout")
-    return play if play is rollout else partial(_play_own, play, options.function)
-
-
-def _play_own(play: RolloutFn, name: str, *arguments: Any, **named: Any) -> list[Trajectory]:
-    """An own function's trajectories.
-
-    Raises:
-        TypeError: it returned something else.
-    """
-    given: Any = play(*arguments, **named)
-    if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
-        found = type(given).__name__
-        raise TypeError(f"rollout.function={name}: must return a list of Trajectory, one per task; it returned {found}")
-    return given
 
 
 def rollout(
@@ -57,15 +42,16 @@ def rollout(
     progress: Progress | None = None,
     enough: Enough | None = None,
 ) -> list[Trajectory]:
-    """Play episodes to their ends, or until enough groups are over; the others are then aborted.
+    """Roll out episodes to their ends, or until enough groups are complete; the others are then aborted.
 
     Args:
-        engine: samples the replies.
-        policy: its tokenizer, template and picture encoding.
+        engine: samples the responses.
+        policy: its tokenizer, template and image encoding.
         tasks: prompts, one entry per episode.
         settings: environment, reward, limits, sampling.
         progress: called with the number of episodes that ended since the last call.
-        enough: asked whenever a group is over, with the trajectories of all groups that are; None: all are played.
+        enough: called whenever a group is complete, with the trajectories of all complete groups; None: all are rolled
+            out.
 
     Returns:
         One trajectory per task, in the order of the tasks; rewards set, advantages not.
@@ -75,106 +61,93 @@ def rollout(
     """
     build_env = load_object(settings.env.factory, default_name="build_env")
     reward = load_object(settings.reward.function, default_name="reward")
-    talks = [Conversation(index, task, policy, settings) for index, task in enumerate(tasks)]
-    waiting = [talk for talk in talks if talk.start(build_env)]
-    shares = dict.fromkeys(range(len(talks)), 0.0)
-    results = _Results(
-        talks,
-        lambda talk: talk.conclude(reward),
-        lambda talk: talk.finish(reward, engine, shares[talk.id]),
-        enough,
-    )
-    if progress is not None and len(waiting) < len(talks):
-        progress(len(talks) - len(waiting))
-    while waiting:
+    episodes = [Episode(index, task, policy, settings) for index, task in enumerate(tasks)]
+    groups: dict[int, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.task.group_index, []).append(episode)
+    engine_seconds = dict.fromkeys(range(len(episodes)), 0.0)
+    finished: dict[int, Trajectory] = {}
+
+    def finish(chosen: Sequence[Episode]) -> list[Trajectory]:
+        """Trajectories of episodes, each made once; all rewards begin before the first one is waited for."""
+        new = [episode for episode in chosen if episode.id not in finished]
+        for episode in new:
+            episode.finalize(reward)
+        for episode in new:
+            finished[episode.id] = episode.finish(engine, engine_seconds[episode.id])
+        return [finished[episode.id] for episode in chosen]
+
+    def report(ended: int) -> None:
+        if progress is not None and ended:
+            progress(ended)
+
+    # Start: environments and prompts. An episode may be over already: it failed, or its prompt fills its budget.
+    for episode in episodes:
+        episode.start(build_env)
+    pending = [episode for episode in episodes if episode.is_pending]
+    report(len(episodes) - len(pending))
+    began = time.perf_counter()
+    if pending:
+        engine.submit([episode.request() for episode in pending])
+
+    # Turns: an engine may return part of what was submitted; the episodes that it returned go on meanwhile.
+    held: list[Result] = []
+    complete, stopping = 0, False  # groups that `enough` has seen; whether they suffice
+    while pending and ((results := engine.poll()) or held):  # an engine that was asked for nothing is left alone
+        _share_time(engine_seconds, results, time.perf_counter() - began)
+        # Environments begin the slow work of all results before the first one is stepped.
+        for result in results:
+            episodes[result.id].prepare(result)
+        # Results whose slow work is not done are held back while others are there. Not with a seeded engine: batches
+        # that depended on a clock would not repeat bit for bit.
+        wait = engine.seeded or not results
+        arrived, held = held + results, []
+        due: list[Result] = []
+        for result in arrived:
+            (due if wait or episodes[result.id].is_prepared else held).append(result)
+        for result in due:
+            episodes[result.id].advance(result)
+        over = [result.id for result in due if not episodes[result.id].is_pending]
+        engine.release(over)
+        report(len(over))
+        running = [episodes[result.id] for result in due if episodes[result.id].is_pending]
+        engine.submit([episode.request() for episode in running])
+        # Early stop: requests that are aborted come back as results, so every episode still ends in this loop.
+        if stopping:
+            engine.abort([episode.id for episode in running])
+        elif over and enough is not None:
+            done = [group for group in groups.values() if not any(episode.is_pending for episode in group)]
+            if len(done) > complete:
+                complete = len(done)
+                stopping = enough(finish([episode for group in done for episode in group]))
+                if stopping:
+                    engine.abort([episode.id for episode in episodes if episode.is_pending])
         began = time.perf_counter()
-        engine.submit([talk.request() for talk in waiting])
-        waiting = []
-        held: list[Result] = []
-        # An engine may answer part of what it was asked; the others go on with what is there.
-        while (polled := engine.poll()) or held:
-            _share(shares, polled, time.perf_counter() - began)
-            for result in polled:
-                talks[result.id].prepare(result)
-            replies, held = _due(talks, held + polled, wait=engine.seeded or not polled)
-            ready = [talks[reply.id] for reply in replies if talks[reply.id].advance(reply)]
-            ended = [reply.id for reply in replies if talks[reply.id].status != "pending"]
-            engine.release(ended)
-            if progress is not None and ended:
-                progress(len(ended))
-            engine.submit([talk.request() for talk in ready])
-            if results.sufficed:
-                engine.abort([talk.id for talk in ready])
-            elif ended and results.suffice():
-                engine.abort([talk.id for talk in talks if talk.status == "pending"])
-            began = time.perf_counter()
-    trajectories = results.take()
+
+    # Finish: rewards and trajectories.
+    trajectories = finish(episodes)
     check_failures(trajectories, settings.rollout.max_failed_share)
     share_infos(turn for trajectory in trajectories for turn in trajectory.turns)
     return trajectories
 
 
-def _due(talks: Sequence[Conversation], replies: list[Result], *, wait: bool) -> tuple[list[Result], list[Result]]:
-    """Replies that are taken, and those that are held until their environment's slow work is done.
+def load_rollout_fn(options: RolloutOptions) -> RolloutFn:
+    """What `rollout.function` names: `rollout`, or an own function with its signature."""
+    function: RolloutFn = load_object(options.function, default_name="rollout")
+    return function if function is rollout else partial(_call_own, function, options.function)
 
-    Args:
-        wait: take all and wait for that work: an engine that repeats by seed must be asked in batches that depend on no
-            clock, and where nothing else is to come there is nothing better to do.
+
+def _call_own(function: RolloutFn, name: str, *arguments: Any, **named: Any) -> list[Trajectory]:
+    """An own function's trajectories.
+
+    Raises:
+        TypeError: it returned something else.
     """
-    due: list[Result] = []
-    held: list[Result] = []
-    for reply in replies:
-        (due if wait or talks[reply.id].is_prepared else held).append(reply)
-    return due, held
-
-
-class _Results:
-    """Trajectories of episodes, each made once: when its group is over, where somebody asks, else at the end."""
-
-    def __init__(
-        self,
-        talks: Sequence[Conversation],
-        conclude: Callable[[Conversation], None],
-        finish: Callable[[Conversation], Trajectory],
-        enough: Enough | None,
-    ) -> None:
-        self._talks, self._conclude, self._finish, self._enough = talks, conclude, finish, enough
-        self.sufficed = False
-        self._made: dict[int, Trajectory] = {}
-        self._groups: dict[int, list[Conversation]] = {}
-        for talk in talks:
-            self._groups.setdefault(talk.task.group_index, []).append(talk)
-        self._asked = 0
-
-    def suffice(self) -> bool:
-        """Whether enough groups are over; asked when further ones are, and never again once they suffice."""
-        if self._enough is None or self.sufficed:
-            return False
-        over = [talks for talks in self._groups.values() if all(talk.status != "pending" for talk in talks)]
-        if len(over) == self._asked:
-            return False
-        self._asked = len(over)
-        self.sufficed = self._enough(self._make([talk for talks in over for talk in talks]))
-        return self.sufficed
-
-    def take(self) -> list[Trajectory]:
-        """All trajectories, in the order of the tasks."""
-        return self._make(self._talks)
-
-    def _make(self, talks: Sequence[Conversation]) -> list[Trajectory]:
-        new = [talk for talk in talks if talk.id not in self._made]
-        for talk in new:
-            self._conclude(talk)
-        for talk in new:
-            self._made[talk.id] = self._finish(talk)
-        return [self._made[talk.id] for talk in talks]
-
-
-def _share(shares: dict[int, float], results: Sequence[Result], seconds: float) -> None:
-    """Divide a batch's time among its episodes by the tokens they sampled."""
-    total = sum(len(result.token_ids) for result in results) or 1
-    for result in results:
-        shares[result.id] += seconds * len(result.token_ids) / total
+    given: Any = function(*arguments, **named)
+    if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
+        found = type(given).__name__
+        raise TypeError(f"rollout.function={name}: must return a list of Trajectory, one per task; it returned {found}")
+    return given
 
 
 def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
@@ -189,3 +162,27 @@ def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
             f"{len(failed)} of {len(trajectories)} episodes failed, more than rollout.max_failed_share={allowed}; "
             f"the first one, {failed[0].trajectory_id}: {failed[0].error}"
         )
+
+
+def share_infos(turns: Iterable[Turn]) -> None:
+    """Give turns with equal `info` one and the same dict, which nobody may change from then on.
+
+    An info that is empty, holds None, or holds anything but plain JSON stays as it is.
+    """
+    first: dict[bytes, dict[str, Any]] = {}
+    for turn in turns:
+        if turn.info:
+            try:
+                text = orjson.dumps(turn.info, option=_PLAIN_JSON)
+            except TypeError:
+                continue
+            # NaN reads as null too, and must not become None, or None NaN.
+            if b"null" not in text:
+                turn.info = first.setdefault(text, turn.info)
+
+
+def _share_time(engine_seconds: dict[int, float], results: Sequence[Result], seconds: float) -> None:
+    """Divide a batch's time among its episodes by the tokens they sampled."""
+    total = sum(len(result.token_ids) for result in results) or 1
+    for result in results:
+        engine_seconds[result.id] += seconds * len(result.token_ids) / total

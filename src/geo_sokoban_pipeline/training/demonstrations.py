@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -78,22 +78,22 @@ class Demonstrator:
 
     def _play(self, generator: random.Random) -> TrainSample | None:
         row = generator.choice(self._buckets[generator.choice(self._labels)])
-        talk = Conversation(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
+        episode = Episode(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
         teacher = make_teacher(self._teacher, row)
         codec = self._policy.codec
-        wanted = talk.start(self._build_env)
-        while wanted and (text := teacher.reply(talk.env, generator)) is not None:
+        episode.start(self._build_env)
+        while episode.is_pending and (text := teacher.reply(episode.env, generator)) is not None:
             ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
-            wanted = talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
-        if talk.error is not None:
+            episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
+        if episode.error is not None:
             # As in the rollout, an episode that raises costs only itself; that all do ends in `demonstrate`.
-            self._failure = f" The last error of the environment: {talk.error}."
-            logger.warning("a demonstration failed and is left out: %s", talk.error)
+            self._failure = f" The last error of the environment: {episode.error}."
+            logger.warning("a demonstration failed and is left out: %s", episode.error)
             return None
-        episode = talk.snapshot()
-        if not episode.loss_mask.any() or (self._teacher.solved_only and not episode.metrics.get("success")):
+        trajectory = episode.snapshot()
+        if not trajectory.loss_mask.any() or (self._teacher.solved_only and not trajectory.metrics.get("success")):
             return None
-        return build_sample(episode, self._policy)
+        return build_sample(trajectory, self._policy)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def test_what_is_drawn_on_a_picture_is_seen_by_all():
     picture = BoardPicture(Board.from_text(LEVEL), 16)
     ImageDraw.Draw(picture).point((3, 4), (1, 2, 3))
     assert picture.getpixel((3, 4)) == (1, 2, 3) == tuple(np.asarray(picture)[4, 3])
+    assert picture.content_key is None, "a cache must not take it for the board's picture"
 
 
 def test_equal_boards_share_a_picture():
@@ -118,4 +119,4 @@ def test_equal_boards_share_a_picture():
     picture = render_observation(board, 16)
     assert render_observation(Board.from_text(LEVEL), 16) is picture
     others = [render_observation(board, 17), render_observation(board.move("right").board, 16)]
-    assert len({each.info["content_key"] for each in (picture, *others)}) == 3
+    assert len({each.content_key for each in (picture, *others)}) == 3

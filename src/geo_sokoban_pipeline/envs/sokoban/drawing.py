@@ -50,7 +50,7 @@ class BoardPicture(Image.Image):
     """`render` of a board, painted when Pillow is asked for its pixels.
 
     numpy gets them as an array, without a detour through Pillow: nine of ten boards that a rollout shows are new to
-    every cache, and the policy's reader wants nothing but the array. `info["content_key"]` spares it the hashing.
+    every cache, and the policy's reader wants nothing but the array. `content_key` spares it the hashing.
     """
 
     _board: Board | None = None  # None: painted, or a copy that Pillow has made
@@ -59,7 +59,12 @@ class BoardPicture(Image.Image):
         super().__init__()
         self._board, self._cell_px = board, cell_px
         self._mode, self._size = "RGB", (board.width * cell_px, board.height * cell_px)
-        self.info["content_key"] = f"sokoban:{cell_px}:{board.width}:{board.codes().hex()}"
+        self._content_key = f"sokoban:{cell_px}:{board.width}:{board.codes().hex()}"
+
+    @property
+    def content_key(self) -> str | None:
+        """Name that all images of this content share; None once somebody may have drawn on it."""
+        return None if self._board is None else self._content_key
 
     def load(self) -> Any:
         """Paint the picture, if it is not; every method of Pillow that looks at pixels calls this first."""
@@ -77,7 +82,7 @@ class BoardPicture(Image.Image):
 
 
 def render_observation(board: Board, cell_px: int = 64) -> Image.Image:
-    """`render` for a policy's reader, with a content key in `info["content_key"]`.
+    """`render` for a policy's reader, with a content key.
 
     Equal boards share one picture while it is cached: do not draw on it.
     """
