@@ -1,4 +1,4 @@
-"""Batching: which episodes share a forward pass, which groups share an optimizer step, which rank gets what.
+"""Batching: which sequences share a forward pass, which groups share an optimizer step.
 
 Every plan is a permutation of its input, cut into parts: each index occurs exactly once, and the same lengths always
 give the same plan.
@@ -6,9 +6,7 @@ give the same plan.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -76,118 +74,6 @@ def split_steps(
     size, extra = divmod(len(groups), count) if count else (0, 0)
     bounds = [part * size + min(part, extra) for part in range(count + 1)]
     return [list(groups[start:end]) for start, end in pairwise(bounds)]
-
-
-def first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Pack episodes without padding: each goes, in order, into the first pack with room; a longer one sits alone."""
-    _check_lengths(lengths, max_tokens)
-    packs: list[list[int]] = []
-    totals: list[int] = []
-    for index, length in enumerate(lengths):
-        for place, total in enumerate(totals):
-            if total + length <= max_tokens:
-                packs[place].append(index)
-                totals[place] += length
-                break
-        else:
-            packs.append([index])
-            totals.append(length)
-    return packs
-
-
-def partition_balanced(lengths: Sequence[int], parts: int, *, equal_size: bool = False) -> list[list[int]]:
-    """Cut episodes into parts of nearly equal token sums (largest differencing method of Karmarkar and Karp, 1982).
-
-    Args:
-        lengths: tokens of each episode.
-        parts: number of parts; some are empty where there are fewer episodes.
-        equal_size: all parts hold equally many episodes; their number must then be a multiple of `parts`.
-
-    Returns:
-        One sorted list of indices per part, parts sorted.
-    """
-    if parts < 1:
-        raise ValueError(f"parts={parts}: it must be 1 or more.")
-    if equal_size and len(lengths) % parts:
-        raise ValueError(f"{len(lengths)} episodes cannot be cut into {parts} parts of equal size.")
-    ordered = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
-    width = parts if equal_size else 1
-    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
-    for number, start in enumerate(range(0, len(ordered), width)):
-        cells = [(lengths[index], [index]) for index in ordered[start : start + width]]
-        cells += [(0, [])] * (parts - len(cells))
-        _push(heap, number, cells)
-    serial = len(ordered)
-    while len(heap) > 1:
-        heavy, light = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
-        # The largest part of one joins the smallest of the other, which cancels their differences.
-        merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(heavy, reversed(light), strict=True)]
-        _push(heap, serial, merged)
-        serial += 1
-    return sorted(sorted(cell[1]) for cell in heap[0][2]) if heap else [[] for _ in range(parts)]
-
-
-@dataclass(frozen=True)
-class RankSchedule:
-    """What the data-parallel ranks do in one iteration.
-
-    Attributes:
-        micro_batches: [rank][step][micro-batch] lists of episode indices.
-    """
-
-    micro_batches: list[list[list[list[int]]]] = field(default_factory=list)
-
-    @property
-    def partitions(self) -> list[list[int]]:
-        """All episodes of each rank, sorted."""
-        return [sorted(index for step in rank for batch in step for index in batch) for rank in self.micro_batches]
-
-    @property
-    def micro_batch_counts(self) -> list[int]:
-        """Micro-batches per step, the same on every rank, so that collective operations meet."""
-        return [len(step) for step in self.micro_batches[0]] if self.micro_batches else []
-
-
-def schedule_ranks(lengths: Sequence[int], *, ranks: int, max_tokens: int, global_batch: int) -> RankSchedule:
-    """Give each rank equally many packs in every step: first-fit packs, the largest halved until they divide evenly.
-
-    Args:
-        lengths: tokens of each episode, in training order.
-        ranks: data-parallel size.
-        max_tokens: tokens of one pack (packed, without padding); a longer episode sits alone.
-        global_batch: episodes per optimizer step, a multiple of `ranks`; a rest that does not fill one is left out.
-
-    Raises:
-        ValueError: a size is not positive, or `global_batch` is not a multiple of `ranks`.
-    """
-    if ranks < 1 or global_batch < 1 or global_batch % ranks:
-        raise ValueError(f"global_batch={global_batch} with ranks={ranks}: it must be a positive multiple of ranks.")
-    schedule: list[list[list[list[int]]]] = [[] for _ in range(ranks)]
-    for start in range(0, len(lengths) - global_batch + 1, global_batch):
-        packs = first_fit(lengths[start : start + global_batch], max_tokens)
-        packs = [[start + index for index in pack] for pack in packs]
-        while len(packs) % ranks:
-            _halve_largest(packs, lengths)
-        for rank in range(ranks):
-            schedule[rank].append(packs[rank::ranks])
-    return RankSchedule(schedule)
-
-
-def _halve_largest(packs: list[list[int]], lengths: Sequence[int]) -> None:
-    """Move the second half of the largest pack that has two episodes or more into a new pack at the end, in place."""
-    sizes = {place: sum(lengths[index] for index in pack) for place, pack in enumerate(packs) if len(pack) > 1}
-    place = max(sizes, key=lambda key: (sizes[key], -key))
-    middle = (len(packs[place]) + 1) // 2
-    packs.append(packs[place][middle:])
-    packs[place] = packs[place][:middle]
-
-
-def _push(
-    heap: list[tuple[int, int, list[tuple[int, list[int]]]]], number: int, cells: list[tuple[int, list[int]]]
-) -> None:
-    """Add a partial solution, largest sum first; the heap yields the widest spread, then the newest."""
-    cells = sorted(cells, key=lambda cell: (-cell[0], cell[1]))
-    heapq.heappush(heap, (cells[-1][0] - cells[0][0], -number, cells))
 
 
 def _check_lengths(lengths: Sequence[int], max_tokens: int) -> None:
