@@ -16,3 +16,12 @@ def talker(tiny_policy):
     bias[policy.codec.end_id] = 4.5
     policy.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
     return policy
+
+
+@pytest.fixture
+def passes(talker):
+    """(conversations, tokens) of each forward pass of the talker, in order."""
+    seen: list[tuple[int, int]] = []
+    handle = talker.network.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    yield seen
+    handle.remove()

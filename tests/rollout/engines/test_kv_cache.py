@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rollout.engines.kv_cache import ConversationCache
+from geo_sokoban_pipeline.rollout.engines.kv_cache import SlotKvCache
 
 LAYERS, HEADS, DIM, ROWS = 2, 2, 3, 4
 
@@ -35,14 +35,14 @@ def held(cache, row):
 
 
 def test_copies_of_a_prompt_and_padding():
-    cache = ConversationCache(ROWS)
+    cache = SlotKvCache(ROWS)
     store_fresh(cache, [[0, 2], [3, -1]], [[1, 2, 3], [4, 5, 0]])
     cache.lengths[[0, 2, 3]] = [3, 3, 2]
     assert [held(cache, row) for row in (0, 2, 3)] == [[1, 2, 3], [1, 2, 3], [4, 5]]
 
 
 def test_masks():
-    cache = ConversationCache(ROWS)
+    cache = SlotKvCache(ROWS)
     store_fresh(cache, [[0], [1]], [[1, 2], [3, 4]])
     cache.lengths[:2] = 2
     assert cache.begin(2, 1) is None, "one token after equal pasts sees everything"
@@ -54,7 +54,7 @@ def test_masks():
 
 
 def test_memory_grows_with_use_alone():
-    cache = ConversationCache(rows=512)
+    cache = SlotKvCache(rows=512)
     store_fresh(cache, [[0], [1]], [[1, 2], [3, 4]])
     assert (cache.allocated_rows, cache.capacity) == (2, 2)
     cache.lengths[:2] = 2
@@ -80,7 +80,7 @@ actions = st.lists(
 @given(actions)
 @settings(max_examples=120, deadline=None)
 def test_rows_keep_their_tokens_under_any_history(history):
-    cache, rows, clock = ConversationCache(ROWS), [[] for _ in range(ROWS)], 0
+    cache, rows, clock = SlotKvCache(ROWS), [[] for _ in range(ROWS)], 0
     store_fresh(cache, [[0]], [[0.5]])
     rows[0], cache.lengths[0] = [0.5], 1
     for kind, first, second in history:
@@ -109,7 +109,7 @@ def test_rows_keep_their_tokens_under_any_history(history):
 
 
 def test_swapping_nothing_is_harmless():
-    cache = ConversationCache(ROWS)
+    cache = SlotKvCache(ROWS)
     cache.swap([], [])
     cache.swap([0], [1])
     assert cache.capacity == 0
@@ -117,7 +117,7 @@ def test_swapping_nothing_is_harmless():
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_pass_over_later_rows_leaves_the_others_alone(first):
-    cache = ConversationCache(ROWS)
+    cache = SlotKvCache(ROWS)
     store_fresh(cache, [[0], [1], [2], [3]], [[1, 2], [3, 4], [5, 6], [7, 8]])
     cache.lengths[:] = [2, 1, 2, 1]
     cache.begin(2, 1, first)

@@ -9,7 +9,7 @@ import pytest
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
-from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
+from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
@@ -99,20 +99,20 @@ def test_the_same_episodes_under_any_setting(talker, tasks, reference, kind, eng
     assert_equal_episodes(play(talker, tasks, KINDS[kind], **engine), reference[kind])
 
 
-class Guesser(DraftTree):
-    """Guesses what comes to its mind: the last reply that began alike, wrong most of the time."""
+class Guesser(NgramProposer):
+    """Proposes the last response from there on, which is wrong most of the time."""
 
-    def learn(self, reply):
-        self.last = list(reply)
+    def learn(self, response):
+        self.last = list(response)
 
-    def guess(self, beginning):
-        return getattr(self, "last", [])[len(beginning) : len(beginning) + 3]
+    def propose(self, prefix):
+        return getattr(self, "last", [])[len(prefix) : len(prefix) + 3]
 
 
 @pytest.mark.parametrize("kind", ["sampled", "greedy"])
 @pytest.mark.parametrize("rows", [512, 5])
-def test_wrong_drafts_change_nothing(talker, tasks, reference, kind, rows, monkeypatch):
-    monkeypatch.setattr(engine_module, "DraftTree", Guesser)
+def test_wrong_proposals_change_nothing(talker, tasks, reference, kind, rows, monkeypatch):
+    monkeypatch.setattr(engine_module, "NgramProposer", Guesser)
     assert_equal_episodes(play(talker, tasks, KINDS[kind], max_conversations=rows), reference[kind])
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from rollout.engines.talks import Plan, Talk, play_alone, say
 
@@ -48,59 +49,52 @@ def test_random_company_changes_nothing(talker, plans, rows, choices):
         assert talk.results == play_alone(talker, talk.plan)
 
 
-def test_finished_rows_leave_the_batch(talker, monkeypatch):
-    engine, sizes = TransformersEngine(talker), []
-    run = engine._reader._run
-    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+def test_finished_rows_leave_the_batch(talker, passes):
+    engine = TransformersEngine(talker)
     # Longer limits in lower rows and higher ones alike, so that rows must move.
     talks = [Talk(number, Plan(3, number, (limit,)), talker) for number, limit in enumerate([1, 4, 2, 6, 1])]
     engine.submit([talk.request() for talk in talks])
     lengths = {result.id: len(result.token_ids) for result in engine.poll()}
-    decoding = [rows for rows, width in sizes if width == 1]
+    decoding = [rows for rows, width in passes if width == 1]
     assert decoding == [sum(length > step for length in lengths.values()) for step in range(1, max(lengths.values()))]
 
 
-def test_a_shared_prompt_is_prefilled_once(talker, monkeypatch):
-    engine, sizes = TransformersEngine(talker), []
-    run = engine._reader._run
-    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+def test_a_shared_prompt_is_prefilled_once(talker, passes):
+    engine = TransformersEngine(talker)
     talks = [Talk(number, Plan(number, number // 4, (5, 3)), talker) for number in range(8)]
     for _ in range(2):
         engine.submit([talk.request() for talk in talks])
         for result in engine.poll():
             talks[result.id].hear(result)
-    prompts = [rows for rows, width in sizes if width > 5]
+    prompts = [rows for rows, width in passes if width > 5]
     assert prompts == [2, 8], "two prompts for eight conversations, then each its own observation"
     for talk in talks:
         assert talk.results == play_alone(talker, talk.plan)
 
 
 @pytest.mark.parametrize("budget", [1, 60, 100])
-def test_no_pass_exceeds_its_tokens(talker, monkeypatch, budget):
-    engine, sizes = TransformersEngine(talker, prefill_tokens=budget), []
-    run = engine._reader._run
-    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: sizes.append(ids.shape) or run(ids, *rest))
+def test_no_pass_exceeds_its_tokens(talker, passes, budget):
+    engine = TransformersEngine(talker, prefill_tokens=budget)
     talks = [Talk(number, Plan(number, number, (3, 3)), talker) for number in range(6)]
     for _ in range(2):
         engine.submit([talk.request() for talk in talks])
         for result in engine.poll():
             talks[result.id].hear(result)
-    assert all(rows * width <= budget for rows, width in sizes if rows > 1)
-    assert (max(rows for rows, _ in sizes) > 1) == (budget > 1)
+    assert all(rows * width <= budget for rows, width in passes if rows > 1)
+    assert (max(rows for rows, _ in passes) > 1) == (budget > 1)
     for talk in talks:
         assert talk.results == play_alone(talker, talk.plan)
 
 
-def test_an_agreed_draft_is_one_pass(talker, monkeypatch):
+def test_an_agreed_proposal_is_one_pass(talker, passes):
     plan = Plan(3, 0, (6, 6))
     expected = play_alone(talker, plan)
-    engine, passes = TransformersEngine(talker), []
+    engine = TransformersEngine(talker)
+    engine.proposer = NgramProposer(share=0.5)
     for ids, _ in expected:
         for _ in range(50):
-            engine._drafts.learn(ids)
-    engine._drafts._share = 0.5
-    run = engine._reader._run
-    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: passes.append(ids.shape[1]) or run(ids, *rest))
+            engine.proposer.learn(ids)
+    passes.clear()
     talk = Talk(0, plan, talker)
     while not talk.over:
         engine.submit([talk.request()])
@@ -109,17 +103,15 @@ def test_an_agreed_draft_is_one_pass(talker, monkeypatch):
     assert len(passes) < sum(len(ids) for ids, _ in expected)
 
 
-def test_only_new_tokens_are_prefilled(talker, monkeypatch):
-    engine, widths = TransformersEngine(talker), []
-    run = engine._reader._run
-    monkeypatch.setattr(engine._reader, "_run", lambda ids, *rest: widths.append(ids.shape[1]) or run(ids, *rest))
+def test_only_new_tokens_are_prefilled(talker, passes):
+    engine = TransformersEngine(talker)
     talk = Talk(0, Plan(1, 0, (3, 3, 3)), talker)
     while not talk.over:
         engine.submit([talk.request()])
         talk.hear(engine.poll()[0])
     prompt, delta = len(say(talker, "Go", 0)[0]), len(say(talker, "Next?", 1)[0])
     # The last sampled token was never fed: it comes with the observation.
-    assert [width for width in widths if width > 1] == [prompt, delta + 1, delta + 1]
+    assert [width for _, width in passes if width > 1] == [prompt, delta + 1, delta + 1]
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -250,7 +242,7 @@ def test_every_end_of_text_of_the_model_ends_a_reply(talker):
 
 
 @pytest.mark.parametrize("room", [0, -3])
-def test_a_full_context_is_answered_with_nothing(talker, room):
+def test_a_full_context_is_answered_with_nothing(talker, room, passes):
     talk = Talk(0, Plan(2, 0, (6, 6)), talker)
     engine = TransformersEngine(talker)
     engine.submit([talk.request()])
@@ -262,12 +254,10 @@ def test_a_full_context_is_answered_with_nothing(talker, room):
     assert engine.poll() == []
     # Nothing was read, and nothing that was is lost: with room the conversation goes on where it was.
     engine._longest = len(talk.ids) + 50
-    widths = []
-    run = engine._reader._run
-    engine._reader._run = lambda ids, *rest: widths.append(ids.shape[1]) or run(ids, *rest)
+    passes.clear()
     engine.submit([talk.request()])
     talk.hear(engine.poll()[0])
-    assert widths[0] < 30 < len(talk.ids)
+    assert passes[0][1] < 30 < len(talk.ids)
     assert talk.results == play_alone(talker, talk.plan)
 
 

@@ -1,1 +1,1 @@
-"""Rollout engines: what turns token ids and pictures into sampled replies."""
+"""Rollout engines: what turns token ids and images into sampled responses."""

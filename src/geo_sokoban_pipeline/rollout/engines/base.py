@@ -1,6 +1,4 @@
-"""The protocol of rollout engines: requests carry token ids and pictures, never text; replies carry ids and
-log-probs.
-"""
+"""The protocol of rollout engines: requests carry token ids and images, never text; results carry ids and log-probs."""
 
 from __future__ import annotations
 
@@ -18,16 +16,17 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Request:
-    """One reply asked for.
+    """One response to be sampled.
 
     Attributes:
         id: unique among the requests in flight; also the conversation whose cached prefix is continued.
         token_ids: (L,) int32, the whole conversation so far, image pads expanded.
-        images: every picture so far, in order of its pads.
+        images: every image so far, in order of its pads.
         sampling: how to choose tokens.
-        max_new_tokens: tokens of the reply at most; None: no limit but the engine's own.
+        max_new_tokens: tokens of the response at most; None: no limit but the engine's own.
         seed: seed of this episode's sampling.
-        sampled: tokens that were sampled in this conversation before; the reply's first token draws number `sampled`.
+        sampled: tokens that were sampled in this conversation before; the response's first token takes draw number
+            `sampled`.
     """
 
     id: int
@@ -41,14 +40,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """One reply.
+    """One response.
 
     Attributes:
         id: of the request.
         token_ids: (T,) int32 sampled ids, the end token included where it was sampled.
         log_probs: (T,) float32 under the sampling policy, after temperature, before top-p, top-k; greedy: untempered.
         finish_reason: `stop` at an end token, `length` at the limit, `abort` if it was stopped before. A request for
-            which the context has no room is answered with an empty reply and `length`.
+            which the context has no room is answered with an empty response and `length`.
         weight_version: version of the weights that sampled its first token.
         weight_spans: (version, start, end) over the T tokens, where weights changed in between; empty: they did not.
     """
@@ -66,8 +65,13 @@ class Result:
         return self.weight_spans or ((self.weight_version, 0, len(self.token_ids)),)
 
 
+def empty_result(request: Request, reason: FinishReason, version: int) -> Result:
+    """A response without a token: there was no room for one, or it was aborted before the first."""
+    return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), reason, version)
+
+
 def join_results(first: Result, second: Result) -> Result:
-    """A reply that was sampled in two parts, as one; each part keeps its weights."""
+    """A response that was sampled in two parts, as one; each part keeps its weights."""
     count = len(first.token_ids)
     own, other = first.spans, second.spans
     return Result(
@@ -92,7 +96,7 @@ class RolloutEngine(Protocol):
         """Queue requests."""
 
     def poll(self) -> list[Result]:
-        """Replies that are ready; waits for at least one while any is in flight, `[]` when none is."""
+        """Results that are ready; waits for at least one while any is in flight, `[]` when none is."""
 
     def abort(self, ids: Iterable[int]) -> None:
         """Stop requests; those that are not whole by then are answered as `abort`. Unknown ids are ignored."""

@@ -16,7 +16,7 @@ from torch import Tensor
 _GROWTH = 1.5
 
 
-class ConversationCache:
+class SlotKvCache:
     """Buffers of (rows, key-value heads, capacity, head dimension), one pair per layer.
 
     They grow with the rows and the tokens in use. A head's tokens lie side by side in memory: attention of one new

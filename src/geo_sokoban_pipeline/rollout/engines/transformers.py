@@ -1,5 +1,8 @@
-"""Vision features of every picture seen under the current weights; a picture is looked up by content, never encoded
-twice.
+"""Rollout engine in this process: batched sampling over the policy's own model, with a KV cache that outlives turns.
+
+One `poll` answers a batch: requests are admitted to KV slots, new images are encoded, new conversations are prefilled
+(equal prompts once), and then all are decoded until each response has ended. A response depends on its own
+conversation and seed alone, never on the batch around it; only float rounding of the logits can differ.
 """
 
 from __future__ import annotations
@@ -7,25 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
+from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.policies.experts import turn_experts
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
-from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result
-from geo_sokoban_pipeline.rollout.engines.kv_cache import ConversationCache
+from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, empty_result
+from geo_sokoban_pipeline.rollout.engines.kv_cache import SlotKvCache
 from geo_sokoban_pipeline.rollout.engines.sampling import sample_tokens, uniform_draws
-from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
+from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
+
+Item = TypeVar("Item")
+# (step, numbers of slots) → (len(numbers), V) logits after `step` proposed tokens
+LogitsAt = Callable[[int, list[int]], Tensor]
 
 
 class FeatureBank:
-    """Growing tables of feature rows.
+    """Vision features of every image seen under the current weights, by content, in growing tables.
 
     Attributes:
         tables: as those of `ImageFeatures`, with room behind the rows in use.
@@ -43,7 +51,7 @@ class FeatureBank:
         return len(self._rows)
 
     def add(self, features: ImageFeatures) -> None:
-        """Append the features of new pictures."""
+        """Append the features of new images."""
         new = features.tables
         count = len(new[0])
         if not self.tables:
@@ -56,7 +64,7 @@ class FeatureBank:
         self._used += count
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
-        """(M,) int64 rows of pictures, one after the other."""
+        """(M,) int64 rows of images, one after the other."""
         return np.concatenate([self._rows[key] for key in keys]) if len(keys) else np.empty(0, np.int64)
 
     def _reserve(self, rows: int) -> None:
@@ -70,128 +78,121 @@ class FeatureBank:
             self.tables[index] = grown
 
 
-# Seating: which conversation holds which row of the cache. A turn's batch always sits in the first rows.
-
-
 @dataclass
-class HeldConversation:
-    """A request in work and what the cache holds of its conversation.
+class Slot:
+    """A conversation in the KV cache, and the response that is being sampled for its request.
 
     Attributes:
+        limit: tokens of the response at most, 1 or more.
         row: of the cache; −1 before it has one.
         cached: tokens in the cache, the first ones of the conversation.
-        pictures: pictures among them.
+        images: images among them.
         position: M-RoPE position of the token after them.
-        limit: tokens of the reply at most, 1 or more.
-        reply, log_probs, finish: what has been sampled for the request.
+        response, log_probs, finish: what has been sampled for the request.
     """
 
     request: Request
     limit: int = 1
     row: int = -1
     cached: int = 0
-    pictures: int = 0
+    images: int = 0
     position: int = 0
-    reply: list[int] = field(default_factory=list)
+    response: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     finish: FinishReason | None = None
 
-    def ask(self, request: Request, limit: int) -> None:
-        """Begin the next reply, of so many tokens at most."""
-        self.request, self.limit, self.reply, self.log_probs, self.finish = request, limit, [], [], None
+    def begin(self, request: Request, limit: int) -> None:
+        """Begin the next response, of so many tokens at most."""
+        self.request, self.limit, self.response, self.log_probs, self.finish = request, limit, [], [], None
 
-    def take(self, token: int, log_prob: float, end_ids: Collection[int]) -> None:
-        """Add a sampled token to the reply, and note whether it ends it."""
-        self.reply.append(token)
+    def append(self, token: int, log_prob: float, end_ids: Collection[int]) -> None:
+        """Add a sampled token to the response, and note whether it ends it."""
+        self.response.append(token)
         self.log_probs.append(log_prob)
         if token in end_ids:
             self.finish = "stop"
-        elif len(self.reply) >= self.limit:
+        elif len(self.response) >= self.limit:
             self.finish = "length"
 
-    def agrees(self, draft: Sequence[int], step: int) -> bool:
-        """Whether the token sampled last is number `step` of the draft, which has been read: it is cached then."""
-        if self.finish is not None or self.reply[-1:] != list(draft[step : step + 1]):
-            return False
-        self.cached += 1
-        self.position += 1
-        return True
+    def follows(self, proposal: Sequence[int], step: int) -> bool:
+        """Whether the response goes on, and the token sampled last is number `step` of what was proposed."""
+        return self.finish is None and self.response[-1:] == list(proposal[step : step + 1])
 
-    def unread(self) -> np.ndarray:
-        """(L,) int64 tokens that are not in the cache yet; nothing is sampled before a request is read to its end."""
-        known, asked = self.cached, self.request.token_ids
-        if known < len(asked):
-            return asked[known:].astype(np.int64)
-        return np.array(self.reply[known - len(asked) :], np.int64)
+    def uncached(self) -> np.ndarray:
+        """(L,) int64 tokens that are not in the cache yet; nothing is sampled before a request is cached to its end."""
+        known, prompt = self.cached, self.request.token_ids
+        if known < len(prompt):
+            return prompt[known:].astype(np.int64)
+        return np.array(self.response[known - len(prompt) :], np.int64)
 
-    def continues(self, request: Request) -> bool:
+    def is_continued_by(self, request: Request) -> bool:
         """Whether a request goes on from what is cached: another one under a known id starts anew.
 
-        Tokens and pictures must be those that were read and sampled, and something must be new. A reply that was never
-        finished, because a pass failed, leaves nothing to go on from.
+        Tokens and images must be those that were cached and sampled, and something must be new. A response that never
+        ended, because a pass failed, leaves nothing to go on from.
         """
         held, length = self.request.token_ids, len(self.request.token_ids)
-        replied = request.token_ids[length : length + len(self.reply)].tolist()
+        responded = request.token_ids[length : length + len(self.response)].tolist()
         seen = [image.key for image in self.request.images]
         return (
             self.finish is not None
             and len(request.token_ids) > self.cached
-            and replied == self.reply
+            and responded == self.response
             and np.array_equal(request.token_ids[:length], held)
             and [image.key for image in request.images[: len(seen)]] == seen
         )
 
 
-class Seating:
-    """Held conversations and their rows.
+class SlotManager:
+    """Which conversation holds which row of the KV cache. A pass's batch always sits in the first rows.
 
     Args:
         cache: whose rows are given out.
     """
 
-    def __init__(self, cache: ConversationCache) -> None:
+    def __init__(self, cache: SlotKvCache) -> None:
         self.cache = cache
-        self.held: dict[int, HeldConversation] = {}
+        self.slots: dict[int, Slot] = {}
         self._owners: list[int | None] = [None] * cache.rows
 
     @property
     def free(self) -> int:
         """Rows that nobody holds."""
-        return self.cache.rows - len(self.held)
+        return self.cache.rows - len(self.slots)
 
-    def hold(self, request: Request) -> HeldConversation:
-        """Take up a new conversation; it has a row after `place`."""
-        talk = self.held[request.id] = HeldConversation(request)
-        return talk
+    def add(self, request: Request) -> Slot:
+        """Slot of a new conversation; it has a row after `place`."""
+        slot = self.slots[request.id] = Slot(request)
+        return slot
 
     def release(self, ids: Iterable[int]) -> None:
-        """Free the rows of conversations."""
+        """Free the rows of conversations. Unknown ids are ignored."""
         for identity in ids:
-            talk = self.held.pop(identity, None)
-            if talk is not None and talk.row >= 0:
-                self._owners[talk.row] = None
-                self.cache.lengths[talk.row] = 0
+            slot = self.slots.pop(identity, None)
+            if slot is not None and slot.row >= 0:
+                self._owners[slot.row] = None
+                self.cache.lengths[slot.row] = 0
 
-    def place(self, batch: list[HeldConversation]) -> None:
+    def place(self, batch: list[Slot]) -> None:
         """Give the batch the first rows, those with a past before the new ones, and sort it by row."""
-        batch.sort(key=lambda talk: talk.cached == 0)
-        taken = sum(talk.cached > 0 for talk in batch)
+        batch.sort(key=lambda slot: slot.cached == 0)
+        taken = sum(slot.cached > 0 for slot in batch)
         self.gather(batch[:taken])
         new = batch[taken:]
         blockers = [r for r in range(taken, taken + len(new)) if self._owners[r] is not None]
         spare = [r for r in range(taken + len(new), self.cache.rows) if self._owners[r] is None]
         self._swap(blockers, spare[: len(blockers)])
-        for row, talk in enumerate(new, start=taken):
-            talk.row = row
-            self._owners[row] = talk.request.id
+        for row, slot in enumerate(new, start=taken):
+            slot.row = row
+            self._owners[row] = slot.request.id
             self.cache.lengths[row] = 0
-        batch.sort(key=lambda talk: talk.row)
+        batch.sort(key=lambda slot: slot.row)
 
-    def gather(self, talks: list[HeldConversation]) -> None:
-        """Bring conversations that hold rows to the first rows; those already there keep their place."""
-        count = len(talks)
-        outside = [talk.row for talk in talks if talk.row >= count]
-        inside = {talk.row for talk in talks}
+    def gather(self, slots: list[Slot]) -> None:
+        """Bring slots that have rows to the first rows; those already there keep their place."""
+        count = len(slots)
+        outside = [slot.row for slot in slots if slot.row >= count]
+        inside = {slot.row for slot in slots}
         self._swap([row for row in range(count) if row not in inside], outside)
 
     def _swap(self, first: list[int], second: list[int]) -> None:
@@ -201,149 +202,7 @@ class Seating:
             for row in (a, b):
                 owner = self._owners[row]
                 if owner is not None:
-                    self.held[owner].row = row
-
-
-# Reading: new tokens and pictures of conversations pass the model once, and leave keys, values and features behind.
-
-
-Drafts = list[list[int]]
-
-
-class Reader:
-    """The policy's forward pass over conversations, under one version of its weights.
-
-    Args:
-        cache: where keys and values go.
-    """
-
-    def __init__(self, policy: Policy, cache: ConversationCache) -> None:
-        self.policy = policy
-        self._cache = cache
-        self._bank = FeatureBank()
-        self._device = policy.model.device
-
-    def look(self, talks: Sequence[HeldConversation]) -> None:
-        """Encode the pictures of requests that were not seen before."""
-        missing: dict[str, EncodedImage] = {}
-        for talk in talks:
-            for image in talk.request.images[talk.pictures :]:
-                if image.key not in self._bank:
-                    missing[image.key] = image
-        if missing:
-            self._bank.add(self.policy.network.encode(list(missing.values())))
-
-    def read(
-        self, talks: Sequence[HeldConversation], feeds: Sequence[np.ndarray], drafts: Drafts, mask: Tensor | None
-    ) -> Tensor:
-        """Run the feeds of conversations, unread tokens with drafts behind them, and note the former as cached.
-
-        Args:
-            talks: their pictures have been looked at.
-            feeds: (L,) int64 tokens of each.
-            drafts: the last tokens of each feed that are guesses.
-            mask: see `ConversationCache.begin`; None: causal over the feed.
-
-        Returns:
-            (N, 1 + longest draft, hidden) states after the last unread token and after each token of the draft.
-        """
-        ids = np.zeros((len(talks), max(map(len, feeds))), np.int64)
-        positions = np.zeros((3, *ids.shape), np.int64)
-        wanted = np.empty((len(talks), 1 + max(map(len, drafts))), np.int64)
-        ahead = np.arange(wanted.shape[1])
-        rows: list[np.ndarray] = []
-        codec = self.policy.codec
-        # Most feeds of a turn are equal; their positions differ by where they start.
-        known: dict[tuple[bytes, tuple[tuple[int, int, int], ...]], tuple[np.ndarray, int]] = {}
-        for index, (talk, feed, draft) in enumerate(zip(talks, feeds, drafts, strict=True)):
-            new, size = talk.request.images[talk.pictures :], len(feed)
-            key = (feed.tobytes(), tuple(image.grid for image in new))
-            if key not in known:
-                known[key] = extend_positions(feed, key[1], codec.image_pad_id, codec.merge_size)
-            placed, length = known[key]
-            ids[index, :size] = feed
-            positions[:, index, :size] = placed + talk.position
-            wanted[index] = np.minimum(ahead + size - len(draft), size) - 1
-            if new:
-                rows.append(self._bank.rows([image.key for image in new]))
-            talk.position += length - len(draft)
-            talk.cached += size - len(draft)
-            talk.pictures = len(talk.request.images)
-        pictures = np.concatenate(rows) if rows else np.empty(0, np.int64)
-        return self._run(ids, positions, pictures, mask, wanted)
-
-    def score_step(self, states: Tensor, step: int, active: list[int]) -> Tensor:
-        """(len(active), V) logits of some conversations after `step` tokens of their drafts."""
-        return self.policy.network.logits(states[active, step])
-
-    def _run(
-        self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, mask: Tensor | None, wanted: np.ndarray
-    ) -> Tensor:
-        states: Tensor = self.policy.network(
-            torch.from_numpy(ids).to(self._device),
-            torch.from_numpy(positions).to(self._device),
-            features=self._bank.tables,
-            rows=torch.from_numpy(rows).to(self._device) if len(rows) else None,
-            attention_mask=None if mask is None else mask.to(self._device),
-            cache=self._cache,
-            wanted=torch.from_numpy(wanted).to(self._device),
-        )
-        return states
-
-
-def cut_passes(items: list[Any], lengths: Sequence[int], budget: int) -> list[list[Any]]:
-    """Cut a list, in order, so that (longest × count) of each piece stays within a budget, one item at least."""
-    chunks: list[list[Any]] = []
-    longest = 0
-    for item, length in zip(items, lengths, strict=True):
-        longest = max(longest, length)
-        if chunks and longest * (len(chunks[-1]) + 1) <= budget:
-            chunks[-1].append(item)
-        else:
-            chunks.append([item])
-            longest = length
-    return chunks
-
-
-# Replying: the next tokens of replies, sampled one after another for as long as their drafts say what is sampled.
-
-
-Score = Callable[[int, list[int]], Tensor]
-
-
-def extend_replies(
-    talks: Sequence[HeldConversation],
-    score: Score,
-    drafts: Sequence[Sequence[int]],
-    banned_ids: Tensor,
-    end_ids: Collection[int],
-) -> None:
-    """Sample the next token of each reply, and on where that is the token its draft has read ahead.
-
-    Args:
-        score: `score(step, active)`: (len(active), V) logits after `step` tokens of the drafts, of the talks with these
-            numbers.
-        drafts: the tokens that were read ahead for each.
-        banned_ids: (K,) int64 ids that are never chosen.
-        end_ids: tokens that end a reply.
-    """
-    active, step = list(range(len(talks))), 0
-    while active:
-        _extend([talks[number] for number in active], score(step, active), banned_ids, end_ids)
-        active = [number for number in active if talks[number].agrees(drafts[number], step)]
-        step += 1
-
-
-def _extend(talks: Sequence[HeldConversation], scores: Tensor, banned_ids: Tensor, end_ids: Collection[int]) -> None:
-    seeds = np.array([talk.request.seed for talk in talks], np.int64)
-    numbers = np.array([talk.request.sampled + len(talk.reply) for talk in talks], np.int64)
-    sampling = [talk.request.sampling for talk in talks]
-    chosen, log_probs = sample_tokens(scores, sampling, uniform_draws(seeds, numbers), banned_ids)
-    for talk, token, log_prob in zip(talks, chosen.tolist(), log_probs.tolist(), strict=True):
-        talk.take(token, log_prob, end_ids)
-
-
-# Rollout engine in this process: batched sampling with one key-value cache that outlives the turns of a conversation.
+                    self.slots[owner].row = row
 
 
 class TransformersEngine:
@@ -353,8 +212,12 @@ class TransformersEngine:
         policy: its model is shared, not copied; the trainer changes the weights in place.
         max_conversations: conversations held at the same time; further ones wait.
         prefill_tokens: padded tokens of one pass at most, but one conversation at least.
-        reuse_cache: keep the cache between turns; off re-reads every conversation each turn (to measure its worth).
-        draft_share: part of the replies that must agree on a token for it to be read ahead; None: one token a pass.
+        reuse_cache: keep the cache between turns; off prefills every conversation each turn (to measure its worth).
+        draft_share: share of the responses that must agree on a token for it to be proposed; None: no speculation, one
+            token a pass.
+
+    Attributes:
+        proposer: proposes the tokens that are fed ahead of their sampling.
     """
 
     name = "transformers"
@@ -380,7 +243,9 @@ class TransformersEngine:
         self._queue: list[Request] = []
         self._answered: list[Result] = []
         self._rows = max_conversations
-        self._forget()
+        self._reset()
+
+    # The protocol.
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; see `RolloutEngine`.
@@ -391,20 +256,20 @@ class TransformersEngine:
         waiting = {request.id for request in self._queue}
         for request in requests:
             if request.id in waiting:
-                raise ValueError(f"conversation {request.id} already waits for a reply; poll or abort it first.")
+                raise ValueError(f"conversation {request.id} already waits for a response; poll or abort it first.")
             waiting.add(request.id)
             if self._limit(request) > 0:
                 self._queue.append(request)
             else:
-                # The context is full: nothing is read, and what is held of the conversation stays as it is.
-                self._answered.append(_answer_nothing(request, "length", self.version))
+                # The context is full: nothing is computed, and the conversation's slot stays as it is.
+                self._answered.append(empty_result(request, "length", self.version))
 
     @torch.inference_mode()
     def poll(self) -> list[Result]:
-        """Answer as many queued requests as there are rows for: the turn's batch.
+        """Answer as many queued requests as there are KV slots for: the turn's batch.
 
         Raises:
-            RuntimeError: every row is held by a conversation that asks for nothing.
+            RuntimeError: every slot is held by a conversation that has no request.
         """
         if self._answered:
             answered, self._answered = self._answered, []
@@ -413,152 +278,243 @@ class TransformersEngine:
         if not batch:
             return []
         with self.policy.computing():
-            return self._answer(batch)
-
-    def _answer(self, batch: list[HeldConversation]) -> list[Result]:
-        """Replies of admitted conversations."""
-        self._reader.look(batch)
-        # Those with a past sit in the first rows, and a row keeps its place while the others are read.
-        known = [talk for talk in batch if talk.cached > 0]
-        self._read_fresh([talk for talk in batch if talk.cached == 0])
-        self._read_on(known)
-        while running := [talk for talk in batch if talk.finish is None]:
-            self._seating.gather(running)
-            self._read_on(sorted(running, key=lambda talk: talk.row))
-        for talk in batch:
-            self._drafts.learn(talk.reply)
-        results = [self._finish(talk) for talk in batch]
+            self._encode_images(batch)
+            # Slots with a past sit in the first rows, and a row keeps its place while the others are prefilled.
+            known = [slot for slot in batch if slot.cached > 0]
+            self._prefill([slot for slot in batch if slot.cached == 0])
+            self._decode(known)
+            while running := [slot for slot in batch if slot.finish is None]:
+                self._slots.gather(running)
+                self._decode(sorted(running, key=lambda slot: slot.row))
+        for slot in batch:
+            self.proposer.learn(slot.response)
+        results = [self._result(slot) for slot in batch]
         if not self._reuse:
-            self.release([talk.request.id for talk in batch])
+            self.release([slot.request.id for slot in batch])
         return results
 
     def abort(self, ids: Iterable[int]) -> None:
         """Answer queued requests with `abort`; nothing else is in flight between two polls."""
         dropped = set(ids)
-        self._answered += [_answer_nothing(r, "abort", self.version) for r in self._queue if r.id in dropped]
+        self._answered += [empty_result(r, "abort", self.version) for r in self._queue if r.id in dropped]
         self._queue = [request for request in self._queue if request.id not in dropped]
         self.release(dropped)
 
     def release(self, ids: Iterable[int]) -> None:
-        """Free the rows of conversations."""
-        self._seating.release(ids)
+        """Free the slots of conversations."""
+        self._slots.release(ids)
 
     def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
-        """Take new weights; everything computed with the old ones is forgotten."""
+        """Take new weights; everything computed with the old ones is dropped."""
         if weights is not None:
             own = dict(self.policy.model.named_parameters())
             with torch.no_grad():
                 for name, tensor in weights:
                     own[name].copy_(turn_experts(name, tensor))
         self.version = version
-        self._forget()
+        self._reset()
 
     def close(self) -> None:
-        """Free cache and features, forget requests."""
+        """Free cache and features, drop requests."""
         self._queue, self._answered = [], []
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    # Batches.
+
+    def _reset(self) -> None:
         # New buffers too: how far the old ones have grown must not show in anything.
-        cache = ConversationCache(self._rows)
-        self._seating = Seating(cache)
-        self._reader = Reader(self.policy, cache)
-        self._drafts = DraftTree() if self._draft_share is None else DraftTree(share=self._draft_share)
+        self._cache = SlotKvCache(self._rows)
+        self._slots = SlotManager(self._cache)
+        self._bank = FeatureBank()
+        self._device = self.policy.model.device
+        self.proposer = NgramProposer() if self._draft_share is None else NgramProposer(share=self._draft_share)
 
-    def _admit(self) -> list[HeldConversation]:
-        seating = self._seating
-        batch: list[HeldConversation] = []
+    def _admit(self) -> list[Slot]:
+        """Move requests from the queue to slots; those without a free slot go on waiting."""
+        slots = self._slots
+        batch: list[Slot] = []
         waiting: list[Request] = []
         for request in self._queue:
-            talk = seating.held.get(request.id)
-            if talk is not None and not talk.continues(request):
-                seating.release([request.id])
-                talk = None
-            if talk is None and seating.free == 0:
+            slot = slots.slots.get(request.id)
+            if slot is not None and not slot.is_continued_by(request):
+                slots.release([request.id])
+                slot = None
+            if slot is None and slots.free == 0:
                 waiting.append(request)
                 continue
-            if talk is None:
-                talk = seating.hold(request)
-            talk.ask(request, self._limit(request))
-            batch.append(talk)
+            if slot is None:
+                slot = slots.add(request)
+            slot.begin(request, self._limit(request))
+            batch.append(slot)
         self._queue = waiting
         if waiting and not batch:
             raise RuntimeError(
                 f"{len(waiting)} requests wait, but all rows (rollout.max_conversations={self._rows}) are held by "
                 "conversations that ask for nothing; release those that have ended."
             )
-        seating.place(batch)
+        slots.place(batch)
         return batch
 
-    def _read_fresh(self, talks: list[HeldConversation]) -> None:
-        """Read conversations without a past, equal prompts once, and sample their first tokens."""
-        prompts: dict[tuple[bytes, tuple[str, ...]], list[HeldConversation]] = {}
-        for talk in talks:
-            key = (talk.request.token_ids.tobytes(), tuple(image.key for image in talk.request.images))
-            prompts.setdefault(key, []).append(talk)
-        groups = sorted(prompts.values(), key=lambda members: len(members[0].request.token_ids))
-        for chunk in cut_passes(groups, [len(g[0].request.token_ids) for g in groups], self._pass_tokens):
-            targets = torch.full((len(chunk), max(map(len, chunk))), -1)
-            for index, members in enumerate(chunk):
-                targets[index, : len(members)] = torch.tensor([talk.row for talk in members])
-            self._seating.cache.begin_fresh(targets)
-            firsts = [members[0] for members in chunk]
-            states = self._reader.read(firsts, [talk.unread() for talk in firsts], [[] for _ in firsts], mask=None)
-            scores = self._reader.score_step(states, 0, list(range(len(chunk))))
-            for first, *others in chunk:
-                for talk in others:
-                    talk.cached, talk.pictures, talk.position = first.cached, first.pictures, first.position
-            sources = [index for index, members in enumerate(chunk) for _ in members]
-            readers = [talk for members in chunk for talk in members]
-            self._reply(readers, partial(_pick, scores[sources]), [[] for _ in readers])
-
-    def _read_on(self, talks: list[HeldConversation]) -> None:
-        """Read what is new of conversations with a past, drafts behind it, and sample; they hold the first rows."""
-        unread = [talk.unread() for talk in talks]
-        first = 0
-        for chunk in cut_passes(list(zip(talks, unread, strict=True)), list(map(len, unread)), self._pass_tokens):
-            readers = [talk for talk, _ in chunk]
-            drafts = self._guess(readers)
-            feeds = [np.append(new, draft).astype(np.int64) for (_, new), draft in zip(chunk, drafts, strict=True)]
-            mask = self._seating.cache.begin(len(chunk), max(map(len, feeds)), first)
-            states = self._reader.read(readers, feeds, drafts, mask)
-            self._reply(readers, partial(self._reader.score_step, states), drafts)
-            first += len(chunk)
-
-    def _guess(self, talks: list[HeldConversation]) -> Drafts:
-        """Drafts that go on with each reply; short enough that the last token of a full reply is sampled, never fed."""
-        if self._draft_share is None:
-            return [[] for _ in talks]
-        beginnings = [tuple(talk.reply) for talk in talks]
-        guesses = {beginning: self._drafts.guess(beginning) for beginning in set(beginnings)}
-        return [
-            guesses[beginning][: max(0, talk.limit - len(beginning) - 1)]
-            for talk, beginning in zip(talks, beginnings, strict=True)
-        ]
-
-    def _reply(self, talks: list[HeldConversation], score: Score, drafts: Drafts) -> None:
-        extend_replies(talks, score, drafts, self._banned, self.policy.end_ids)
-        self._seating.cache.lengths[[talk.row for talk in talks]] = [talk.cached for talk in talks]
-
     def _limit(self, request: Request) -> int:
-        """Tokens of a reply at most; 0 or less where the context is full."""
+        """Tokens of a response at most; 0 or less where the context is full."""
         room, wanted = self._longest - len(request.token_ids), request.max_new_tokens
         return room if wanted is None else min(room, wanted)
 
-    def _finish(self, talk: HeldConversation) -> Result:
-        assert talk.finish is not None
+    def _result(self, slot: Slot) -> Result:
+        assert slot.finish is not None
         return Result(
-            id=talk.request.id,
-            token_ids=np.asarray(talk.reply, np.int32),
-            log_probs=np.asarray(talk.log_probs, np.float32),
-            finish_reason=talk.finish,
+            id=slot.request.id,
+            token_ids=np.asarray(slot.response, np.int32),
+            log_probs=np.asarray(slot.log_probs, np.float32),
+            finish_reason=slot.finish,
             weight_version=self.version,
         )
 
+    # Prefill and decode.
 
-def _pick(scores: Tensor, _: int, active: list[int]) -> Tensor:
-    return scores[active]
+    def _prefill(self, slots: list[Slot]) -> None:
+        """Prefill conversations without a past, equal prompts once, and sample their first tokens."""
+        prompts: dict[tuple[bytes, tuple[str, ...]], list[Slot]] = {}
+        for slot in slots:
+            key = (slot.request.token_ids.tobytes(), tuple(image.key for image in slot.request.images))
+            prompts.setdefault(key, []).append(slot)
+        groups = sorted(prompts.values(), key=lambda members: len(members[0].request.token_ids))
+        for chunk in self._cut(groups, [len(members[0].request.token_ids) for members in groups]):
+            targets = torch.full((len(chunk), max(map(len, chunk))), -1)
+            for index, members in enumerate(chunk):
+                targets[index, : len(members)] = torch.tensor([slot.row for slot in members])
+            self._cache.begin_fresh(targets)
+            firsts = [members[0] for members in chunk]
+            states = self._forward(firsts, [slot.uncached() for slot in firsts], [[] for _ in firsts], mask=None)
+            logits = self._logits(states, 0, list(range(len(chunk))))
+            for first, *others in chunk:
+                for slot in others:
+                    slot.cached, slot.images, slot.position = first.cached, first.images, first.position
+            sources = [index for index, members in enumerate(chunk) for _ in members]
+            members = [slot for members in chunk for slot in members]
+            self._sample(members, partial(_pick, logits[sources]), [[] for _ in members])
+
+    def _decode(self, slots: list[Slot]) -> None:
+        """Feed what is not cached yet, proposed tokens behind it, and sample; the slots hold the first rows.
+
+        At the first pass of a turn that is the last sampled token and the observation, later the last sampled token.
+        """
+        uncached = [slot.uncached() for slot in slots]
+        first = 0
+        for chunk in self._cut(list(zip(slots, uncached, strict=True)), list(map(len, uncached))):
+            fed = [slot for slot, _ in chunk]
+            proposals = self._propose(fed)
+            feeds = [np.append(new, ids).astype(np.int64) for (_, new), ids in zip(chunk, proposals, strict=True)]
+            mask = self._cache.begin(len(chunk), max(map(len, feeds)), first)
+            states = self._forward(fed, feeds, proposals, mask)
+            self._sample(fed, partial(self._logits, states), proposals)
+            first += len(chunk)
+
+    def _cut(self, items: list[Item], lengths: list[int]) -> list[list[Item]]:
+        """Items of one pass each, in order."""
+        plan = plan_micro_batches(lengths, self._pass_tokens, order="given")
+        return [[items[index] for index in batch] for batch in plan]
+
+    def _propose(self, slots: list[Slot]) -> list[list[int]]:
+        """Tokens that likely continue each response; the last token of a full response is sampled, never fed."""
+        if self._draft_share is None:
+            return [[] for _ in slots]
+        begun = [tuple(slot.response) for slot in slots]
+        proposed = {response: self.proposer.propose(response) for response in set(begun)}
+        return [
+            proposed[response][: max(0, slot.limit - len(response) - 1)]
+            for slot, response in zip(slots, begun, strict=True)
+        ]
+
+    def _sample(self, slots: list[Slot], logits_at: LogitsAt, proposals: Sequence[Sequence[int]]) -> None:
+        """Sample the next token of each response, and further ones for as long as they are the proposed ones.
+
+        Every token is sampled from its own distribution; a proposal only decides whether the next logits are there.
+        """
+        active, step, end_ids = list(range(len(slots))), 0, self.policy.end_ids
+        while active:
+            sampled = [slots[number] for number in active]
+            seeds = np.array([slot.request.seed for slot in sampled], np.int64)
+            numbers = np.array([slot.request.sampled + len(slot.response) for slot in sampled], np.int64)
+            sampling = [slot.request.sampling for slot in sampled]
+            draws = uniform_draws(seeds, numbers)
+            chosen, log_probs = sample_tokens(logits_at(step, active), sampling, draws, self._banned)
+            for slot, token, log_prob in zip(sampled, chosen.tolist(), log_probs.tolist(), strict=True):
+                slot.append(token, log_prob, end_ids)
+            active = [number for number in active if slots[number].follows(proposals[number], step)]
+            for number in active:  # the proposed token was fed, so it is cached
+                slots[number].cached += 1
+                slots[number].position += 1
+            step += 1
+        # What was fed behind a wrong proposal is overwritten by the next pass.
+        self._cache.lengths[[slot.row for slot in slots]] = [slot.cached for slot in slots]
+
+    # The model: every call of it stands below.
+
+    def _encode_images(self, slots: Sequence[Slot]) -> None:
+        """Encode the images of requests that were not seen under these weights."""
+        missing: dict[str, EncodedImage] = {}
+        for slot in slots:
+            for image in slot.request.images[slot.images :]:
+                if image.key not in self._bank:
+                    missing[image.key] = image
+        if missing:
+            self._bank.add(self.policy.network.encode(list(missing.values())))
+
+    def _forward(
+        self,
+        slots: Sequence[Slot],
+        feeds: Sequence[np.ndarray],
+        proposals: Sequence[Sequence[int]],
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Feed tokens, and note those that are no proposals as cached.
+
+        Args:
+            slots: their images have been encoded.
+            feeds: (L,) int64 tokens of each.
+            proposals: the last tokens of each feed that are proposals.
+            mask: see `SlotKvCache.begin`; None: causal over the feed.
+
+        Returns:
+            (N, 1 + longest proposal, hidden) states after the last certain token and after each proposed one.
+        """
+        ids = np.zeros((len(slots), max(map(len, feeds))), np.int64)
+        positions = np.zeros((3, *ids.shape), np.int64)
+        wanted = np.empty((len(slots), 1 + max(map(len, proposals))), np.int64)
+        ahead = np.arange(wanted.shape[1])
+        shown: list[str] = []
+        codec = self.policy.codec
+        # Most feeds of a turn are equal; their positions differ by where they start.
+        known: dict[tuple[bytes, tuple[tuple[int, int, int], ...]], tuple[np.ndarray, int]] = {}
+        for index, (slot, feed, proposal) in enumerate(zip(slots, feeds, proposals, strict=True)):
+            new, size = slot.request.images[slot.images :], len(feed)
+            key = (feed.tobytes(), tuple(image.grid for image in new))
+            if key not in known:
+                known[key] = extend_positions(feed, key[1], codec.image_pad_id, codec.merge_size)
+            placed, length = known[key]
+            ids[index, :size] = feed
+            positions[:, index, :size] = placed + slot.position
+            wanted[index] = np.minimum(ahead + size - len(proposal), size) - 1
+            shown += [image.key for image in new]
+            slot.position += length - len(proposal)
+            slot.cached += size - len(proposal)
+            slot.images = len(slot.request.images)
+        states: Tensor = self.policy.network(
+            torch.from_numpy(ids).to(self._device),
+            torch.from_numpy(positions).to(self._device),
+            features=self._bank.tables,
+            rows=torch.from_numpy(self._bank.rows(shown)).to(self._device) if shown else None,
+            attention_mask=None if mask is None else mask.to(self._device),
+            cache=self._cache,
+            wanted=torch.from_numpy(wanted).to(self._device),
+        )
+        return states
+
+    def _logits(self, states: Tensor, step: int, active: list[int]) -> Tensor:
+        """(len(active), V) logits of some slots after `step` proposed tokens."""
+        return self.policy.network.logits(states[active, step])
 
 
-def _answer_nothing(request: Request, reason: FinishReason, version: int) -> Result:
-    return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), reason, version)
+def _pick(logits: Tensor, _: int, active: list[int]) -> Tensor:
+    return logits[active]

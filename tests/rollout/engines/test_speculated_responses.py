@@ -1,6 +1,7 @@
-"""Whatever is read ahead, replies and log-probs are those of an engine that reads nothing ahead.
+"""Whatever is proposed, responses and log-probs are those of an engine that speculates on nothing.
 
-Right, corrupted and random drafts of any length, over conversations, turns and pictures, in few rows and short passes.
+Right, corrupted and random proposals of any length, over conversations, turns and images, in few rows and short
+passes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout.engines.speculation import DraftTree
+from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from rollout.engines.talks import SAMPLED, Plan, Talk
 from task_options import TinyPolicyOptions
@@ -24,8 +25,8 @@ GREEDY = SamplingOptions(greedy=True)
 CUT = SamplingOptions(temperature=0.7, top_p=0.9, top_k=40)
 
 
-class Oracle(DraftTree):
-    """Guesses from replies that it was told beforehand.
+class Oracle(NgramProposer):
+    """Proposes from responses that it was given beforehand.
 
     Args:
         kind: `right`: the rest of such a reply, cut anywhere; `corrupted`: with one token changed; `random`: anything.
@@ -35,13 +36,13 @@ class Oracle(DraftTree):
         super().__init__()
         self.kind, self.replies, self.random = kind, replies, random.Random(seed)
 
-    def guess(self, beginning):
+    def propose(self, prefix):
         draw = self.random
         if self.kind == "random":
             return [draw.randrange(250) for _ in range(draw.randint(0, 7))]
-        begun = [reply for reply in self.replies if len(reply) > len(beginning)]
-        known = [reply for reply in begun if reply[: len(beginning)] == list(beginning)]
-        rest = draw.choice(known)[len(beginning) :] if known else []
+        begun = [reply for reply in self.replies if len(reply) > len(prefix)]
+        known = [reply for reply in begun if reply[: len(prefix)] == list(prefix)]
+        rest = draw.choice(known)[len(prefix) :] if known else []
         rest = rest[: draw.randint(1, 8)]
         if self.kind == "corrupted" and rest:
             rest[draw.randrange(len(rest))] = draw.randrange(250)
@@ -82,7 +83,7 @@ def converse(engine, talks, draw):
 
 @pytest.mark.parametrize("kind", ["right", "corrupted", "random"])
 @pytest.mark.parametrize("name", ["talker", "grouped"])
-def test_no_draft_changes_a_reply(request, name, kind):
+def test_no_proposal_changes_a_response(request, name, kind):
     policy = request.getfixturevalue(name)
     for seed in range(4):
         draw = random.Random(seed)
@@ -98,7 +99,7 @@ def test_no_draft_changes_a_reply(request, name, kind):
         plain = converse(TransformersEngine(policy, draft_share=None), expected, draw)
         rows, tokens = draw.randint(2, 6), draw.choice([1, 40, 120, 16_384])
         engine = TransformersEngine(policy, max_conversations=rows, prefill_tokens=tokens)
-        engine._drafts = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], seed)
+        engine.proposer = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], seed)
         talks = begin()
         drafted = converse(engine, talks, draw)
         for talk, other in zip(talks, expected, strict=True):
@@ -108,8 +109,8 @@ def test_no_draft_changes_a_reply(request, name, kind):
 
 
 @pytest.mark.parametrize(("kind", "most"), [("right", 0.8), ("random", 1.0)])
-def test_right_drafts_save_passes_and_logits_are_made_for_open_replies_alone(talker, kind, most):
-    """Otherwise the comparisons above would compare nothing, or drafts would cost logits that nobody samples from."""
+def test_right_proposals_save_passes_and_logits_are_computed_for_open_responses_alone(talker, kind, most):
+    """Otherwise the comparisons above would compare nothing, or proposals would cost logits that nobody samples."""
     policy = talker
     plans = [Plan(number, number, (8, 8)) for number in range(4)]
     expected = [Talk(n, plan, policy) for n, plan in enumerate(plans)]
@@ -121,7 +122,7 @@ def test_right_drafts_save_passes_and_logits_are_made_for_open_replies_alone(tal
         head.register_forward_hook(lambda module, args, out: scored.append(out.shape)),
     ]
     engine = TransformersEngine(policy)
-    engine._drafts = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], 0)
+    engine.proposer = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], 0)
     talks = [Talk(n, plan, policy) for n, plan in enumerate(plans)]
     converse(engine, talks, random.Random(0))
     for handle in handles:
