@@ -11,7 +11,7 @@ from kedro.pipeline import Pipeline
 
 def register_pipelines() -> dict[str, Pipeline]:
     """All pipelines of the project, the same for every registered task; `__default__` trains on the default one."""
-    from geo_sokoban_pipeline.pipelines import check, compare, control, data, stored, study, train
+    from geo_sokoban_pipeline.pipelines import audit, check, compare, control, data, stored, study, train
     from geo_sokoban_pipeline.tasks import DEFAULT, TASKS
 
     named: dict[str, Pipeline] = {f"data_{name}": data.create_pipeline(task) for name, task in TASKS.items()}
@@ -22,6 +22,7 @@ def register_pipelines() -> dict[str, Pipeline]:
             f"update_{task}": stored.create_update_pipeline(task),
             f"evaluate_{task}": stored.create_evaluate_pipeline(task),
             f"check_{task}": check.create_pipeline(task),
+            f"audit_{task}": audit.create_pipeline(task),
             f"control_{task}": control.create_pipeline(task),
         }
     named |= {f"study_{name}": study.create_pipeline(task) for name, task in TASKS.items() if task.studies}

@@ -1,24 +1,128 @@
-"""Audits of stored episodes: what the contract cannot check without a tokenizer.
+"""Audit of a stored run: the trajectory contract, token parity and the formats of its files.
 
-Token parity: the ids that were not sampled equal, id for id, the chat template's rendering of the same messages with
-the sampled spans cut out, and every sampled span decodes to its turn's text. So nothing crept in between the turns.
+Token parity is what the contract cannot check without a tokenizer: the ids that were not sampled equal, id for id, the
+chat template's rendering of the same messages with the sampled spans cut out, and every sampled span decodes to its
+turn's text. So nothing crept in between the turns.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
-from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_trajectories
 
-# Private-use characters: no template, prompt or reply contains them.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Private-use characters: no template, prompt or response contains them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
+
+
+class AuditError(RuntimeError):
+    """An audit has findings; the text names the number and the first one."""
+
+
+@dataclass(frozen=True)
+class AuditCheck:
+    """One check of one thing.
+
+    Attributes:
+        check: `contract`, `token parity`, `digests` or `files`.
+        subject: the catalog entry, or the folder.
+        checked: how many episodes, checkpoints or files.
+        findings: one line each; empty where all is well.
+    """
+
+    check: str
+    subject: str
+    checked: int
+    findings: tuple[str, ...] = ()
+
+
+def audit_run(
+    trajectories: Mapping[str, Mapping[str, Callable[[], pa.Table]]],
+    codec: ChatCodec,
+    checkpoints: Mapping[str, Path],
+    folders: Mapping[str, Path],
+    *,
+    turn_separator: bool,
+) -> dict[str, Any]:
+    """Audit what a run has stored; it changes nothing.
+
+    Args:
+        trajectories: by the name of their entry, as such an entry loads: {partition: callable that reads it}.
+        codec: chat encoding of the run's policy.
+        checkpoints: their folders; every file is compared with the digest in its manifest.
+        folders: of the run, by name; every file below them is opened by its format's reader.
+        turn_separator: as in `check_token_parity`.
+
+    Returns:
+        JSON values: `checks`, the fields of `AuditCheck`, and `findings`, their number.
+    """
+    checks: list[AuditCheck] = []
+    for entry, parts in trajectories.items():
+        checks += _audit_trajectories(entry, parts, codec, turn_separator)
+    damaged = [f"{name}: {reason}" for name, folder in checkpoints.items() if (reason := _damage(folder)) is not None]
+    checks.append(AuditCheck("digests", "checkpoints", len(checkpoints), tuple(damaged)))
+    for name, folder in folders.items():
+        checks.append(AuditCheck("files", name, sum(1 for _ in _files(folder)), tuple(audit_files(folder))))
+    return {"checks": [asdict(check) for check in checks], "findings": sum(len(check.findings) for check in checks)}
+
+
+def _audit_trajectories(
+    entry: str, parts: Mapping[str, Callable[[], pa.Table]], codec: ChatCodec, turn_separator: bool
+) -> list[AuditCheck]:
+    broken: list[str] = []
+    unequal: list[str] = []
+    episodes = compared = 0
+    for name, read in parts.items():  # one table at a time: a run may not fit in memory
+        try:
+            table = read()
+            episodes += table.num_rows
+            validate_trajectories(table)
+        except Exception as error:  # noqa: BLE001 - torn, foreign or wrong: whatever it is, it is a finding
+            broken.append(f"{name}: {error}")
+            continue
+        stored = table_to_trajectories(table)
+        compared += len(stored)
+        errors = check_token_parity(stored, codec, turn_separator=turn_separator)
+        unequal += [f"{name}: {error.trajectory_id}, turn {error.turn}: {error.problem}" for error in errors]
+    return [
+        AuditCheck("contract", entry, episodes, tuple(broken)),
+        AuditCheck("token parity", entry, compared, tuple(unequal)),
+    ]
+
+
+def _damage(folder: Path) -> str | None:
+    try:
+        manifest = read_manifest(folder)
+    except CorruptFolderError as error:
+        return str(error)
+    return "it has no manifest" if manifest is None else None
+
+
+def judge_audit(audit: Mapping[str, Any]) -> None:
+    """Raise where an audit has findings.
+
+    Raises:
+        AuditError: names the run, the number of findings and the first one.
+    """
+    if audit["findings"]:
+        check = next(check for check in audit["checks"] if check["findings"])
+        raise AuditError(
+            f"{audit['run']}/{audit['run_id']}: {audit['findings']} findings; first, {check['check']} of "
+            f"{check['subject']}: {check['findings'][0]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -43,7 +147,7 @@ def check_token_parity(
 
     Args:
         codec: chat encoding of the policy that played them.
-        turn_separator: whether the separator behind a reply's end token was written; `slime_exact` leaves it out.
+        turn_separator: whether the separator behind a response's end token was written; `slime_exact` leaves it out.
 
     Returns:
         One entry per turn that differs; empty where all is equal.
@@ -52,9 +156,9 @@ def check_token_parity(
 
 
 def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
-    """Text of the template around the replies: before the first one, between two, and behind the last one.
+    """Text of the template around the responses: before the first one, between two, and behind the last one.
 
-    The end token that closes a reply counts as the reply's. Where the template rewrites earlier replies no rendering of
+    The end token that closes a response belongs to it. Where the template rewrites earlier responses, no rendering of
     the whole conversation holds what the policy saw; the pieces are then those of a conversation that grows.
     """
     if codec.rewrites_history:
@@ -86,6 +190,8 @@ def _message(turn: Turn) -> Message:
 
 def _check_episode(episode: Trajectory, codec: ChatCodec, turn_separator: bool) -> list[ParityError]:
     errors: list[ParityError] = []
+    if not episode.turns:  # it failed before its prompt was encoded
+        return errors
     pieces = iter(rendered_pieces(episode.turns, codec))
     first = True
     for number, turn in enumerate(episode.turns):
@@ -186,11 +292,15 @@ def audit_files(folder: Path) -> list[str]:
         One line per file whose suffix is not in the allow-list, or that its format's reader refuses, with the reason.
     """
     findings = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in UNSUFFIXED):
+    for path in sorted(_files(folder)):
         reason = _refusal(path)
         if reason is not None:
             findings.append(f"{path.relative_to(folder).as_posix()}: {reason}")
     return findings
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() and path.name not in UNSUFFIXED)
 
 
 def _refusal(path: Path) -> str | None:

@@ -196,7 +196,7 @@ def _check_selection(run_params: dict[str, Any]) -> None:
 # History: every run knows which commands have worked on it, when, on which machine and for how long.
 
 
-_UNTIMED = ("check_", "compare")  # a pre-flight makes no result, a comparison none of its own
+_UNTIMED = ("check_", "audit_", "compare")  # a pre-flight and an audit make no result, a comparison none of its own
 
 
 class HistoryHooks:

@@ -322,7 +322,7 @@ METRICS = ".metrics"  # the dataset {run}.metrics
 _SUMMARY = ".eval_summary"
 _STUDY = "study"
 _OF_SOURCE = {"generate": {"generate", "problems"}}  # sections that belong to a source of another name
-_UNTRACKED = ("check_", "compare")  # they train nothing
+_UNTRACKED = ("check_", "audit_", "compare")  # they train nothing
 
 
 class TrackingHooks:

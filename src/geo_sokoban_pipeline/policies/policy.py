@@ -164,7 +164,7 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
         ValueError: the model is not a Qwen3-VL model, or one whose experts have no layout that can be told.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     _quieten_library()
     check_policy_files(folder)
@@ -172,13 +172,21 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
     model = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention, use_safetensors=True
     )
+    encoding = load_encoding(folder)
+    return Policy(model.eval(), encoding.tokenizer, encoding.image_processor, folder)
+
+
+def load_encoding(folder: Path) -> Policy:
+    """A policy folder without its model: tokenizer, chat template and image processor."""
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for name in _NOTED_AT_LOADING:
         tokenizer.init_kwargs.pop(name, None)
     template = folder / "chat_template.jinja"
     if template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return Policy(model.eval(), tokenizer, load_image_processor(folder), folder)
+    return Policy(None, tokenizer, load_image_processor(folder))
 
 
 def load_as(options: PolicyOptions, folder: Path) -> Policy:

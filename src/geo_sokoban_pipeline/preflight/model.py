@@ -128,16 +128,11 @@ def _tiny_shape(options: PolicyOptions) -> ModelShape:
 
 
 def _folder_shape(options: PolicyOptions, folder: Path) -> ModelShape:
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
-    from geo_sokoban_pipeline.policies.images import load_image_processor
+    from geo_sokoban_pipeline.policies.policy import load_encoding
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        tokenizer.chat_template = template.read_text(encoding="utf-8")
-    encoding = Policy(None, tokenizer, load_image_processor(folder))
-    return _shape(options, AutoConfig.from_pretrained(folder), encoding, folder)
+    return _shape(options, AutoConfig.from_pretrained(folder), load_encoding(folder), folder)
 
 
 def _shape(options: PolicyOptions, config: Any, encoding: Policy | None, folder: Path | None) -> ModelShape:

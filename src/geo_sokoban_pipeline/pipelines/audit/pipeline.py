@@ -1,0 +1,26 @@
+"""audit_<task>: whether everything that a run of train_<task> has stored keeps its guarantees."""
+
+from __future__ import annotations
+
+from functools import partial, update_wrapper
+
+from kedro.pipeline import Node, Pipeline
+
+from geo_sokoban_pipeline.pipelines.audit import nodes
+
+_STORED = ("trajectories", "eval_trajectories", "held_out_trajectories", "checkpoints", "policy")
+
+
+def create_pipeline(task: str) -> Pipeline:
+    """The audit of one task's run; the findings are stored before they are judged."""
+    audit = update_wrapper(partial(nodes.audit_stored, task=task), nodes.audit_stored)
+    return Pipeline(
+        [
+            Node(audit, inputs=[*_STORED, "runs", "params:run_id"], outputs="audit", name="audit_stored"),
+            Node(nodes.judge_stored, inputs="audit", outputs=None, name="judge_stored"),
+        ],
+        namespace=f"audit_{task}",
+        inputs={"runs": "runs", **{name: f"train_{task}.{name}" for name in _STORED}},
+        parameters={"params:run_id": "params:run_id"},
+        tags=["audit"],
+    )
