@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import Conversation, EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -65,15 +65,15 @@ def reply(answer: str) -> str:
 def demonstrate(policy: Policy, rows: Rows, generator: random.Random) -> TrainSample:
     """An episode of answers drawn from those of all rows."""
     row = generator.choice(rows)
-    talk = Conversation(0, EpisodeTask("d", row, 0, 0, 0), policy, settings(max_tokens_per_turn=None))
-    wanted = talk.start(build_env)
-    while wanted:
+    episode = Episode(0, EpisodeTask("d", row, 0, 0, 0), policy, settings(max_tokens_per_turn=None))
+    episode.start(build_env)
+    while episode.is_pending:
         ids = np.append(
             policy.codec.encode_text(reply(generator.choice(rows)["answer"])), np.int32(policy.codec.end_id)
         )
-        wanted = talk.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
-    assert talk.error is None
-    return build_sample(talk.snapshot(), policy)
+        episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
+    assert episode.error is None
+    return build_sample(episode.snapshot(), policy)
 
 
 @pytest.fixture(scope="module")

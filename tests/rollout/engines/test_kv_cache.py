@@ -1,4 +1,4 @@
-"""Conversation cache: rows move, grow and are re-used, and each keeps exactly its own tokens."""
+"""KV cache: rows move, grow and are re-used, and each keeps exactly its own tokens."""
 
 from __future__ import annotations
 

@@ -18,13 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.policies.experts import published_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
-from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result, empty_result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadReply,
     EngineStopped,
@@ -166,7 +164,7 @@ class SglangEngine:
         """Put the reply into the queue of when it was asked for: `_drop_all` gives later requests another one."""
         try:
             if room_of(request, self.terms) <= 0:
-                answers.put(_answer_nothing(request, "length", self.version))
+                answers.put(empty_result(request, "length", self.version))
             else:
                 answers.put(await self._dispatcher.answer(request))
         except Exception as error:  # whatever it is, the caller of `poll` has to know
@@ -263,7 +261,7 @@ class Dispatcher:
             async with server.places:
                 life = await self.fleet.settle(server)
                 if aborted.is_set():
-                    return _answer_nothing(request, "abort", self.version)
+                    return empty_result(request, "abort", self.version)
                 try:
                     return self._result(request, await self._ask(server, request, aborted))
                 except (ServerLost, BadReply) as seen:
@@ -332,7 +330,3 @@ class Dispatcher:
                 f"a reply was sampled with weights named {tag!r}, which this run has not sent: somebody else updates "
                 "the same server. Give each run servers of its own."
             ) from None
-
-
-def _answer_nothing(request: Request, reason: FinishReason, version: int) -> Result:
-    return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), reason, version)
