@@ -47,7 +47,7 @@ def test_findings_end_the_command_with_exit_code_1(clone):
     (clone.folder("06_models", "train_sokoban") / "extra.pkl").write_bytes(b"x")
     result = clone.command("--pipelines=audit_sokoban")
     assert result.exit_code == 1
-    assert "train_sokoban/default: 1 findings; first, files of 06_models: extra.pkl: suffix '.pkl'" in result.output
+    assert "train_sokoban/default: 1 finding(s); first, files of 06_models: extra.pkl: suffix '.pkl'" in result.output
     assert audit_of(clone)["findings"] == 1, "the findings are stored before they are judged"
 
 

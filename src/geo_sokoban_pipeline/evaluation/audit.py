@@ -120,7 +120,7 @@ def judge_audit(audit: Mapping[str, Any]) -> None:
     if audit["findings"]:
         check = next(check for check in audit["checks"] if check["findings"])
         raise AuditError(
-            f"{audit['run']}/{audit['run_id']}: {audit['findings']} findings; first, {check['check']} of "
+            f"{audit['run']}/{audit['run_id']}: {audit['findings']} finding(s); first, {check['check']} of "
             f"{check['subject']}: {check['findings'][0]}"
         )
 
