@@ -12,7 +12,13 @@ from geo_sokoban_pipeline.envs.base import make_teacher
 from geo_sokoban_pipeline.envs.metrics import Ending, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
-from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward, check_step, finalize_environment
+from geo_sokoban_pipeline.rollout.episode import (
+    EpisodeResult,
+    begin_reward,
+    check_reward,
+    check_step,
+    finalize_environment,
+)
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
