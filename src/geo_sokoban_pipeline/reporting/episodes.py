@@ -20,6 +20,11 @@ from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.arrow import SOLVED
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
+_SHOWN_RESPONSE = 6000  # characters; longer responses are cut, with a note
+_PAPER, _INK, _GOOD, _BAD = (255, 255, 255), (40, 44, 52), (24, 128, 72), (176, 58, 46)
+_GAP = 8  # pixels between boards
+TokenTexts = Callable[[Sequence[int]], list[str]]
+
 # Episodes as frames: what the policy saw, what it answered, what that earned.
 
 
@@ -115,9 +120,6 @@ def describe_end(trajectory: Trajectory) -> str:
 # Tokens of an episode, turn by turn: which were trained, how likely the policy thought them, what they were worth.
 
 
-TokenTexts = Callable[[Sequence[int]], list[str]]
-
-
 @dataclass(frozen=True)
 class TokenPiece:
     """One token, or a run of image pads.
@@ -206,9 +208,6 @@ def read_token_texts(folder: Path) -> TokenTexts:
 # Episodes for the page's frame-by-frame players: images once each by content hash, texts as plain JSON strings.
 
 
-_SHOWN_RESPONSE = 6000  # characters; longer responses are cut, with a note
-
-
 @dataclass
 class PlayerData:
     """Everything the page's script reads: `images` by key, `episodes` as lists of frames."""
@@ -258,10 +257,6 @@ def shorten(text: str, limit: int = _SHOWN_RESPONSE) -> str:
 
 
 # Episodes as animated GIFs, for notebooks and a README: boards that move, with the action below.
-
-
-_PAPER, _INK, _GOOD, _BAD = (255, 255, 255), (40, 44, 52), (24, 128, 72), (176, 58, 46)
-_GAP = 8  # pixels between boards
 
 
 def episode_gif(trajectory: Trajectory, *, board_px: int = 240, seconds: float = 0.7) -> bytes:

@@ -1,7 +1,7 @@
-"""The headline: what was trained and how well it does, in sentences that a reader can check against the table.
+"""The report of a run: one HTML page that needs nothing but itself, from headline to settings.
 
-Whether a gain is real is said by a paired test over the same prompts, or, where their episodes are not at hand, by the
-Wilson intervals; never by the difference of two rates alone.
+Whether a gain is real is decided by a paired test over the same prompts, or, where their episodes are not at hand, by
+the Wilson intervals; never by the difference of two rates alone. The same inputs always give the same page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Markers: the parts of a document that are written by the program, between two comments; all else is left as it is."""
+"""The docs of a study: results, figure and tables, written from one JSON value; prose around the markers stays."""
 
 from __future__ import annotations
 
@@ -23,6 +23,25 @@ from geo_sokoban_pipeline.reporting.study_tables import (
 )
 from geo_sokoban_pipeline.runs.storage import write_atomic, write_json
 from geo_sokoban_pipeline.tasks import task_of
+
+CHART_SIZE = (760, 360)
+_GRID = 24  # points of a mean curve
+# Stage and class of its colour.
+_STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teacher", "greedy"), ("grpo", "final"))
+# Rows of the table; everything else that was measured is in docs/learning.md.
+_ROWS = {
+    "final": "**after GRPO**",
+    "warm_start": "warm start: SFT on a weak expert",
+    "control_teacher": "more of this SFT, for the CPU time of GRPO",
+    "control_optimal": "SFT on optimal play, for the CPU time of GRPO",
+    "final_blank": "after GRPO, with blank images",
+    "random_legal": "random legal moves",
+}
+# Studies of which the README says something, with the name of the markers there: a table, or one line.
+_TABLES = {"default": "readme:results"}
+_LINES = {name: f"readme:{name}" for name in ("from_zero", "long", "geo3k", "geo3k_multi_turn")}
+README_MARKERS = {**_TABLES, **_LINES}
+Points = list[tuple[float, float]]
 
 
 class MarkerError(ValueError):
@@ -63,13 +82,6 @@ def _split(text: str, name: str, place: Path) -> tuple[str, str, str]:
 
 
 # The figure of a study: the rate on validation prompts over CPU-seconds, as an SVG file that stands alone.
-
-
-Points = list[tuple[float, float]]
-CHART_SIZE = (760, 360)
-_GRID = 24  # points of a mean curve
-# Stage and class of its colour.
-_STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teacher", "greedy"), ("grpo", "final"))
 
 
 def draw_study(results: Mapping[str, Any]) -> str:
@@ -132,17 +144,6 @@ def _at(curve: Points, x: float) -> float:
 
 
 # What the README says of a study: one short table for the default run, one line for each other study.
-
-
-# Rows of the table; everything else that was measured is in docs/learning.md.
-_ROWS = {
-    "final": "**after GRPO**",
-    "warm_start": "warm start: SFT on a weak expert",
-    "control_teacher": "more of this SFT, for the CPU time of GRPO",
-    "control_optimal": "SFT on optimal play, for the CPU time of GRPO",
-    "final_blank": "after GRPO, with blank images",
-    "random_legal": "random legal moves",
-}
 
 
 def render_readme_line(results: Results) -> str:
@@ -245,12 +246,6 @@ def _spread(rates: Sequence[Rate | None]) -> str:
 
 
 # The docs of a study: results, figure and tables, written from one JSON value; prose around the markers stays.
-
-
-# Studies of which the README says something, with the name of the markers there: a table, or one line.
-_TABLES = {"default": "readme:results"}
-_LINES = {name: f"readme:{name}" for name in ("from_zero", "long", "geo3k", "geo3k_multi_turn")}
-README_MARKERS = {**_TABLES, **_LINES}
 
 
 def study_marker(name: str) -> str:

@@ -1,4 +1,7 @@
-"""Plain tables of a report: where the time went, what the data holds, parameters."""
+"""Tables of a report: the evaluation, where the time went, what the data holds, parameters.
+
+Cells are texts; a number that is missing is a dash, never 0.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ _PHASES = (
     ("perf/write_time", "of it: episodes (tables, check, file)", True),
 )
 _STEP, _SAVED = "perf/step_time", "perf/save_time"
+_SHIFT = 0.12  # moves between the error bars of two policies at one length
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,6 @@ def _written(value: Any) -> str:
 
 
 # The evaluation as tables and a chart: one row per policy and mode, and rates by the kind of prompt.
-
-
-_SHIFT = 0.12  # moves between the error bars of two policies at one length
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Training episodes by iteration: what the curves need beyond the stored metrics, from the columns without tokens.
+"""Which stored episodes a report shows, and what it counts over all of them.
 
-The numbers are of all played episodes, dropped ones included.
+The numbers are of all training episodes, dropped ones included, from the columns without tokens. The choice of episodes
+is a rule that the page states: the same files always show the same episodes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_traject
 Parts = Mapping[str, Callable[..., pa.Table]]
 _COLUMNS = ["iteration", "group_index", "reward", "success", "difficulty", "n_turns", "metrics", "reward_parts"]
 _STATES = frozenset({"dist0", "dist1", "total_reward"})  # named beside the parts of a reward, and none of them
+PROMPTS, VALIDATIONS = 6, 6
+_LETTERS = 40  # of an answer in the table
+GALLERY = 12
+EXTREMES = 3
+_FAMILY = "family_"  # prefix of the metric that names a problem's family
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,6 @@ def _mean(values: np.ndarray | None) -> float | None:
 # The same validation prompts over the course of training: what the policy did with each at every validation.
 
 
-PROMPTS, VALIDATIONS = 6, 6
-_LETTERS = 40  # of an answer in the table
-
-
 @dataclass(frozen=True)
 class Answer:
     """What one policy version did with a prompt: in short, whether it succeeded, and in full for a pointer."""
@@ -208,11 +210,6 @@ def _answer(episode: Trajectory) -> Answer:
 
 
 # Which stored episodes a report shows. The choice is a rule that the page states, the same for the same files.
-
-
-GALLERY = 12
-EXTREMES = 3
-_FAMILY = "family_"  # prefix of the metric that names a problem's family
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The command that runs now, as far as a command that it starts has to be like it."""
+"""The runs of a study: which there are, in which order, with which parameters, and the command that starts one.
+
+Nothing is read or started here, and every mistake in the parameters is found before the first run begins.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ from geo_sokoban_pipeline.runs.storage import MANIFEST
 from geo_sokoban_pipeline.tasks import task_of
 
 DATA_ROOT = "GEO_SOKOBAN_DATA_ROOT"
+Kind = Literal["train", "control", "evaluate"]
+# Longest first, so that no worker is left alone with a long run at the end.
+_ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
+Sections = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,6 @@ class Command:
 
 
 # Planning: which runs a study is made of, in which order, with which parameters. Nothing is read or started here.
-
-
-Kind = Literal["train", "control", "evaluate"]
-# Longest first, so that no worker is left alone with a long run at the end.
-_ORDER: tuple[Kind, ...] = ("train", "control", "evaluate")
-Sections = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

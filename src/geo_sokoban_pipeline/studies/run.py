@@ -1,8 +1,8 @@
-"""Records: what a study keeps of each member that has ended well, so that it is not run again.
+"""Running a study: its runs side by side, each an ordinary command, and a record of each one that has ended well.
 
-A member counts as finished if its record holds the very parameters it would be run with now, and its files are there.
-A command with `fresh=true` opens a generation, and every later command without it finishes that one: nothing that was
-made before is taken for a result of it.
+A run counts as finished if its record holds the very parameters it would be run with now, and its files are there. A
+command with `fresh=true` opens a generation, and every later command without it finishes that one: nothing that was
+made before is taken for a result of it. No run outlives the study, however that ends.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ from geo_sokoban_pipeline.runs.lock import LOCK_FILE, RunLock, find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from geo_sokoban_pipeline.studies.plan import Command, StudyRun
+
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 20.0
+_SHOWN_LINES = 15
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what ends a study as Ctrl-C does
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -119,13 +125,6 @@ class StudyFolder:
 
 
 # Processes: the members of a study side by side, each an ordinary command with its share of the cores.
-
-
-logger = logging.getLogger(__name__)
-_POLL_SECONDS = 0.1
-_GRACE_SECONDS = 20.0
-_SHOWN_LINES = 15
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what ends a study as Ctrl-C does
 
 
 class StudyError(RuntimeError):
