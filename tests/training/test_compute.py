@@ -69,4 +69,3 @@ def test_options_decide_where_and_how(tiny_policy, tmp_path):
     policy = load_as(PolicyOptions(compute="bfloat16", device="cpu"), tmp_path)
     assert (policy.compute, policy.model.device.type) == ("bfloat16", "cpu")
     assert device_of(PolicyOptions(device="auto")) == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert {"compute", "device"}.isdisjoint(PolicyOptions().model_dump())
