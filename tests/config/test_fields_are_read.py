@@ -35,6 +35,12 @@ ELSEWHERE = {
 }
 
 
+OPTIONS_OF_TASKS = [
+    f"geo_sokoban_pipeline.{name}"
+    for name in ("envs.sokoban.config", "envs.geo3k.config", "envs.geo3k.env", "envs.geo3k.answer_env", "rewards.geo3k")
+]
+
+
 def subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
     for one in model.__subclasses__():
         yield one
@@ -42,9 +48,10 @@ def subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def option_models() -> list[type[BaseModel]]:
-    for module in pkgutil.iter_modules(config.__path__):
-        importlib.import_module(f"{config.__name__}.{module.name}")
-    found = {model for model in subclasses(StrictModel) if model.__module__.startswith(config.__name__)}
+    names = [f"{config.__name__}.{module.name}" for module in pkgutil.iter_modules(config.__path__)] + OPTIONS_OF_TASKS
+    for name in names:
+        importlib.import_module(name)
+    found = {model for model in subclasses(StrictModel) if model.__module__ in names and "is_made" not in vars(model)}
     return sorted(found, key=lambda model: (model.__name__, model.__module__))
 
 

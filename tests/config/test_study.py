@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.study import BarOptions, StudyOptions
-from task_options import ControlOptions, StudyDefinition
+from geo_sokoban_pipeline.config.study import BarOptions
+from task_options import ControlOptions, StudyDefinition, StudyOptions
 
 SET = {"name": "longer", "title": "Longer"}
 

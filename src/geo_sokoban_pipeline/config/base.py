@@ -142,7 +142,7 @@ _RUN_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}")
 def _as_run_name(value: Any) -> str:
     if not isinstance(value, str) or not _RUN_NAME.fullmatch(value):
         raise ValueError(
-            "it is the name of the pipeline that made the run, such as train_sokoban: lower case letters, digits and "
+            "it is the name of the pipeline that made the run, train_<task>: lower case letters, digits and "
             "underscores, a letter first. Give its run id in source.run_id, a policy's folder in source.checkpoint"
         )
     return value

@@ -1,0 +1,53 @@
+"""What differs by task is asked of the task: outside its folder, no code names one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[1] / "src" / "geo_sokoban_pipeline"
+WORDS = re.compile(r"(?<!geo[_-])sokoban|geo3k|geometry", re.IGNORECASE)
+# The tasks themselves, their rewards (a grader is called `geo3k` after its data set), and the registry.
+OWN = ("envs/", "rewards/", "tasks.py")
+# Files that still name one, with the reason; an entry that is no longer needed fails the test, so the list only shrinks.
+STILL = {"config/launcher_env.py": "variables of the original launchers, which knew these tasks"}
+
+
+def named_in(path: Path) -> list[str]:
+    """`line: text` of names and strings that name a task; docstrings and comments may give examples."""
+    text = path.read_text(encoding="utf-8")
+    docstrings = {
+        (node.body[0].lineno, node.body[0].col_offset)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node, clean=False) is not None
+    }
+    found = []
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            is_code = token.type in (tokenize.NAME, tokenize.STRING) and token.start not in docstrings
+            # `geo_sokoban_pipeline` and the variables GEO_SOKOBAN_… are the project's own name.
+            if is_code and WORDS.search(token.string):
+                found.append(f"{token.start[0]}: {token.string[:80]}")
+    return found
+
+
+FILES = {path.relative_to(SOURCES).as_posix(): path for path in sorted(SOURCES.rglob("*.py"))}
+OUTSIDE = [name for name in FILES if not name.startswith(OWN)]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_task_is_named(name: str) -> None:
+    found = named_in(FILES[name])
+    if name in STILL:
+        assert found, f"{name} names no task any more: take it from the list"
+    else:
+        assert found == []
+
+
+def test_the_list_names_files_that_exist() -> None:
+    assert set(STILL) <= set(OUTSIDE)
