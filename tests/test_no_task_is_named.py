@@ -13,7 +13,7 @@ SOURCES = Path(__file__).parents[1] / "src" / "geo_sokoban_pipeline"
 WORDS = re.compile(r"(?<!geo[_-])sokoban|geo3k|geometry", re.IGNORECASE)
 # The tasks themselves, their rewards (a grader is called `geo3k` after its data set), and the registry.
 OWN = ("envs/", "rewards/", "tasks.py")
-# Files that still name one, with the reason; an entry that is no longer needed fails the test, so the list only shrinks.
+# Files that still name one, with the reason; an entry that is not needed any more fails the test.
 STILL = {"config/launcher_env.py": "variables of the original launchers, which knew these tasks"}
 
 

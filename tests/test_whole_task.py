@@ -32,12 +32,16 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *words: str) -> str:
-    variables = {"GEO_SOKOBAN_DATA_ROOT": str(project / "data"), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    variables = {
+        "GEO_SOKOBAN_DATA_ROOT": str(project / "data"),
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+    }
     process = subprocess.run(
         [sys.executable, *words],
         check=False,
         cwd=project,
-        env={**os.environ, **variables},
+        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -29,6 +29,8 @@ ELSEWHERE = {
     ("CheckPipelineOptions", "memory_share"): ("preflight/flight.py", "settings.memory_share"),
     ("HubOptions", "revision"): ("pipelines/tables.py", "revision=options.revision"),  # a protocol of such options
     ("HubOptions", "split"): ("pipelines/tables.py", "split=options.split"),
+    ("GeometryHubOptions", "revision"): ("pipelines/tables.py", "revision=options.revision"),
+    ("GeometryHubOptions", "streaming"): ("pipelines/tables.py", 'getattr(hub, "streaming"'),
     # One value each: there is nothing to choose yet.
     ("TrainOptions", "backend"): ("config/grpo.py", 'backend: Literal["fsdp"]'),
     ("TrainOptions", "placement"): ("config/grpo.py", 'placement: Literal["local"]'),

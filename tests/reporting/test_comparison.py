@@ -107,8 +107,8 @@ def test_runs_that_cannot_be_compared(names, message, tmp_path):
         (tmp_path / "07_model_output" / run / "metrics").mkdir(parents=True)
     store = RunStore(tmp_path)
     with pytest.raises(SourceError, match=re.escape(message)):
-        store.find_runs(names)
-    assert store.find_runs(["default", "train_geo3k/default"]) == [
+        store.find_runs(names, "train_sokoban")
+    assert store.find_runs(["default", "train_geo3k/default"], "train_sokoban") == [
         ("train_sokoban", "default"),
         ("train_geo3k", "default"),
     ]
@@ -116,4 +116,4 @@ def test_runs_that_cannot_be_compared(names, message, tmp_path):
 
 def test_without_any_run(tmp_path):
     with pytest.raises(SourceError, match="No training run is stored in"):
-        RunStore(tmp_path).find_runs(["a", "b"])
+        RunStore(tmp_path).find_runs(["a", "b"], "train_sokoban")

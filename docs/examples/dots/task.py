@@ -162,7 +162,9 @@ class DotsTask(Task):
         "grpo": {"credit": "episode"},
         "rollout": {"max_turns": 1, "max_tokens_per_turn": 4},
     }
-    vocabulary = Vocabulary(("user", "assistant", "How", " many", "?"), "0 1 2 3 4 5 6 7 8 9", ("<answer>", "</answer>"))
+    vocabulary = Vocabulary(
+        ("user", "assistant", "How", " many", "?"), "0 1 2 3 4 5 6 7 8 9", ("<answer>", "</answer>")
+    )
     difficulty = "dots"
     plain_response = "<answer>1</answer>"
     columns = (Column("off by", lambda row: row.get("off"), "number", note="mean distance from the right number"),)

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.reporting.study_tables import (
     render_study,
 )
 from geo_sokoban_pipeline.runs.storage import write_atomic, write_json
-from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.tasks import TASKS, task_of
 
 CHART_SIZE = (760, 360)
 _GRID = 24  # points of a mean curve
@@ -39,7 +39,7 @@ _ROWS = {
 }
 # Studies of which the README says something, with the name of the markers there: a table, or one line.
 _TABLES = {"default": "readme:results"}
-_LINES = {name: f"readme:{name}" for name in ("from_zero", "long", "geo3k", "geo3k_multi_turn")}
+_LINES = {name: f"readme:{name}" for task in TASKS.values() for name in task.studies if name != "default"}
 README_MARKERS = {**_TABLES, **_LINES}
 Points = list[tuple[float, float]]
 

@@ -187,8 +187,8 @@ class RunStore:
         """Whether a run's loop has reached its goal."""
         return (self._models(source) / "checkpoints" / COMPLETE_FILE).is_file()
 
-    def find_runs(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Namespace and run id of each name, which is a run id of Sokoban's training, or both with a slash between.
+    def find_runs(self, names: Sequence[str], default: str) -> list[tuple[str, str]]:
+        """Namespace and run id of each name: both with a slash between, or a run id of the namespace `default`.
 
         Raises:
             SourceError: fewer than two names, one twice, or one that is not stored.
@@ -197,7 +197,7 @@ class RunStore:
             f"{path.parent.parent.name}/{path.parent.name}" for path in (self.root / OUTPUTS).glob("train_*/*/metrics")
         )
         known = f"Stored are {', '.join(stored)}." if stored else f"No training run is stored in {self.root}."
-        found = [name if "/" in name else f"train_sokoban/{name}" for name in names]
+        found = [name if "/" in name else f"{default}/{name}" for name in names]
         if len(set(found)) < 2:
             raise SourceError(
                 f"runs=[{','.join(names)}]: give two runs or more, such as --params runs=[default,seed2]. {known}"

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.parameters import split_runs
+from geo_sokoban_pipeline.tasks import DEFAULT
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.reporting.comparison import ComparedRun
@@ -23,7 +24,8 @@ def compare_runs(runs: RunStore, names: Any) -> str:
     """
     from geo_sokoban_pipeline.reporting.comparison import build_comparison
 
-    return build_comparison([_read(runs, run, run_id) for run, run_id in runs.find_runs(split_runs(names))])
+    found = runs.find_runs(split_runs(names), f"train_{DEFAULT}")
+    return build_comparison([_read(runs, run, run_id) for run, run_id in found])
 
 
 def _read(runs: RunStore, run: str, run_id: str) -> ComparedRun:
