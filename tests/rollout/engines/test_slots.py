@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
@@ -30,6 +30,7 @@ def place(manager: SlotManager, known: list[int], new: list[int]) -> list[Slot]:
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_rows_are_never_shared_nor_mixed_up(data: st.DataObject) -> None:
     manager = SlotManager(SlotKvCache(rows=ROWS))
     fresh = iter(range(1000))
