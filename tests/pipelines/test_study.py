@@ -29,7 +29,7 @@ def study(tmp_path_factory):
     shutil.copyfile(ROOT / "docs" / "learning.md", docs / "learning.md")
     shutil.copyfile(ROOT / "README.md", place / "README.md")
     words = ("--pipelines=study_sokoban", f"--params=study.name=long,study.docs={docs}")
-    kill = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": "update"}
+    kill = {"GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook", "GEO_SOKOBAN_KILL_AT": "iteration *: update"}
     killed = finish(kedro_command(*words, data_root=root, **kill), expected=1)
     continued = finish(kedro_command(*words, data_root=root))
     return root, docs, killed, continued
