@@ -1,24 +1,23 @@
 """Kedro's settings: which hooks run, how configuration is read and merged.
 
 Parameters of an environment are merged name by name into those of `base`, never section by section, so that
-`conf/test/parameters` may change one value and keep its siblings. No usage data leave the machine.
+`conf/test/parameters` may change one value and keep its siblings. Importing this module changes nothing in the process.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import warnings
 from typing import Any
 
 from omegaconf.resolvers import oc
 
 from geo_sokoban_pipeline.config.launcher_env import launch_value
-from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.hooks import (
     CommandHooks,
     CommandLineHooks,
     HistoryHooks,
+    LibraryHooks,
     ParameterHooks,
     RunHooks,
     TerminalHooks,
@@ -47,39 +46,17 @@ def load_extra_hooks(words: str) -> tuple[Any, ...]:
     return tuple(hooks)
 
 
-for _switch, _value in {
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "KEDRO_DISABLE_TELEMETRY": "1",
-    "MLFLOW_CONFIGURE_LOGGING": "false",  # conf/logging.yml decides, not MLflow
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}.items():
-    os.environ.setdefault(_switch, _value)
-
-# Kedro 1.7 calls a deprecated function of omegaconf 2.4 in every command; nobody here can act on it.
-warnings.filterwarnings("ignore", message=r"register_new_resolver\(\) is deprecated")
-# A node of one namespace that reads another's dataset (`sokoban.prompts`, shared by all runs) has a dot in an input's
-# name however it is mapped; Kedro warns of that once per process. Names typed by hand inside a template would be wrong
-# at once, since they would not exist.
-warnings.filterwarnings("ignore", message=r"One or more dataset names contain '\.'", module=r"kedro\.pipeline")
-# The drawing of the loop at `train_grpo` is the only use of this feature; where Kedro drops it, a test fails.
-warnings.filterwarnings("ignore", message=r"The 'preview_fn' feature is experimental")
-
-enrich_logging()
-quieten_libraries()
-
 _terminal = TerminalHooks()
-_command_line = CommandLineHooks(_terminal.tell_interrupted)
-_command_line.register()
 
 HOOKS = (
     ParameterHooks(),
-    _command_line,
+    CommandLineHooks(_terminal.tell_interrupted),
     RunHooks(),
     HistoryHooks(),
     _terminal,
     TrackingHooks(),
     CommandHooks(),
+    LibraryHooks(),
     *load_extra_hooks(os.environ.get(EXTRA_HOOKS, "")),
 )
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-telemetry",)

@@ -4,6 +4,7 @@ Parameters are checked before any work, one process at a time owns a run's folde
 """
 
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
+from geo_sokoban_pipeline.hooks.libraries import LibraryHooks
 from geo_sokoban_pipeline.hooks.parameters import CommandHooks, ParameterHooks
 from geo_sokoban_pipeline.hooks.runs import HistoryHooks, RunHooks
 from geo_sokoban_pipeline.hooks.terminal import TerminalHooks
@@ -13,6 +14,7 @@ __all__ = [
     "CommandHooks",
     "CommandLineHooks",
     "HistoryHooks",
+    "LibraryHooks",
     "ParameterHooks",
     "RunHooks",
     "TerminalHooks",

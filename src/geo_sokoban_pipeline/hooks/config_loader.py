@@ -6,6 +6,9 @@ Parameters are read once for each loader: every hook asks for them.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
@@ -16,19 +19,29 @@ from geo_sokoban_pipeline.hooks.command_line import read_lists
 from geo_sokoban_pipeline.tasks import task_of
 
 
+@contextmanager
+def _without_deprecation() -> Iterator[None]:
+    """Kedro 1.7 calls a deprecated function of omegaconf 2.4 whenever it reads; nobody here can act on it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"register_new_resolver\(\) is deprecated")
+        yield
+
+
 class ProjectConfigLoader(OmegaConfigLoader):
     """`OmegaConfigLoader` whose catalog has the resolver `data_id`, and whose `--params` may hold lists."""
 
     def __init__(
         self, conf_source: str, env: str | None = None, runtime_params: dict[str, Any] | None = None, **options: Any
     ) -> None:
-        super().__init__(conf_source, env, read_lists(runtime_params), **options)
+        with _without_deprecation():
+            super().__init__(conf_source, env, read_lists(runtime_params), **options)
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         """Configuration of a kind, such as `catalog`."""
-        if key == "catalog":
-            self._register_data_ids()
-        found: dict[str, Any] = super().__getitem__(key)
+        with _without_deprecation():
+            if key == "catalog":
+                self._register_data_ids()
+            found: dict[str, Any] = super().__getitem__(key)
         if key == "parameters":
             self[key] = found
         return found
