@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from inspect import isgeneratorfunction
+
 import pytest
 from kedro.framework.project import configure_project
 from kedro.framework.session import KedroSession
 
+from geo_sokoban_pipeline.config.grpo import RolloutPipelineOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
+from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.pipeline_registry import register_pipelines
+from geo_sokoban_pipeline.runs.folders import SourceError
+from geo_sokoban_pipeline.tasks import task_of
 from runs import ROOT
 
 # Datasets that live in memory, each with the reason.
@@ -51,9 +58,36 @@ def test_what_lives_in_memory_is_used(catalog):
 
 
 @pytest.mark.parametrize("pipeline", REGISTERED)
-def test_every_parameter_that_a_node_takes_is_in_the_files(catalog, pipeline):
+def test_every_parameter_that_a_node_takes_is_there(catalog, pipeline):
     names = {name for name in REGISTERED[pipeline].datasets() if name.startswith("params:")}
     assert {name for name in names if name not in catalog} == set()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_nodes_get_the_options_of_their_task(catalog, task):
+    """As models, whole or only the part that they need."""
+    train = task_of(task).train
+    assert type(catalog.load(f"params:train_{task}")) is train
+    assert isinstance(catalog.load(f"params:train_{task}.policy"), PolicyOptions)
+    assert catalog.load(f"params:train_{task}.task") == task
+    for kind, model in (("rollout", RolloutPipelineOptions), ("control", ControlOptions)):
+        options = catalog.load(f"params:{kind}_{task}")
+        assert type(options) is model and options.source.run == f"train_{task}"
+
+
+@pytest.mark.parametrize("name", [f"{kind}_{task}" for kind in ("train", "rollout") for task in TASKS])
+def test_what_yields_is_saved_as_it_comes(name):
+    """Kedro collects all that a node gives whose own function is no generator."""
+    loops = [node for node in REGISTERED[name].nodes if node.name.endswith((".train_grpo", ".collect_trajectories"))]
+    assert all(isgeneratorfunction(node.func) for node in loops) and len(loops) == 1
+
+
+def test_the_source_is_found_when_a_node_calls_for_it(catalog):
+    """In the catalog of this command; a run that is not there is named only then."""
+    find = catalog.load("evaluate_sokoban.source_policy")
+    with pytest.raises(SourceError, match="train_sokoban/default has no checkpoint; train it first"):
+        find()
+    assert catalog.load("evaluate_sokoban.source_prompts")() is None
 
 
 @pytest.mark.slow

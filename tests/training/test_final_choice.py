@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.config.grpo import EvaluationOptions, SourceOptions
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
 from geo_sokoban_pipeline.pipelines.train.nodes import select_policy
 from geo_sokoban_pipeline.runs.folders import START, RunStore, best_iteration
@@ -90,8 +90,8 @@ def test_the_final_policy(tmp_path, caplog, choice, start, best, newest, weights
         "iter=00009": {"iteration": 9, "dir": folders["i9"], "manifest": stored},
     }
     begun = PolicyFolder(folders["start"], {"files": {"model.safetensors": {"blake2b": "0"}}})
-    parameters = {"task": "geo3k", "evaluation": {"checkpoint": choice}}
-    entries, text = written(select_policy(checkpoints, begun, parameters), tmp_path / "final")
+    final = select_policy(checkpoints, begun, EvaluationOptions(checkpoint=choice), "geo3k")
+    entries, text = written(final, tmp_path / "final")
     assert (text, entries["iteration"], entries["policy_version"]) == (weights, iteration, iteration + 1)
     assert [message in record.message for record in caplog.records] == [True] * (message is not None)
     assert ("better" in entries) == (choice == "final" and message is not None)

@@ -19,12 +19,25 @@ import pytest
 from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.datasets import CheckpointsDataset, MetricsDataset, ResumeStateDataset, TrajectoriesDataset
+from geo_sokoban_pipeline.config.grpo import (
+    EvaluatePipelineOptions,
+    EvaluationOptions,
+    RolloutPipelineOptions,
+    TrainOptions,
+    UpdatePipelineOptions,
+)
+from geo_sokoban_pipeline.datasets import (
+    CheckpointsDataset,
+    MetricsDataset,
+    ResumeStateDataset,
+    SourceDataset,
+    TrajectoriesDataset,
+)
 from geo_sokoban_pipeline.grpo import loss
 from geo_sokoban_pipeline.pipelines.stored.nodes import collect_trajectories, evaluate_stored, update_on_stored
 from geo_sokoban_pipeline.pipelines.train.nodes import evaluate_policies, select_policy, train_grpo
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
-from geo_sokoban_pipeline.runs.folders import START, RunStore
+from geo_sokoban_pipeline.runs.folders import START
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy, write_policy
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training import grpo_loop
@@ -42,7 +55,7 @@ class Stored:
     """A finished run of three iterations, and its tables."""
 
     root: Path
-    parameters: dict[str, Any]
+    options: TrainOptions
     start: PolicyFolder
     prompts: pd.DataFrame
     validation: pd.DataFrame
@@ -51,6 +64,11 @@ class Stored:
     @property
     def models(self) -> Path:
         return self.root / "06_models/train_sokoban/default"
+
+    def source(self, *parts: str, **given: Any) -> list[Any]:
+        """What nodes get of the source's parts."""
+        sources = {"run": {**RUN, **given}}
+        return [SourceDataset(str(self.root), part, "run", sources).load() for part in parts]
 
     def checkpoint(self, iteration: int) -> Path:
         return self.models / f"checkpoints/iter={iteration:05d}"
@@ -72,7 +90,7 @@ def train(world: World, root: Path, changes: dict[str, Any], stop_after: int | N
     if not folder.exists():
         shutil.copytree(world.folder.path, folder / "policy")
     tables = [pd.DataFrame(world.rows[part]) for part in (slice(0, 12), slice(12, 18), slice(18, 24))]
-    stored = Stored(root, options.model_dump(mode="json"), open_policy(folder / "policy"), *tables)
+    stored = Stored(root, options, open_policy(folder / "policy"), *tables)
     outputs = root / "07_model_output/train_sokoban/default"
     places = [
         TrajectoriesDataset(str(outputs / "trajectories")),
@@ -81,7 +99,7 @@ def train(world: World, root: Path, changes: dict[str, Any], stop_after: int | N
         CheckpointsDataset(str(folder / "checkpoints")),
     ]
     resume: Any = ResumeStateDataset(str(folder / "checkpoints")).load()
-    chunks = train_grpo(stored.start, *tables[:2], resume, stored.parameters, IDENTITY, SEED)
+    chunks = train_grpo(stored.start, *tables[:2], resume, stored.options, IDENTITY, SEED)
     for number, chunk in enumerate(chunks):
         for place, parts in zip(places, chunk, strict=True):
             place.save(parts)
@@ -139,8 +157,9 @@ def test_from_the_node_to_the_ratio_are_six_calls(
 
 @pytest.mark.parametrize("iteration", [0, 2])
 def test_an_update_starts_from_the_checkpoint_before(stored: Stored, tmp_path: Path, iteration: int) -> None:
-    given = {"source": {**RUN, "iteration": iteration}}
-    rewind, (metrics, checkpoint) = update_on_stored(RunStore(stored.root), given, stored.parameters, seed=9)
+    options = UpdatePipelineOptions.model_validate({"source": {**RUN, "iteration": iteration}})
+    parts = stored.source("trajectories", "before", "start", iteration=iteration)
+    rewind, (metrics, checkpoint) = update_on_stored(*parts, options, stored.options, seed=9)
     assert rewind == (Rewind(-1), Rewind(-1))
     name = f"iter={iteration:05d}"
     (tmp_path / name).mkdir()
@@ -155,8 +174,9 @@ def test_an_update_starts_from_the_checkpoint_before(stored: Stored, tmp_path: P
 def test_a_rollout_plays_the_iteration_after_a_checkpoint(
     stored: Stored, checkpoint: str | int, iteration: int
 ) -> None:
-    given = {"source": {**RUN, "checkpoint": checkpoint}}
-    chunks = collect_trajectories(RunStore(stored.root), stored.prompts, given, stored.parameters, SEED)
+    options = RolloutPipelineOptions.model_validate({"source": {**RUN, "checkpoint": checkpoint}})
+    source = stored.source("policy", "prompts", checkpoint=checkpoint)
+    chunks = collect_trajectories(*source, stored.prompts, options, stored.options, SEED)
     next(chunks)
     parts, rows = next(chunks)
     assert list(rows) == [f"iter={iteration:05d}"] and rows[f"iter={iteration:05d}"]["policy_version"] == iteration
@@ -167,9 +187,10 @@ def test_a_rollout_plays_the_iteration_after_a_checkpoint(
 
 @pytest.mark.parametrize(("checkpoint", "version"), [("start", 0), (0, 1), ("latest", 3)])
 def test_an_evaluation_plays_the_named_policy(stored: Stored, checkpoint: str | int, version: int) -> None:
-    given = {"source": {**RUN, "checkpoint": checkpoint}}
+    options = EvaluatePipelineOptions.model_validate({"source": {**RUN, "checkpoint": checkpoint}})
+    source = stored.source("policy", "prompts", checkpoint=checkpoint)
     tables = (stored.prompts, stored.evaluation)
-    summary, parts = evaluate_stored(RunStore(stored.root), *tables, IDENTITY, given, stored.parameters, SEED)
+    summary, parts = evaluate_stored(*source, *tables, IDENTITY, options, stored.options, SEED)
     episodes = played(parts)
     assert {episode.policy_version for episode in episodes} == {version}
     assert {episode.task_id for episode in episodes} == keys(stored.evaluation)
@@ -181,7 +202,7 @@ def test_the_final_evaluation_names_each_policy_by_its_own_row(stored: Stored) -
     """The policy before GRPO comes first."""
     newest = open_policy(stored.checkpoint(2))
     tables = (stored.prompts, stored.evaluation)
-    summary, parts = evaluate_policies(stored.start, newest, *tables, stored.parameters, IDENTITY, SEED)
+    summary, parts = evaluate_policies(stored.start, newest, *tables, stored.options, IDENTITY, SEED)
     versions = {name: {e.policy_version for e in table_to_trajectories(table)} for name, table in parts.items()}
     assert versions == {"iter=00000/part-000": {0}, "iter=00001/part-000": {3}}
     assert {e.task_id for e in played(parts)} == keys(stored.evaluation)
@@ -228,7 +249,7 @@ def test_the_best_policy_is_kept_and_becomes_the_final_one(
     run = train(world, tmp_path, changes)
     checkpoints = CheckpointsDataset(str(run.models / "checkpoints")).load()
     assert list(checkpoints) == [f"iter={iteration:05d}" for iteration in kept]
-    final = write_policy(tmp_path / "final", select_policy(checkpoints, run.start, run.parameters))
+    final = write_policy(tmp_path / "final", select_policy(checkpoints, run.start, run.options.evaluation, "sokoban"))
     expected = run.start.path if best == START else run.checkpoint(best)
     weights = {
         name: load_file(path / "model.safetensors") for name, path in (("final", final.path), ("best", expected))
@@ -242,8 +263,8 @@ def test_a_best_checkpoint_that_is_gone_is_no_other_one(stored: Stored) -> None:
     manifest = open_policy(stored.checkpoint(2)).manifest
     gone = {**manifest, "best": {"iteration": 1, "solve_rate": 0.9}, "validated": {}}
     checkpoints = {"iter=00002": {"iteration": 2, "dir": stored.checkpoint(2), "manifest": gone}}
-    parameters = {**stored.parameters, "evaluation": {**stored.parameters["evaluation"], "checkpoint": "best"}}
+    options = EvaluationOptions(checkpoint="best")
     with pytest.raises(
         ParameterError, match=r"checkpoint=best: .* iteration 1 .* not stored; stored are 2\. Give .*checkpoint=final"
     ):
-        select_policy(checkpoints, stored.start, parameters)
+        select_policy(checkpoints, stored.start, options, "sokoban")

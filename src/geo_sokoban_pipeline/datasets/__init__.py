@@ -10,7 +10,7 @@ from geo_sokoban_pipeline.datasets.iterations import (
 )
 from geo_sokoban_pipeline.datasets.json import JsonFileDataset, JsonStateDataset
 from geo_sokoban_pipeline.datasets.policies import PolicyDataset, PolicyStateDataset
-from geo_sokoban_pipeline.datasets.runs import RunsDataset
+from geo_sokoban_pipeline.datasets.runs import RunsDataset, SourceDataset
 from geo_sokoban_pipeline.runs.storage import StorageError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "PolicyStateDataset",
     "ResumeStateDataset",
     "RunsDataset",
+    "SourceDataset",
     "StorageError",
     "TrajectoriesDataset",
     "TrajectoriesFrameDataset",

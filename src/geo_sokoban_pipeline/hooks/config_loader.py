@@ -1,6 +1,7 @@
-"""Configuration: Kedro's OmegaConf loader, which also knows `${data_id:<task>}`, the folder of a task's tables.
+"""Configuration: Kedro's OmegaConf loader, which also knows what the catalog takes from the parameters.
 
-The id follows from the parameters alone, so commands without hooks (`kedro viz`) find the same tables as `kedro run`.
+`${data_id:<task>}` is the folder of a task's tables, `${sources:}` the run that each pipeline on stored runs works on.
+Both follow from the parameters alone, so commands without hooks (`kedro viz`) find the same files as `kedro run`.
 Parameters are read once for each loader: every hook asks for them.
 """
 
@@ -28,7 +29,7 @@ def _without_deprecation() -> Iterator[None]:
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
-    """`OmegaConfigLoader` whose catalog has the resolver `data_id`, and whose `--params` may hold lists."""
+    """`OmegaConfigLoader` with the resolvers `data_id` and `sources` for the catalog, and lists in `--params`."""
 
     def __init__(
         self, conf_source: str, env: str | None = None, runtime_params: dict[str, Any] | None = None, **options: Any
@@ -40,14 +41,14 @@ class ProjectConfigLoader(OmegaConfigLoader):
         """Configuration of a kind, such as `catalog`."""
         with _without_deprecation():
             if key == "catalog":
-                self._register_data_ids()
+                self._register_resolvers()
             found: dict[str, Any] = super().__getitem__(key)
         if key == "parameters":
             self[key] = found
         return found
 
-    def _register_data_ids(self) -> None:
-        """Register the resolver anew, as Kedro does with its own: resolvers belong to the process, not to a loader.
+    def _register_resolvers(self) -> None:
+        """Register the resolvers anew, as Kedro does with its own: resolvers belong to the process, not to a loader.
 
         The parameters are read before the catalog is: reading them within it would give Kedro's resolvers other values.
         """
@@ -60,4 +61,10 @@ class ProjectConfigLoader(OmegaConfigLoader):
                 task, validate_parameters(merged.get(task, {}), task_of(task).data_config, prefix=task)
             ).id
 
+        def sources() -> Any:
+            sections = {name: section for name, section in merged.items() if isinstance(section, dict)}
+            found = {name: section.get("source") for name, section in sections.items()}
+            return {name: source for name, source in found.items() if isinstance(source, dict)}
+
         OmegaConf.register_new_resolver("data_id", data_id, replace=True)
+        OmegaConf.register_new_resolver("sources", sources, replace=True)

@@ -120,7 +120,7 @@ def _needs_source(run: str, task: str, asked: Asked) -> bool:
     """Whether nodes of a pipeline on stored runs will read a run or its data; a report alone does not."""
     nodes = asked.pipeline.nodes if run in asked.runs else []
     used = {name for node in nodes if node.namespace == run for name in node.inputs}
-    return any(name == "runs" or name.startswith(f"{task}.") for name in used)
+    return any(name.startswith((f"{run}.source_", f"{task}.")) for name in used)
 
 
 def _source_data(

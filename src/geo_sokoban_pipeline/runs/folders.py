@@ -142,7 +142,9 @@ class RunStore:
         return note
 
     def prompts_hash(self, source: SourceOptions) -> str | None:
-        """Content hash of the prompts that a run was trained on; None where it was not trained."""
+        """Content hash of the prompts that a policy was trained on; None for one that no run here has trained."""
+        if not self.is_own(source):
+            return None
         manifest = read_manifest(self._models(source) / "policy", verify=False) or {}
         found: str | None = manifest.get("fingerprint", {}).get("input.prompts")
         return found
@@ -166,6 +168,11 @@ class RunStore:
                 "latest, best, final, start, the number of an iteration, a policy's folder, or its hub id."
             ) from error
 
+    def policy_before(self, source: SourceOptions) -> PolicyFolder:
+        """The policy whose update on the trajectories that `source.iteration` names gave the next one."""
+        iteration, _ = self._iteration(source)
+        return self.policy(source.model_copy(update={"checkpoint": iteration - 1 if iteration else "start"}))
+
     def checkpoint(self, source: SourceOptions) -> dict[str, Any]:
         """The checkpoint that `latest`, `best` or a number names: `iteration`, `dir`, `manifest`."""
         number, folder = self._numbered(source)
@@ -182,6 +189,10 @@ class RunStore:
         """Parquet files of all stored trajectories, by iteration and part."""
         stored = self._trajectories(source)
         return [file for number in sorted(stored) for file in sorted(stored[number].glob("part-*.parquet"))]
+
+    def progress(self, source: SourceOptions) -> tuple[list[dict[str, Any]], bool]:
+        """Stored rows of metrics, and whether the run's loop has reached its goal."""
+        return self.metrics(source), self.is_complete(source)
 
     def is_complete(self, source: SourceOptions) -> bool:
         """Whether a run's loop has reached its goal."""

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.pipelines.train.nodes import data_parameters, read_options, read_rows
+from geo_sokoban_pipeline.pipelines.train.nodes import data_parameters, read_rows
 from geo_sokoban_pipeline.runs.fingerprint import check_fingerprint, hash_files, hash_rows, warm_start_parameters
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from pathlib import Path
 
-    from geo_sokoban_pipeline.runs.folders import RunStore
+    import pandas as pd
 
 logger = logging.getLogger(__name__)
 
 
 def plan_control(
-    runs: RunStore,
+    began: Callable[[], PolicyFolder],
+    trained: Callable[[], tuple[list[dict[str, Any]], bool]],
+    episodes: Callable[[], list[Path]],
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
     stored: dict[str, Any] | None,
-    parameters: dict[str, Any],
-    train: dict[str, Any],
+    control: ControlOptions,
+    options: TrainOptions,
     identity: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
@@ -41,15 +44,12 @@ def plan_control(
         time_steps,
     )
 
-    options = read_options(train)
-    control = read_control(options.task, parameters)
-    start, metrics = _start(runs, control), runs.metrics(control.source)
-    rows, complete = read_rows(prompts), runs.is_complete(control.source)
+    start, (metrics, complete), rows = began(), trained(), read_rows(prompts)
     settings = warm_start_parameters(options, seed, data_parameters(identity))
     held_out = hash_rows(read_rows(validation_prompts))
     wanted = {**settings, "input.prompts": hash_rows(rows), "input.validation_prompts": held_out}
     check_source(start, metrics, options.loop.iterations, complete=complete, wanted=wanted)
-    drawn = _prompts(runs, control, rows, task_of(options.task))
+    drawn = _prompts(episodes, control, rows, task_of(options.task))
     fingerprint = {
         **wanted,
         "control.imitate": control.imitate,
@@ -70,13 +70,14 @@ def plan_control(
 
 
 def continue_imitation(
-    runs: RunStore,
+    began: Callable[[], PolicyFolder],
+    episodes: Callable[[], list[Path]],
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
     state: PolicyState,
     planned: dict[str, Any],
-    parameters: dict[str, Any],
-    train: dict[str, Any],
+    control: ControlOptions,
+    options: TrainOptions,
     seed: int,
 ) -> PolicyFolder | FolderWriter:
     """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed."""
@@ -89,12 +90,10 @@ def continue_imitation(
     if state.manifest is not None:
         check_fingerprint("the control", state.manifest["fingerprint"], wanted)
         return PolicyFolder(state.path, state.manifest)
-    options = read_options(train)
-    control = read_control(options.task, parameters)
-    options, start = control_options(options, control), _start(runs, control)
+    options, start = control_options(options, control), began()
     threads = prepare_process(options.threads)
     policy = load_as(options.policy, start.path)
-    rows = _prompts(runs, control, read_rows(prompts), task_of(options.task))
+    rows = _prompts(episodes, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])
     history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget)
@@ -112,8 +111,8 @@ def continue_imitation(
 def evaluate_control(
     policy: PolicyFolder,
     eval_prompts: pd.DataFrame,
-    parameters: dict[str, Any],
-    train: dict[str, Any],
+    control: ControlOptions,
+    options: TrainOptions,
     identity: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
@@ -121,8 +120,6 @@ def evaluate_control(
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
-    options = read_options(train)
-    control = read_control(options.task, parameters)
     prepare_process(options.threads)
     summary, _ = evaluate_policies(
         f"control_{options.task}",
@@ -136,18 +133,11 @@ def evaluate_control(
     return {**summary, "data_id": identity["id"], "source": control.source.model_dump()}
 
 
-def read_control(task: str, parameters: dict[str, Any]) -> ControlOptions:
-    """Checked options of a control."""
-    return validate_parameters(parameters, ControlOptions, prefix=f"control_{task}")
-
-
-def _start(runs: RunStore, control: ControlOptions) -> PolicyFolder:
-    return runs.policy(control.source.model_copy(update={"checkpoint": "start"}))
-
-
-def _prompts(runs: RunStore, control: ControlOptions, rows: list[dict[str, Any]], task: Task) -> list[dict[str, Any]]:
+def _prompts(
+    episodes: Callable[[], list[Path]], control: ControlOptions, rows: list[dict[str, Any]], task: Task
+) -> list[dict[str, Any]]:
     from geo_sokoban_pipeline.training.sft_control import drawn_prompts, repeat_prompts
 
     if control.imitate == "teacher":
         return rows
-    return repeat_prompts(rows, drawn_prompts(runs.all_trajectory_files(control.source)), task)
+    return repeat_prompts(rows, drawn_prompts(episodes()), task)

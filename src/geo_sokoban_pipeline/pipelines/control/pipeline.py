@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
+from pydantic import BaseModel
 
+from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.pipelines.control import nodes
+from geo_sokoban_pipeline.pipelines.options import typed
+from geo_sokoban_pipeline.tasks import task_of
 
 
 def create_pipeline(task: str) -> Pipeline:
     """The control of a task, in the namespace `control_<task>`; it takes its settings from `train_<task>`."""
     run = f"control_{task}"
+    models: dict[str, type[BaseModel]] = {"control": ControlOptions, "options": task_of(task).train_config}
     template = Pipeline(
         [
             Node(
-                nodes.plan_control,
+                typed(nodes.plan_control, **models),
                 inputs=[
-                    "runs",
+                    "source_start",
+                    "source_progress",
+                    "source_episodes",
                     "prompts",
                     "validation_prompts",
                     "budget_state",
@@ -28,9 +35,10 @@ def create_pipeline(task: str) -> Pipeline:
                 name="plan_control",
             ),
             Node(
-                nodes.continue_imitation,
+                typed(nodes.continue_imitation, **models),
                 inputs=[
-                    "runs",
+                    "source_start",
+                    "source_episodes",
                     "prompts",
                     "validation_prompts",
                     "policy_state",
@@ -43,7 +51,7 @@ def create_pipeline(task: str) -> Pipeline:
                 name="continue_imitation",
             ),
             Node(
-                nodes.evaluate_control,
+                typed(nodes.evaluate_control, **models),
                 inputs=["policy", "eval_prompts", "params:options", "params:train", "identity", "params:seed"],
                 outputs="eval_summary",
                 name="evaluate_control",
@@ -55,7 +63,7 @@ def create_pipeline(task: str) -> Pipeline:
         namespace=run,
         inputs={name: f"{task}.{name}" for name in ("prompts", "validation_prompts", "eval_prompts", "identity")}
         | {name: f"{run}.{name}" for name in ("policy_state", "budget_state")}
-        | {"runs": "runs"},
+        | {name: f"{run}.{name}" for name in ("source_start", "source_progress", "source_episodes")},
         parameters={
             "params:options": f"params:{run}",
             "params:train": f"params:train_{task}",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.config.grpo import (
     EvaluatePipelineOptions,
     RolloutPipelineOptions,
@@ -14,21 +13,28 @@ from geo_sokoban_pipeline.config.grpo import (
     TrainOptions,
     UpdatePipelineOptions,
 )
-from geo_sokoban_pipeline.pipelines.train.nodes import read_options, read_rows, release
+from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import SourceError
 from geo_sokoban_pipeline.runs.provenance import read_versions
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     import pyarrow as pa
 
-    from geo_sokoban_pipeline.runs.folders import RunStore
+    from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 
 
 def collect_trajectories(
-    runs: RunStore, prompts: pd.DataFrame, parameters: dict[str, Any], train: dict[str, Any], seed: int
+    policy_of: Callable[[], PolicyFolder],
+    trained_on: Callable[[], str | None],
+    prompts: pd.DataFrame,
+    options: RolloutPipelineOptions,
+    settings: TrainOptions,
+    seed: int,
 ) -> Iterator[tuple[Any, ...]]:
     """Play iterations with a stored policy; one yield each.
 
@@ -43,16 +49,14 @@ def collect_trajectories(
     from geo_sokoban_pipeline.training.worker_group import open_crew
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 
-    settings = read_options(train)
-    options = validate_parameters(parameters, RolloutPipelineOptions, prefix=f"rollout_{settings.task}")
     rows = read_rows(prompts)
-    check_prompts(runs, options.source, rows)
+    check_prompts(trained_on(), options.source, rows)
     prepare_process(settings.threads)
     manifest: dict[str, Any] = {}
     if options.source.checkpoint == "tiny":
         policy = build_tiny_policy(settings.policy.tiny, seed)
     else:
-        source = runs.policy(options.source)
+        source = policy_of()
         manifest = source.manifest
         policy = load_as(settings.policy, source.path)
     first = int(manifest.get("policy_version", 0))
@@ -73,7 +77,12 @@ def collect_trajectories(
 
 
 def update_on_stored(
-    runs: RunStore, parameters: dict[str, Any], train: dict[str, Any], seed: int
+    stored: Callable[[], tuple[int, list[Path]]],
+    before: Callable[[], PolicyFolder],
+    began: Callable[[], PolicyFolder],
+    options: UpdatePipelineOptions,
+    settings: TrainOptions,
+    seed: int,
 ) -> Iterator[tuple[Any, ...]]:
     """Train on the trajectories of one stored iteration k, from checkpoint k − 1 or the starting policy.
 
@@ -88,19 +97,14 @@ def update_on_stored(
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
-    settings = read_options(train)
-    options = validate_parameters(parameters, UpdatePipelineOptions, prefix=f"update_{settings.task}")
     threads = prepare_process(settings.threads)
-    iteration, files = runs.trajectory_files(options.source)
-    before: str | int = "start" if iteration == 0 else iteration - 1
-    start = runs.policy(options.source.model_copy(update={"checkpoint": before}))
+    iteration, files = stored()
+    start = before()
     policy = load_as(settings.policy, start.path)
     trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
     reference = None
     if settings.grpo.kl_coefficient > 0:
-        reference = build_scorer(
-            runs.policy(SourceOptions(**{**options.source.model_dump(), "checkpoint": "start"})), settings
-        )
+        reference = build_scorer(began(), settings)
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
     with open_crew(policy, settings) as crew:
@@ -125,28 +129,27 @@ def update_on_stored(
 
 
 def evaluate_stored(
-    runs: RunStore,
+    policy_of: Callable[[], PolicyFolder],
+    trained_on: Callable[[], str | None],
     prompts: pd.DataFrame,
     eval_prompts: pd.DataFrame,
     identity: dict[str, Any],
-    parameters: dict[str, Any],
-    train: dict[str, Any],
+    options: EvaluatePipelineOptions,
+    settings: TrainOptions,
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """Evaluate a stored policy on the evaluation prompts, beside the baselines."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
-    settings = read_options(train)
-    options = validate_parameters(parameters, EvaluatePipelineOptions, prefix=f"evaluate_{settings.task}")
     source, training = options.source, read_rows(prompts)
-    check_prompts(runs, source, training)
+    check_prompts(trained_on(), source, training)
     prepare_process(settings.threads)
     name = f"{source.run_id}@{source.checkpoint}"
     summary, played = evaluate_policies(
         f"evaluate_{settings.task}",
         seed,
-        {name: runs.policy(source)},
+        {name: policy_of()},
         read_rows(eval_prompts),
         settings,
         training=training,
@@ -154,13 +157,15 @@ def evaluate_stored(
     return {**summary, "data_id": identity["id"], "source": source.model_dump()}, played
 
 
-def check_prompts(runs: RunStore, source: SourceOptions, rows: Sequence[Mapping[str, Any]]) -> None:
+def check_prompts(trained: str | None, source: SourceOptions, rows: Sequence[Mapping[str, Any]]) -> None:
     """See that the prompts are those that a run was trained on; a policy from elsewhere may play any.
+
+    Args:
+        trained: hash of the prompts that the run was trained on; None for a policy from elsewhere.
 
     Raises:
         SourceError: they were made again, and came out otherwise.
     """
-    trained = runs.prompts_hash(source) if runs.is_own(source) else None
     if trained is not None and hash_rows(rows) != trained:
         raise SourceError(
             f"the prompts of {source.run}/{source.run_id} were deleted and made again with other rows than it was "
@@ -174,14 +179,13 @@ def report_evaluation(
     played: dict[str, Callable[..., pa.Table]],
     commands: list[dict[str, Any]] | None,
     run_id: str,
-    parameters: dict[str, Any],
-    train: dict[str, Any],
+    options: EvaluatePipelineOptions,
+    settings: TrainOptions,
     seed: int,
 ) -> str:
     """The HTML page of an evaluation."""
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 
-    settings: TrainOptions = read_options(train)
     run = f"evaluate_{settings.task}"
     inputs = ReportInputs(
         task=settings.task,
@@ -193,7 +197,11 @@ def report_evaluation(
         played=played,
         trained={},
         data_report=None,
-        parameters={"seed": seed, run: parameters, f"train_{settings.task}": settings.model_dump(mode="json")},
+        parameters={
+            "seed": seed,
+            run: options.model_dump(mode="json"),
+            f"train_{settings.task}": settings.model_dump(mode="json"),
+        },
         versions=read_versions(),
         commands=commands or (),
     )

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from geo_sokoban_pipeline.config.grpo import EvaluatePipelineOptions, RolloutPipelineOptions, UpdatePipelineOptions
+from geo_sokoban_pipeline.pipelines.options import typed
 from geo_sokoban_pipeline.pipelines.stored import nodes
+from geo_sokoban_pipeline.tasks import task_of
 
 _OPTIONS = ["params:options", "params:train", "params:seed"]
 
@@ -16,8 +19,8 @@ _OPTIONS = ["params:options", "params:train", "params:seed"]
 def create_rollout_pipeline(task: str) -> Pipeline:
     """Collect trajectories with a stored policy, no training."""
     node = Node(
-        nodes.collect_trajectories,
-        inputs=["runs", "prompts", *_OPTIONS],
+        typed(nodes.collect_trajectories, options=RolloutPipelineOptions, settings=task_of(task).train_config),
+        inputs=["source_policy", "source_prompts", "prompts", *_OPTIONS],
         outputs=["trajectories", "metrics"],
         name="collect_trajectories",
     )
@@ -27,8 +30,8 @@ def create_rollout_pipeline(task: str) -> Pipeline:
 def create_update_pipeline(task: str) -> Pipeline:
     """Train on stored trajectories, no environment, no engine."""
     node = Node(
-        nodes.update_on_stored,
-        inputs=["runs", *_OPTIONS],
+        typed(nodes.update_on_stored, options=UpdatePipelineOptions, settings=task_of(task).train_config),
+        inputs=["source_trajectories", "source_before", "source_start", *_OPTIONS],
         outputs=["metrics", "checkpoints"],
         name="update_on_stored",
     )
@@ -38,13 +41,13 @@ def create_update_pipeline(task: str) -> Pipeline:
 def create_evaluate_pipeline(task: str) -> Pipeline:
     """Evaluate any stored policy against the baselines."""
     evaluate = Node(
-        nodes.evaluate_stored,
-        inputs=["runs", "prompts", "eval_prompts", "identity", *_OPTIONS],
+        typed(nodes.evaluate_stored, options=EvaluatePipelineOptions, settings=task_of(task).train_config),
+        inputs=["source_policy", "source_prompts", "prompts", "eval_prompts", "identity", *_OPTIONS],
         outputs=["eval_summary", "eval_trajectories"],
         name="evaluate_stored",
     )
     report = Node(
-        nodes.report_evaluation,
+        typed(nodes.report_evaluation, options=EvaluatePipelineOptions, settings=task_of(task).train_config),
         inputs=["eval_summary", "eval_trajectories", "commands", "params:run_id", *_OPTIONS],
         outputs="report",
         name="report_evaluation",
@@ -65,7 +68,7 @@ def _instance(nodes_: list[Node], kind: str, task: str, data: list[str]) -> Pipe
         nodes_,
         namespace=run,
         inputs={name: f"{task}.{name}" for name in data}
-        | {name: entry for name, entry in {"runs": "runs", "commands": f"{run}.commands"}.items() if name in used},
+        | {name: f"{run}.{name}" for name in used if name.startswith("source_") or name == "commands"},
         parameters={name: value for name, value in parameters.items() if name in used},
         tags=[kind],
     )

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.grpo import EvaluationOptions, TrainOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.runs.fingerprint import (
     check_fingerprint,
@@ -30,16 +31,15 @@ logger = logging.getLogger(__name__)
 Parts = dict[str, Callable[[], "pa.Table"]]
 
 
-def prepare_policy(state: PolicyState, parameters: dict[str, Any], seed: int) -> PolicyFolder | FolderWriter:
+def prepare_policy(state: PolicyState, options: PolicyOptions, seed: int) -> PolicyFolder | FolderWriter:
     """The policy to start from: the stored one where its parameters are the same, else built, linked or fetched."""
-    options = read_options(parameters)
-    wanted = policy_parameters(options.policy, seed)
+    wanted = policy_parameters(options, seed)
     stored = _stored("the starting policy", state, wanted)
     if stored is not None:
         return stored
     from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 
-    return write_starting_policy(options.policy, seed, {"fingerprint": wanted})
+    return write_starting_policy(options, seed, {"fingerprint": wanted})
 
 
 def warm_start(
@@ -47,7 +47,7 @@ def warm_start(
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
     state: PolicyState,
-    parameters: dict[str, Any],
+    options: TrainOptions,
     identity: dict[str, Any],
     seed: int,
 ) -> PolicyFolder | FolderWriter:
@@ -55,7 +55,6 @@ def warm_start(
 
     The optimizer state lies beside it, so that imitation can go on from here.
     """
-    options = read_options(parameters)
     rows, held_out = read_rows(prompts), read_rows(validation_prompts)
     wanted = {
         **warm_start_parameters(options, seed, data_parameters(identity)),
@@ -93,14 +92,13 @@ def train_grpo(
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
     resume: dict[str, Any],
-    parameters: dict[str, Any],
+    options: TrainOptions,
     identity: dict[str, Any],
     seed: int,
 ) -> Iterator[tuple[Any, ...]]:
     """The GRPO loop: what it yields is saved by Kedro before it goes on."""
     from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 
-    options = read_options(parameters)
     inputs = RunInputs(
         run=f"train_{options.task}",
         seed=seed,
@@ -118,7 +116,7 @@ def train_grpo(
 
 
 def select_policy(
-    checkpoints: dict[str, Any], start: PolicyFolder, parameters: dict[str, Any]
+    checkpoints: dict[str, Any], start: PolicyFolder, options: EvaluationOptions, task: str
 ) -> FolderWriter | PolicyFolder:
     """The final policy, without what only training needs: the newest checkpoint, or the best policy on validation.
 
@@ -130,11 +128,10 @@ def select_policy(
     from geo_sokoban_pipeline.runs.folders import START, best_iteration
     from geo_sokoban_pipeline.training.checkpoint import better_choice
 
-    options = read_options(parameters)
     newest = checkpoints[max(checkpoints)]
     entries = {"started_from": hash_files(start.manifest["files"])}
     number = int(newest["iteration"])
-    if options.evaluation.checkpoint == "best":
+    if options.checkpoint == "best":
         best = best_iteration(newest["manifest"])
         if best is None:
             logger.warning("evaluation.checkpoint=best: no saved policy was validated, so the newest one is taken")
@@ -150,13 +147,13 @@ def select_policy(
         listed = ", ".join(str(checkpoint["iteration"]) for checkpoint in checkpoints.values())
         refuse(
             ParameterError(
-                f"train_{options.task}.evaluation.checkpoint=best: the checkpoint of iteration {number} solved most "
+                f"train_{task}.evaluation.checkpoint=best: the checkpoint of iteration {number} solved most "
                 f"validation prompts, but it is not stored; stored are {listed}. Give evaluation.checkpoint=final to "
                 "end with the newest one, or train a run with loop.keep_best=true."
             )
         )
     logger.info("final policy: checkpoint of iteration %d", number)
-    better = better_choice(newest["manifest"], number, task_of(options.task))
+    better = better_choice(newest["manifest"], number, task_of(task))
     if better is not None:
         logger.warning(better)
     chosen = checkpoints[name]
@@ -170,7 +167,7 @@ def evaluate_policies(
     final_policy: PolicyFolder,
     prompts: pd.DataFrame,
     eval_prompts: pd.DataFrame,
-    parameters: dict[str, Any],
+    options: TrainOptions,
     identity: dict[str, Any],
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
@@ -178,7 +175,6 @@ def evaluate_policies(
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies as evaluate
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
-    options = read_options(parameters)
     prepare_process(options.threads)
     policies = {"warm_start": policy, "final": final_policy}
     training = read_rows(prompts)
@@ -199,7 +195,7 @@ def write_report(
     data_report: dict[str, Any],
     commands: list[dict[str, Any]] | None,
     run_id: str,
-    parameters: dict[str, Any],
+    options: TrainOptions,
     data: dict[str, Any],
     seed: int,
 ) -> str:
@@ -207,7 +203,6 @@ def write_report(
     from geo_sokoban_pipeline.reporting.episodes import read_token_texts
     from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
 
-    options = read_options(parameters)
     run = f"train_{options.task}"
     inputs = ReportInputs(
         task=options.task,
@@ -238,12 +233,6 @@ def release(chunk: Sequence[Any]) -> None:
     for parts in chunk:
         if isinstance(parts, dict):
             parts.clear()
-
-
-def read_options(parameters: dict[str, Any]) -> TrainOptions:
-    """Checked options of a training pipeline."""
-    task = task_of(parameters["task"])
-    return validate_parameters(parameters, task.train_config, prefix=task.run)
 
 
 def data_parameters(identity: dict[str, Any]) -> dict[str, Any]:

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from geo_sokoban_pipeline.pipelines.options import typed
 from geo_sokoban_pipeline.pipelines.train import nodes
 from geo_sokoban_pipeline.pipelines.train.preview import draw_loop
+from geo_sokoban_pipeline.tasks import task_of
 
 _OPTIONS = ["params:options", "identity", "params:seed"]
 
 
 def create_pipeline(task: str) -> Pipeline:
     """The training pipeline of a task, in the namespace `train_<task>`; the task's data pipeline comes before it."""
-    run = f"train_{task}"
+    run, model = f"train_{task}", task_of(task).train_config
     template = Pipeline(
         [
             Node(
-                nodes.prepare_policy,
-                inputs=["base_policy_state", "params:options", "params:seed"],
+                typed(nodes.prepare_policy),
+                inputs=["base_policy_state", "params:policy", "params:seed"],
                 outputs="base_policy",
                 name="prepare_policy",
             ),
             Node(
-                nodes.warm_start,
+                typed(nodes.warm_start, options=model),
                 inputs=["base_policy", "prompts", "validation_prompts", "policy_state", *_OPTIONS],
                 outputs="policy",
                 name="warm_start",
             ),
             Node(
-                nodes.train_grpo,
+                typed(nodes.train_grpo, options=model),
                 inputs=["policy", "prompts", "validation_prompts", "resume_state", *_OPTIONS],
                 # The checkpoint is saved last: its manifest commits the iteration.
                 outputs=["trajectories", "eval_trajectories", "metrics", "checkpoints"],
@@ -36,19 +38,19 @@ def create_pipeline(task: str) -> Pipeline:
                 preview_fn=draw_loop,
             ),
             Node(
-                nodes.select_policy,
-                inputs=["checkpoints", "policy", "params:options"],
+                typed(nodes.select_policy),
+                inputs=["checkpoints", "policy", "params:evaluation", "params:task"],
                 outputs="final_policy",
                 name="select_policy",
             ),
             Node(
-                nodes.evaluate_policies,
+                typed(nodes.evaluate_policies, options=model),
                 inputs=["policy", "final_policy", "prompts", "eval_prompts", *_OPTIONS],
                 outputs=["eval_summary", "held_out_trajectories"],
                 name="evaluate_policies",
             ),
             Node(
-                nodes.write_report,
+                typed(nodes.write_report, options=model),
                 inputs=[
                     "metrics",
                     "eval_summary",
@@ -76,6 +78,7 @@ def create_pipeline(task: str) -> Pipeline:
         | {name: f"{run}.{name}" for name in ("base_policy_state", "policy_state", "resume_state", "commands")},
         parameters={
             "params:options": f"params:{run}",
+            **{f"params:{part}": f"params:{run}.{part}" for part in ("policy", "evaluation", "task")},
             "params:data": f"params:{task}",
             "params:seed": "params:seed",
             "params:run_id": "params:run_id",

@@ -1,0 +1,25 @@
+"""Options of nodes: Kedro makes pydantic models of the parameters for which a node's function names a model.
+
+The template of a pipeline serves several tasks, whose sections have models of their own, so a pipeline names the models
+where it is made. Kedro builds a section once for all nodes; a node that takes only a part of it (`params:….policy`)
+names no model, and gets that part of the section's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def typed(function: Callable[..., Any], **models: type[BaseModel]) -> Callable[..., Any]:
+    """A node's function with these models as its type hints, by argument.
+
+    Its own hints are left out: Kedro resolves all hints of a function or none, and those of frames and tables would
+    import pandas and pyarrow with the registry. A generator stays one.
+    """
+    told = update_wrapper(partial(function), function)
+    told.__annotations__ = dict(models)
+    return told
