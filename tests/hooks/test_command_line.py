@@ -56,8 +56,8 @@ REFUSED = [
     (["--namespaces=train"], "--namespaces=train: no such namespace. "),
     (["--async"], "--async: the parts of a GRPO iteration must be saved one after the other"),
     (["--runner-params=is_async=True"], "is_async: the parts of a GRPO iteration must be saved one after the other"),
-    (["--runner=ParallelRunner"], "--runner=ParallelRunner: the parts of a GRPO iteration must be saved"),
-    (["-r", "ThreadRunner"], "--runner=ThreadRunner: the parts of a GRPO iteration must be saved"),
+    (["--runner=ParallelRunner"], "runner=ParallelRunner: the parts of a GRPO iteration must be saved"),
+    (["-r", "ThreadRunner"], "runner=ThreadRunner: the parts of a GRPO iteration must be saved"),
     (["--runner=Foo"], "--runner=Foo: no such runner"),
     (["--config=none.yml"], "--config=none.yml: no such file."),
     (

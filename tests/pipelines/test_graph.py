@@ -7,7 +7,9 @@ from inspect import isgeneratorfunction
 import pytest
 from kedro.framework.project import configure_project
 from kedro.framework.session import KedroSession
+from kedro.runner import ParallelRunner, ThreadRunner
 
+from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import RolloutPipelineOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.study import ControlOptions
@@ -75,10 +77,11 @@ def test_nodes_get_the_options_of_their_task(catalog, task):
         assert type(options) is model and options.source.run == f"train_{task}"
 
 
-@pytest.mark.parametrize("name", [f"{kind}_{task}" for kind in ("train", "rollout") for task in TASKS])
+@pytest.mark.parametrize("name", [f"{kind}_{task}" for kind in ("train", "rollout", "update") for task in TASKS])
 def test_what_yields_is_saved_as_it_comes(name):
     """Kedro collects all that a node gives whose own function is no generator."""
-    loops = [node for node in REGISTERED[name].nodes if node.name.endswith((".train_grpo", ".collect_trajectories"))]
+    names = (".train_grpo", ".collect_trajectories", ".update_on_stored")
+    loops = [node for node in REGISTERED[name].nodes if node.name.endswith(names)]
     assert all(isgeneratorfunction(node.func) for node in loops) and len(loops) == 1
 
 
@@ -88,6 +91,39 @@ def test_the_source_is_found_when_a_node_calls_for_it(catalog):
     with pytest.raises(SourceError, match="train_sokoban/default has no checkpoint; train it first"):
         find()
     assert catalog.load("evaluate_sokoban.source_prompts")() is None
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_tags_choose_nodes_by_stage_and_cost(task):
+    """`gpu` marks what loads a policy and computes; the rest takes seconds on a processor."""
+    train = REGISTERED[f"train_{task}"]
+    stages = ("data", "policy", "sft", "grpo", "evaluation", "report")
+    assert [len(set(stages) & node.tags) for node in train.nodes] == [1] * len(train.nodes)
+    assert {node.name.partition(".")[2] for node in train.filter(tags=["gpu"]).nodes} == {
+        "warm_start",
+        "train_grpo",
+        "evaluate_policies",
+    }
+    assert train.filter(tags=["data"]).nodes == REGISTERED[f"data_{task}"].nodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", [ThreadRunner, ParallelRunner])
+@pytest.mark.parametrize("task", TASKS)
+def test_data_are_the_same_under_every_runner(stored_run, project, task, runner):
+    """Also who made them last is noted, which a hook does where the node runs."""
+    project.run(f"data_{task}", runner=runner())
+    made = {path.relative_to(project.root): path for path in project.root.rglob("*") if path.is_file()}
+    assert any(path.name == "newest.json" for path in made)
+    for name, path in made.items():
+        assert path.read_bytes() == (stored_run(task).root / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("runner", [ThreadRunner, ParallelRunner])
+def test_other_runners_are_refused_before_any_work(project, runner):
+    with pytest.raises(ParameterError, match=f"runner={runner.__name__}: the parts of a GRPO iteration must be saved"):
+        project.run("train_sokoban", runner=runner())
+    assert not project.root.exists()
 
 
 @pytest.mark.slow

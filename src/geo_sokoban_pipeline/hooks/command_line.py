@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 PACKAGE = "geo_sokoban_pipeline"
 TRACEBACK = "GEO_SOKOBAN_TRACEBACK"  # in the environment: show the whole traceback of an error, too
-_RUNNERS = ("ParallelRunner", "ThreadRunner")
+_RUNNERS = ("ParallelRunner", "ThreadRunner")  # run nodes side by side; for the data alone
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTIONS = tuple(128 + number for number in _ENDINGS)
 _ORDER = (
@@ -108,10 +108,10 @@ class CommandLineHooks:
             refuse(error)
 
     @hook_impl(tryfirst=True)
-    def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
-        """Refuse these runners in a notebook, too."""
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+        """Refuse runners in a notebook, too."""
         for name in _RUNNERS:
-            if name in str(run_params.get("runner")):
+            if name in str(run_params.get("runner")) and not _only_data(pipeline):
                 refuse(ParameterError(f"runner={name}: {_ORDER}"))
 
     @hook_impl(tryfirst=True)
@@ -124,9 +124,7 @@ class CommandLineHooks:
 def prepare_words(words: list[str]) -> None:
     """Make the words of `kedro run` ready for click, in place; stop where they ask for what no run can have."""
     for name in _values(words, "--runner", "-r"):
-        if name in _RUNNERS:
-            stop(f"--runner={name}: {_ORDER}")
-        if name != "SequentialRunner" and "." not in name:
+        if name not in ("SequentialRunner", *_RUNNERS) and "." not in name:
             stop(f"--runner={name}: no such runner; leave it out.")
     if "--async" in words:
         stop(f"--async: {_ORDER}")
@@ -203,12 +201,12 @@ def check_selection(words: dict[str, Any]) -> None:
     """
     if words.get("is_async") or (words.get("runner_params") or {}).get("is_async"):
         raise ParameterError(f"is_async: {_ORDER}")
-    if str(words.get("runner")).rpartition(".")[2] in _RUNNERS:
-        raise ParameterError(f"runner={words['runner']}: {_ORDER}")
     names = [*_listed(words.get("pipelines")), *_listed(words.get("pipeline"))]
     for name in names:
         _see(name, list(pipelines.keys()), "--pipelines", "pipeline")
     chosen = sum((pipelines[name] for name in names or ["__default__"]), start=Pipeline([]))
+    if str(words.get("runner")).rpartition(".")[2] in _RUNNERS and not _only_data(chosen):
+        raise ParameterError(f"runner={words['runner']}: {_ORDER}")
     nodes = sorted(node.name for node in chosen.nodes)
     for option, given in (("--nodes", "node_names"), ("--from-nodes", "from_nodes"), ("--to-nodes", "to_nodes")):
         for name in _listed(words.get(given)):
@@ -221,6 +219,11 @@ def check_selection(words: dict[str, Any]) -> None:
     spaces = sorted({node.namespace for node in chosen.nodes if node.namespace})
     for name in _listed(words.get("namespaces")):
         _see(name, spaces, "--namespaces", "namespace")
+
+
+def _only_data(pipeline: Pipeline) -> bool:
+    """Whether every node makes data: those may run side by side, in threads or in processes."""
+    return all("data" in node.tags for node in pipeline.nodes)
 
 
 def _see(name: str, known: Sequence[str], option: str, kind: str) -> None:

@@ -14,7 +14,7 @@ def create_pipeline(task: str) -> Pipeline:
     check = update_wrapper(partial(nodes.check_run, task=task), nodes.check_run)
     return Pipeline(
         [
-            Node(check, inputs=["runs", "parameters"], outputs="table", name="check_run"),
+            Node(check, inputs=["runs", "parameters"], outputs="table", name="check_run", tags=["gpu"]),
             Node(nodes.judge_table, inputs="table", outputs=None, name="judge_table"),
         ],
         namespace=f"check_{task}",

@@ -9,7 +9,9 @@ from geo_sokoban_pipeline.pipelines.compare import nodes
 
 def create_pipeline() -> Pipeline:
     """The pipeline, in the namespace `compare`."""
-    node = Node(nodes.compare_runs, inputs=["runs", "params:runs"], outputs="report", name="compare_runs")
+    node = Node(
+        nodes.compare_runs, inputs=["runs", "params:runs"], outputs="report", name="compare_runs", tags=["report"]
+    )
     return Pipeline(
         [node],
         namespace="compare",

@@ -33,6 +33,7 @@ def create_pipeline(task: str) -> Pipeline:
                 ],
                 outputs="budget",
                 name="plan_control",
+                tags=["sft", "gpu"],
             ),
             Node(
                 typed(nodes.continue_imitation, **models),
@@ -49,12 +50,14 @@ def create_pipeline(task: str) -> Pipeline:
                 ],
                 outputs="policy",
                 name="continue_imitation",
+                tags=["sft", "gpu"],
             ),
             Node(
                 typed(nodes.evaluate_control, **models),
                 inputs=["policy", "eval_prompts", "params:options", "params:train", "identity", "params:seed"],
                 outputs="eval_summary",
                 name="evaluate_control",
+                tags=["evaluation", "gpu"],
             ),
         ]
     )

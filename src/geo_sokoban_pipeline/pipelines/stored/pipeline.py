@@ -23,6 +23,7 @@ def create_rollout_pipeline(task: str) -> Pipeline:
         inputs=["source_policy", "source_prompts", "prompts", *_OPTIONS],
         outputs=["trajectories", "metrics"],
         name="collect_trajectories",
+        tags=["gpu"],
     )
     return _instance([node], "rollout", task, ["prompts"])
 
@@ -34,6 +35,7 @@ def create_update_pipeline(task: str) -> Pipeline:
         inputs=["source_trajectories", "source_before", "source_start", *_OPTIONS],
         outputs=["metrics", "checkpoints"],
         name="update_on_stored",
+        tags=["grpo", "gpu"],
     )
     return _instance([node], "update", task, [])
 
@@ -45,12 +47,14 @@ def create_evaluate_pipeline(task: str) -> Pipeline:
         inputs=["source_policy", "source_prompts", "prompts", "eval_prompts", "identity", *_OPTIONS],
         outputs=["eval_summary", "eval_trajectories"],
         name="evaluate_stored",
+        tags=["evaluation", "gpu"],
     )
     report = Node(
         typed(nodes.report_evaluation, options=EvaluatePipelineOptions, settings=task_of(task).train_config),
         inputs=["eval_summary", "eval_trajectories", "commands", "params:run_id", *_OPTIONS],
         outputs="report",
         name="report_evaluation",
+        tags=["report"],
     )
     return _instance([evaluate, report], "evaluate", task, ["prompts", "eval_prompts", "identity"])
 

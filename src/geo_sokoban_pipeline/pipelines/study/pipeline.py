@@ -16,9 +16,15 @@ def create_pipeline(task: Task) -> Pipeline:
     template = Pipeline(
         [
             Node(plan, inputs=["command", "parameters"], outputs="plan", name="plan_study"),
-            Node(nodes.run_study, inputs=["command", "plan", "params:fresh"], outputs="finished", name="run_study"),
+            Node(
+                nodes.run_study,
+                inputs=["command", "plan", "params:fresh"],
+                outputs="finished",
+                name="run_study",
+                tags=["gpu"],
+            ),
             Node(nodes.collect_study, inputs=["finished"], outputs="results", name="collect_study"),
-            Node(nodes.write_docs, inputs=["plan", "results"], outputs=None, name="write_docs"),
+            Node(nodes.write_docs, inputs=["plan", "results"], outputs=None, name="write_docs", tags=["report"]),
         ]
     )
     return Pipeline(

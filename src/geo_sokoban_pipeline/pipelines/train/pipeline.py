@@ -22,12 +22,14 @@ def create_pipeline(task: str) -> Pipeline:
                 inputs=["base_policy_state", "params:policy", "params:seed"],
                 outputs="base_policy",
                 name="prepare_policy",
+                tags=["policy"],
             ),
             Node(
                 typed(nodes.warm_start, options=model),
                 inputs=["base_policy", "prompts", "validation_prompts", "policy_state", *_OPTIONS],
                 outputs="policy",
                 name="warm_start",
+                tags=["sft", "gpu"],
             ),
             Node(
                 typed(nodes.train_grpo, options=model),
@@ -35,6 +37,7 @@ def create_pipeline(task: str) -> Pipeline:
                 # The checkpoint is saved last: its manifest commits the iteration.
                 outputs=["trajectories", "eval_trajectories", "metrics", "checkpoints"],
                 name="train_grpo",
+                tags=["grpo", "gpu"],
                 preview_fn=draw_loop,
             ),
             Node(
@@ -42,12 +45,14 @@ def create_pipeline(task: str) -> Pipeline:
                 inputs=["checkpoints", "policy", "params:evaluation", "params:task"],
                 outputs="final_policy",
                 name="select_policy",
+                tags=["policy"],
             ),
             Node(
                 typed(nodes.evaluate_policies, options=model),
                 inputs=["policy", "final_policy", "prompts", "eval_prompts", *_OPTIONS],
                 outputs=["eval_summary", "held_out_trajectories"],
                 name="evaluate_policies",
+                tags=["evaluation", "gpu"],
             ),
             Node(
                 typed(nodes.write_report, options=model),
@@ -67,6 +72,7 @@ def create_pipeline(task: str) -> Pipeline:
                 ],
                 outputs="report",
                 name="write_report",
+                tags=["report"],
             ),
         ]
     )
