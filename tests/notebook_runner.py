@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import nbformat
@@ -19,12 +20,14 @@ def execute_notebook(path: Path, env: dict[str, str]) -> None:
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed; the message holds the cell and its traceback.
     """
+    execute(nbformat.read(path, as_version=4), path.parent, env)
+
+
+def execute(notebook: Any, folder: Path, env: dict[str, str]) -> None:
+    """Run all cells of a notebook in a folder."""
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
-    )
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
     # The kernel inherits the environment of the process that starts it.
     with mock.patch.dict(os.environ, env):
         client.execute()

@@ -1,12 +1,17 @@
-"""The notebooks run from top to bottom on a finished run."""
+"""The notebooks run from top to bottom on a finished run; Kedro's own ways into a notebook work."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
-from notebook_runner import execute_notebook
+from notebook_runner import execute, execute_notebook
 from runs import ROOT
 
 pytestmark = pytest.mark.slow
@@ -16,3 +21,41 @@ pytestmark = pytest.mark.slow
 def test_notebook_runs(name: str, finished_run: Any) -> None:
     environment = {"GEO_SOKOBAN_ENV": "test", "GEO_SOKOBAN_DATA_ROOT": str(finished_run.root)}
     execute_notebook(ROOT / "notebooks" / name, environment)
+
+
+KEDRO = """\
+%load_ext kedro.ipython
+%reload_kedro --env=test --params=run_id=seed2,sokoban.inner_walls=[0;2]
+assert context.params["run_id"] == "seed2" and context.params["sokoban"]["inner_walls"] == [0, 2]
+assert "seed2" in str(catalog["train_sokoban.metrics"])
+%reload_kedro --env=test
+assert len(catalog.load("train_sokoban.metrics")) == 3 and "train_sokoban" in pipelines
+session.run(pipeline_names=["train_sokoban"], from_nodes=["train_sokoban.write_report"])
+"""
+
+
+def test_the_extension_of_kedro_opens_a_run_and_goes_on_with_it(clone: Any) -> None:
+    path = ROOT / "notebooks" / "01_explore_trajectories.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = [nbformat.v4.new_code_cell(line) for line in KEDRO.splitlines()]
+    report = clone.folder("08_reporting") / "report.html"
+    report.unlink()
+    execute(notebook, path.parent, {"GEO_SOKOBAN_DATA_ROOT": str(clone.root)})
+    assert report.is_file()
+
+
+def test_kedro_starts_jupyter_and_ipython(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "JUPYTER_DATA_DIR": str(tmp_path)}
+
+    def kedro(*words: str) -> str:
+        command = [sys.executable, "-m", "kedro", *words]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "train_sokoban" in kedro("ipython", "--env=test", "-c", "print(*pipelines)")
+    kedro("jupyter", "lab", "--version")
+    assert list(tmp_path.glob("kernels/kedro_*/kernel.json"))
