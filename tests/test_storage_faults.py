@@ -22,7 +22,8 @@ import pytest
 from kedro.io import DatasetError
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline.datasets import CheckpointsDataset, ResumeStateDataset, TrajectoriesDataset
+from geo_sokoban_pipeline.datasets import CheckpointsDataset, TrajectoriesDataset
+from geo_sokoban_pipeline.datasets.iterations import read_resume_state
 from geo_sokoban_pipeline.runs import storage
 from geo_sokoban_pipeline.runs.folders import RunFolders
 from geo_sokoban_pipeline.runs.policy_folder import open_policy, write_policy
@@ -174,7 +175,7 @@ def look_checkpoints(folder: Path) -> Any:
     for entry in found.values():
         read_manifest(entry["dir"])
         assert entry["manifest"]["text"] == str(entry["iteration"])
-    state = ResumeStateDataset(str(folder)).load()
+    state = read_resume_state(folder)
     assert state["stored"] == [entry["iteration"] for entry in found.values()]
     return state["stored"], state["complete"] is not None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline.datasets import CheckpointsDataset, ResumeStateDataset, StorageError
+from geo_sokoban_pipeline.datasets import CheckpointsDataset, StorageError, ViewDataset
 from geo_sokoban_pipeline.runs.storage import Complete, CorruptFolderError, NewCheckpoint, Rewind
 
 
@@ -24,6 +24,9 @@ def writer(text: str, keep: list[int] | None = None) -> NewCheckpoint:
     return NewCheckpoint(write, keep)
 
 
+RESUME = "geo_sokoban_pipeline.datasets.iterations.read_resume_state"
+
+
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> CheckpointsDataset:
     dataset = CheckpointsDataset(str(tmp_path / "checkpoints"))
@@ -32,8 +35,8 @@ def checkpoints(tmp_path: Path) -> CheckpointsDataset:
 
 
 @pytest.fixture
-def resume(checkpoints: CheckpointsDataset) -> ResumeStateDataset:
-    return ResumeStateDataset(str(checkpoints._path))
+def resume(checkpoints: CheckpointsDataset) -> ViewDataset:
+    return ViewDataset(str(checkpoints._path), RESUME)
 
 
 def weights(checkpoints: CheckpointsDataset, iteration: int) -> Path:
@@ -68,7 +71,7 @@ def test_load_gives_folder_and_manifest(checkpoints: CheckpointsDataset) -> None
     assert sorted(entry["manifest"]["files"]) == ["config.json", "state/weights.safetensors"]
 
 
-def test_resume_state_is_the_newest(resume: ResumeStateDataset) -> None:
+def test_resume_state_is_the_newest(resume: ViewDataset) -> None:
     state = resume.load()
     assert (state["iteration"], state["complete"]) == (2, None)
     assert state["dir"].name == "iter=00002"
@@ -79,11 +82,11 @@ def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
     path = str(tmp_path / "none")
     assert CheckpointsDataset(path).load() == {}
     empty = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
-    assert ResumeStateDataset(path).load() == empty
+    assert ViewDataset(path, RESUME).load() == empty
     assert not (tmp_path / "none").exists()
 
 
-def test_exists_only_when_complete(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+def test_exists_only_when_complete(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
     assert not checkpoints.exists()
     checkpoints.save(Complete(3))
     assert checkpoints.exists()
@@ -111,20 +114,20 @@ def test_a_checkpoint_that_fails_takes_no_other_one_away(checkpoints: Checkpoint
     assert list(checkpoints.load()) == ["iter=00000", "iter=00001", "iter=00002"]
 
 
-def test_rewind_goes_back(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+def test_rewind_goes_back(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
     (checkpoints._path / ".iter=00003.0123abcd.tmp").mkdir()
     checkpoints.save(Rewind(0))
     assert resume.load()["iteration"] == 0
     assert [path.name for path in checkpoints._path.iterdir()] == ["iter=00000"]
 
 
-def test_unsealed_folders_do_not_exist(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+def test_unsealed_folders_do_not_exist(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
     (checkpoints._path / "iter=00002" / "manifest.json").unlink()
     assert list(checkpoints.load()) == ["iter=00000", "iter=00001"]
     assert resume.load()["iteration"] == 1
 
 
-def test_a_writer_that_fails_leaves_nothing(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+def test_a_writer_that_fails_leaves_nothing(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
     def fail(folder: Path) -> dict[str, Any]:
         (folder / "half").write_text("x")
         raise ValueError("NaN in the weights")
@@ -142,7 +145,7 @@ def test_only_new_checkpoints_are_saved(checkpoints: CheckpointsDataset) -> None
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_to_the_newest_is_named_with_the_way_out(
-    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, resume: ResumeStateDataset
+    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, resume: ViewDataset
 ) -> None:
     damage(weights(checkpoints, 2))
     with pytest.raises(DatasetError, match=r"delete .*iter=00002 to continue from iteration 00001") as caught:
@@ -152,7 +155,7 @@ def test_damage_to_the_newest_is_named_with_the_way_out(
     assert f"iter=00002/{named}" in str(caught.value) or f"iter=00002/state/{named}" in str(caught.value)
 
 
-def test_the_newest_intact_one_is_found(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+def test_the_newest_intact_one_is_found(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
     truncate(weights(checkpoints, 2))
     alter(weights(checkpoints, 1))
     with pytest.raises(DatasetError, match=r"iter=00002 and .*iter=00001 to continue from iteration 00000"):
@@ -169,7 +172,7 @@ def test_truncated_checkpoints_are_not_listed(damage: Callable[[Path], None], ch
         checkpoints.load()
 
 
-def test_space_needed_is_that_of_the_newest(checkpoints: CheckpointsDataset, resume: ResumeStateDataset) -> None:
+def test_space_needed_is_that_of_the_newest(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
     def full(folder: Path) -> dict[str, Any]:
         raise OSError(28, "No space left on device")
 
@@ -179,7 +182,7 @@ def test_space_needed_is_that_of_the_newest(checkpoints: CheckpointsDataset, res
     assert resume.load()["iteration"] == 2
 
 
-def test_resume_state_is_a_view(resume: ResumeStateDataset) -> None:
+def test_resume_state_is_a_view(resume: ViewDataset) -> None:
     assert resume.exists()
     with pytest.raises(DatasetError, match="only reads"):
         resume.save({})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kedro.io import DatasetError
 
-from geo_sokoban_pipeline.datasets import PolicyDataset, PolicyStateDataset
+from geo_sokoban_pipeline.datasets import PolicyDataset, ViewDataset
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, link_or_copy, open_policy, write_policy
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
 
@@ -18,6 +18,9 @@ def write(folder: Path) -> dict[str, Any]:
     (folder / "processor").mkdir()
     (folder / "processor" / "tokenizer.json").write_text('{"a": 1}')
     return {"source": "tiny", "seed": 3}
+
+
+STATE = "geo_sokoban_pipeline.runs.policy_folder.find_policy"
 
 
 @pytest.fixture
@@ -69,12 +72,11 @@ def test_absent_policy(tmp_path: Path) -> None:
     assert not policy.exists()
     with pytest.raises(DatasetError, match="holds no policy"):
         policy.load()
-    state = PolicyStateDataset(str(tmp_path / "none")).load()
-    assert (state.path, state.manifest) == (tmp_path / "none", None)
+    assert ViewDataset(str(tmp_path / "none"), STATE).load() is None
 
 
 def test_state_of_a_stored_policy(policy: PolicyDataset) -> None:
-    state = PolicyStateDataset(str(policy._path))
+    state = ViewDataset(str(policy._path), STATE)
     assert state.exists()
     assert state.load().manifest == policy.load().manifest
     with pytest.raises(DatasetError, match="only reads"):
@@ -83,7 +85,7 @@ def test_state_of_a_stored_policy(policy: PolicyDataset) -> None:
 
 def test_damage_is_named(policy: PolicyDataset) -> None:
     (policy._path / "config.json").write_text("{ }")
-    for dataset in (policy, PolicyStateDataset(str(policy._path))):
+    for dataset in (policy, ViewDataset(str(policy._path), STATE)):
         with pytest.raises(DatasetError, match=r"config\.json differs") as caught:
             dataset.load()
         assert isinstance(caught.value.__cause__, CorruptFolderError)

@@ -46,7 +46,7 @@ def test_every_node_knows_run_id_and_fresh(project):
     project.run("train_sokoban", params={"run_id": 2, "seed": 7, "fresh": True})
     assert project.seen == [
         {"seed": 0, "run_id": "default", "fresh": False},
-        {"seed": 7, "run_id": 2, "fresh": True},
+        {"seed": 7, "run_id": "2", "fresh": True},
     ]
 
 

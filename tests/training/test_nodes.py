@@ -29,10 +29,10 @@ from geo_sokoban_pipeline.config.grpo import (
 from geo_sokoban_pipeline.datasets import (
     CheckpointsDataset,
     MetricsDataset,
-    ResumeStateDataset,
     SourceDataset,
     TrajectoriesDataset,
 )
+from geo_sokoban_pipeline.datasets.iterations import read_resume_state
 from geo_sokoban_pipeline.grpo import loss
 from geo_sokoban_pipeline.pipelines.stored.nodes import collect_trajectories, evaluate_stored, update_on_stored
 from geo_sokoban_pipeline.pipelines.train.nodes import evaluate_policies, select_policy, train_grpo
@@ -98,7 +98,7 @@ def train(world: World, root: Path, changes: dict[str, Any], stop_after: int | N
         MetricsDataset(str(outputs / "metrics")),
         CheckpointsDataset(str(folder / "checkpoints")),
     ]
-    resume: Any = ResumeStateDataset(str(folder / "checkpoints")).load()
+    resume: Any = read_resume_state(folder / "checkpoints")
     chunks = train_grpo(stored.start, *tables[:2], resume, stored.options, IDENTITY, SEED)
     for number, chunk in enumerate(chunks):
         for place, parts in zip(places, chunk, strict=True):

@@ -334,63 +334,41 @@ class CheckpointsDataset(IterationPartitions):
         return self._mark.is_file() and bool(self.partitions())
 
 
-class ResumeStateDataset(AbstractDataset[None, ResumeState]):
-    """The newest checkpoint of a run, fully verified, as a read-only view: what a loop starts from.
+def read_resume_state(path: Path) -> ResumeState:
+    """What a loop starts from: the newest checkpoint of a folder, fully verified.
 
-    Args:
-        path: folder of the `CheckpointsDataset`.
-        metadata: ignored here; read by kedro-viz.
+    Returns:
+        iteration, folder and manifest of it, and the content of `COMPLETE`; -1 and None where there is none.
+
+    Raises:
+        CorruptFolderError: the newest checkpoint is damaged. The message names the file and the iteration from which
+            the run continues once the checkpoint is deleted.
     """
+    checkpoints = CheckpointsDataset(str(path))
+    complete, names = checkpoints.read_complete(), checkpoints.partitions()
+    if not names:
+        return {"iteration": -1, "dir": None, "manifest": None, "complete": complete, "stored": []}
+    newest = path / names[-1]
+    try:
+        manifest = read_manifest(newest)
+    except CorruptFolderError as error:
+        raise CorruptFolderError(f"{error} {_way_out(path, names)}") from error
+    stored = [read_iteration(name) for name in names]
+    return {"iteration": stored[-1], "dir": newest, "manifest": manifest, "complete": complete, "stored": stored}
 
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._checkpoints = CheckpointsDataset(path)
-        self._path = Path(path)
-        self.metadata = metadata
 
-    def load(self) -> ResumeState:
-        """The newest checkpoint.
-
-        Returns:
-            iteration, folder and manifest of it, and the content of `COMPLETE`; -1 and None where there is none.
-
-        Raises:
-            DatasetError: caused by a `CorruptFolderError`: the newest checkpoint is damaged. The message names the
-                file and the iteration from which the run continues once the checkpoint is deleted.
-        """
-        complete = self._checkpoints.read_complete()
-        names = self._checkpoints.partitions()
-        if not names:
-            return {"iteration": -1, "dir": None, "manifest": None, "complete": complete, "stored": []}
-        newest = self._path / names[-1]
+def _way_out(path: Path, names: list[str]) -> str:
+    damaged = [path / names[-1]]
+    for name in reversed(names[:-1]):
         try:
-            manifest = read_manifest(newest)
-        except CorruptFolderError as error:
-            raise CorruptFolderError(f"{error} {self._way_out(names)}") from error
-        stored = [read_iteration(name) for name in names]
-        return {"iteration": stored[-1], "dir": newest, "manifest": manifest, "complete": complete, "stored": stored}
-
-    def _way_out(self, names: list[str]) -> str:
-        damaged = [self._path / names[-1]]
-        for name in reversed(names[:-1]):
-            try:
-                read_manifest(self._path / name)
-            except CorruptFolderError:
-                damaged.append(self._path / name)
-            else:
-                listed = " and ".join(map(str, damaged))
-                return f"The newest intact checkpoint is {name}: delete {listed} to continue from iteration {name[5:]}."
-        listed = " and ".join(map(str, damaged))
-        return f"No intact checkpoint is left: delete {listed} to begin the run again."
-
-    def save(self, data: None) -> None:
-        """Refused: this is a view."""
-        raise DatasetError(f"{self._path} is saved by the checkpoints entry; resume_state only reads")
-
-    def _exists(self) -> bool:
-        return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
+            read_manifest(path / name)
+        except CorruptFolderError:
+            damaged.append(path / name)
+        else:
+            listed = " and ".join(map(str, damaged))
+            return f"The newest intact checkpoint is {name}: delete {listed} to continue from iteration {name[5:]}."
+    listed = " and ".join(map(str, damaged))
+    return f"No intact checkpoint is left: delete {listed} to begin the run again."
 
 
 # Stored episodes in the catalog: parts of iterations as Arrow tables, or one pandas frame over all of them.

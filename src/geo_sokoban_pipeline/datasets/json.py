@@ -1,11 +1,11 @@
-"""JSON files that appear whole or not at all, and a view of one that may not be there yet."""
+"""JSON files that appear whole or not at all."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import AbstractDataset
 
 from geo_sokoban_pipeline.datasets.tables import under_id
 from geo_sokoban_pipeline.runs.storage import explain_storage_errors, read_json, write_json
@@ -49,18 +49,3 @@ class JsonFileDataset(AbstractDataset[Any, Any]):
 
     def _describe(self) -> dict[str, Any]:
         return {"path": self._path.as_posix()}
-
-
-class JsonStateDataset(JsonFileDataset):
-    """A `JsonFileDataset`'s file as it is now, read-only: a node asks it whether its work is done."""
-
-    def load(self) -> Any:
-        """The stored value, None where there is no file."""
-        return read_json(self._path) if self._path.is_file() else None
-
-    def save(self, data: Any) -> None:
-        """Refused: this is a view."""
-        raise DatasetError(f"{self._path} is saved by another entry; this one only reads")
-
-    def _exists(self) -> bool:
-        return True

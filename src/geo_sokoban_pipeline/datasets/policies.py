@@ -7,8 +7,8 @@ from typing import Any
 
 from kedro.io import AbstractDataset, DatasetError
 
-from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState, open_policy, write_policy
-from geo_sokoban_pipeline.runs.storage import MANIFEST, explain_storage_errors, read_manifest
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
+from geo_sokoban_pipeline.runs.storage import MANIFEST, explain_storage_errors
 
 
 class PolicyDataset(AbstractDataset[PolicyFolder | FolderWriter, PolicyFolder]):
@@ -57,34 +57,3 @@ def _bytes_needed(data: PolicyFolder | FolderWriter) -> int | None:
     if isinstance(data, PolicyFolder):
         return sum(file["bytes"] for file in data.manifest["files"].values())
     return None
-
-
-class PolicyStateDataset(AbstractDataset[None, PolicyState]):
-    """What is stored at a policy's path now, as a read-only view: a node asks it whether its work is done.
-
-    Args:
-        path: folder of the `PolicyDataset`.
-        metadata: ignored here; read by kedro-viz.
-    """
-
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self.metadata = metadata
-
-    def load(self) -> PolicyState:
-        """Path and verified manifest; the manifest is None where no policy is stored.
-
-        Raises:
-            DatasetError: caused by a `CorruptFolderError` that names the damaged file.
-        """
-        return PolicyState(self._path, read_manifest(self._path))
-
-    def save(self, data: None) -> None:
-        """Refused: this is a view."""
-        raise DatasetError(f"{self._path} is saved by the policy entry; this one only reads")
-
-    def _exists(self) -> bool:
-        return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}

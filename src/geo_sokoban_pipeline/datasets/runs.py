@@ -1,4 +1,4 @@
-"""Stored runs in the catalog, read-only: what the source of a pipeline names, and all of them for a comparison."""
+"""Stored runs in the catalog, read-only: what the source of a pipeline names."""
 
 from __future__ import annotations
 
@@ -59,30 +59,3 @@ class SourceDataset(AbstractDataset[None, Callable[[], Any]]):
 
     def _describe(self) -> dict[str, Any]:
         return {"path": self._path.as_posix(), "part": self._part, "source": self._source.model_dump()}
-
-
-class RunsDataset(AbstractDataset[None, RunStore]):
-    """The data root as a `RunStore`.
-
-    Args:
-        path: data root.
-        metadata: ignored here; read by kedro-viz.
-    """
-
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self.metadata = metadata
-
-    def load(self) -> RunStore:
-        """The store; nothing is read yet."""
-        return RunStore(self._path)
-
-    def save(self, data: None) -> None:
-        """Refused: runs are written by their own pipelines."""
-        raise DatasetError(f"{self._path}: the entry `runs` only reads; pipelines write into their own namespaces")
-
-    def _exists(self) -> bool:
-        return self._path.is_dir()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}

@@ -36,25 +36,27 @@ class PolicyFolder:
     manifest: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class PolicyState:
-    """What is stored at a policy's path now; `manifest` is None where nothing is."""
-
-    path: Path
-    manifest: dict[str, Any] | None
-
-
-def open_policy(path: Path) -> PolicyFolder:
-    """Open a policy folder and compare all its files with its manifest.
+def find_policy(path: Path) -> PolicyFolder | None:
+    """The policy at a path, all its files compared with its manifest; None where there is no sealed folder.
 
     Raises:
-        FileNotFoundError: no sealed folder there.
         CorruptFolderError: a file is missing, truncated or altered; the message names it.
     """
     manifest = read_manifest(path)
-    if manifest is None:
+    return None if manifest is None else PolicyFolder(path, manifest)
+
+
+def open_policy(path: Path) -> PolicyFolder:
+    """The policy at a path.
+
+    Raises:
+        FileNotFoundError: no sealed folder there.
+        CorruptFolderError: see `find_policy`.
+    """
+    found = find_policy(path)
+    if found is None:
         raise FileNotFoundError(f"{path} holds no policy: there is no {MANIFEST}. Run the pipeline that makes it.")
-    return PolicyFolder(path, manifest)
+    return found
 
 
 def check_policy_files(folder: Path) -> None:

@@ -119,6 +119,11 @@ def read_json(path: Path) -> Any:
         raise CorruptFolderError(f"{path} is not readable JSON ({error}). Restore it or delete it.") from error
 
 
+def find_json(path: Path) -> Any:
+    """The content of a JSON file, None where there is no file."""
+    return read_json(path) if path.is_file() else None
+
+
 def file_digest(path: Path) -> str:
     """Hexadecimal blake2b digest (128 bits) of a file's bytes."""
     with path.open("rb") as handle:

@@ -7,6 +7,7 @@ from functools import partial, update_wrapper
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.pipelines.audit import nodes
+from geo_sokoban_pipeline.pipelines.options import typed
 
 _STORED = ("trajectories", "eval_trajectories", "held_out_trajectories", "checkpoints", "policy")
 
@@ -16,8 +17,8 @@ def create_pipeline(task: str) -> Pipeline:
     audit = update_wrapper(partial(nodes.audit_stored, task=task), nodes.audit_stored)
     return Pipeline(
         [
-            Node(audit, inputs=[*_STORED, "runs", "params:run_id"], outputs="audit", name="audit_stored"),
-            Node(nodes.judge_stored, inputs="audit", outputs=None, name="judge_stored"),
+            Node(typed(audit), inputs=[*_STORED, "runs", "params:run_id"], outputs="audit", name="audit_stored"),
+            Node(typed(nodes.judge_stored), inputs="audit", outputs=None, name="judge_stored"),
         ],
         namespace=f"audit_{task}",
         inputs={"runs": "runs", **{name: f"train_{task}.{name}" for name in _STORED}},

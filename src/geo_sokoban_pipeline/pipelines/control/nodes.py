@@ -11,7 +11,7 @@ from geo_sokoban_pipeline.config.study import ControlOptions
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.pipelines.train.nodes import data_parameters, read_rows
 from geo_sokoban_pipeline.runs.fingerprint import check_fingerprint, hash_files, hash_rows, warm_start_parameters
-from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def continue_imitation(
     episodes: Callable[[], list[Path]],
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
-    state: PolicyState,
+    state: PolicyFolder | None,
     planned: dict[str, Any],
     control: ControlOptions,
     options: TrainOptions,
@@ -87,9 +87,9 @@ def continue_imitation(
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
-    if state.manifest is not None:
+    if state is not None:
         check_fingerprint("the control", state.manifest["fingerprint"], wanted)
-        return PolicyFolder(state.path, state.manifest)
+        return state
     options, start = control_options(options, control), began()
     threads = prepare_process(options.threads)
     policy = load_as(options.policy, start.path)

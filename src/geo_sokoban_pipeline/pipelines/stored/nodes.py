@@ -190,7 +190,7 @@ def report_evaluation(
     inputs = ReportInputs(
         task=settings.task,
         run=run,
-        run_id=str(run_id),  # --params run_id=2 is a number
+        run_id=run_id,
         metrics=[],
         summary=summary,
         warm_start=[],

@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     policy_parameters,
     warm_start_parameters,
 )
-from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, PolicyState, link_policy
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, link_policy
 from geo_sokoban_pipeline.runs.provenance import read_versions
 from geo_sokoban_pipeline.tasks import task_of
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Parts = dict[str, Callable[[], "pa.Table"]]
 
 
-def prepare_policy(state: PolicyState, options: PolicyOptions, seed: int) -> PolicyFolder | FolderWriter:
+def prepare_policy(state: PolicyFolder | None, options: PolicyOptions, seed: int) -> PolicyFolder | FolderWriter:
     """The policy to start from: the stored one where its parameters are the same, else built, linked or fetched."""
     wanted = policy_parameters(options, seed)
     stored = _stored("the starting policy", state, wanted)
@@ -46,7 +46,7 @@ def warm_start(
     base: PolicyFolder,
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
-    state: PolicyState,
+    state: PolicyFolder | None,
     options: TrainOptions,
     identity: dict[str, Any],
     seed: int,
@@ -207,7 +207,7 @@ def write_report(
     inputs = ReportInputs(
         task=options.task,
         run=run,
-        run_id=str(run_id),  # --params run_id=2 is a number
+        run_id=run_id,
         metrics=metrics,
         summary=summary,
         warm_start=policy.manifest.get("history", []),
@@ -255,9 +255,8 @@ def _look_at_prompts(rows: list[dict[str, Any]], options: TrainOptions, seed: in
         refuse(error)
 
 
-def _stored(what: str, state: PolicyState, wanted: dict[str, Any]) -> PolicyFolder | None:
+def _stored(what: str, state: PolicyFolder | None, wanted: dict[str, Any]) -> PolicyFolder | None:
     """The stored policy if it was made with the wanted fingerprint, None if there is none."""
-    if state.manifest is None:
-        return None
-    check_fingerprint(what, state.manifest["fingerprint"], wanted)
-    return PolicyFolder(state.path, state.manifest)
+    if state is not None:
+        check_fingerprint(what, state.manifest["fingerprint"], wanted)
+    return state
