@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from inspect import isgeneratorfunction
 
 import pytest
 from kedro.framework.project import configure_project
 from kedro.framework.session import KedroSession
 from kedro.runner import ParallelRunner, ThreadRunner
+from kedro.validation import TypeExtractor
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.grpo import RolloutPipelineOptions
@@ -75,6 +77,14 @@ def test_nodes_get_the_options_of_their_task(catalog, task):
     for kind, model in (("rollout", RolloutPipelineOptions), ("control", ControlOptions)):
         options = catalog.load(f"params:{kind}_{task}")
         assert type(options) is model and options.source.run == f"train_{task}"
+
+
+def test_kedro_reads_the_type_hints_of_every_node(caplog):
+    """Else it warns in each command; a function whose hints it cannot resolve is put through `typed`."""
+    with caplog.at_level(logging.WARNING, "kedro.validation"):
+        found = TypeExtractor(REGISTERED).extract_types_from_pipelines()
+    assert [record.getMessage() for record in caplog.records] == []
+    assert found["train_geo3k"] is task_of("geo3k").train
 
 
 @pytest.mark.parametrize("name", [f"{kind}_{task}" for kind in ("train", "rollout", "update") for task in TASKS])

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 
 def typed(function: Callable[..., Any], **models: type[BaseModel]) -> Callable[..., Any]:
-    """A node's function with these models as its type hints, by argument.
+    """A node's function with these models as its type hints, by argument; none for a function without typed options.
 
-    Its own hints are left out: Kedro resolves all hints of a function or none, and those of frames and tables would
-    import pandas and pyarrow with the registry. A generator stays one.
+    Its own hints are left out: Kedro resolves all hints of a function or none, with a warning, and those of frames and
+    tables would import pandas and pyarrow with the registry. A generator stays one.
     """
     told = update_wrapper(partial(function), function)
     told.__annotations__ = dict(models)

@@ -7,6 +7,7 @@ from functools import partial, update_wrapper
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.pipelines.check import nodes
+from geo_sokoban_pipeline.pipelines.options import typed
 
 
 def create_pipeline(task: str) -> Pipeline:
@@ -14,8 +15,8 @@ def create_pipeline(task: str) -> Pipeline:
     check = update_wrapper(partial(nodes.check_run, task=task), nodes.check_run)
     return Pipeline(
         [
-            Node(check, inputs=["runs", "parameters"], outputs="table", name="check_run", tags=["gpu"]),
-            Node(nodes.judge_table, inputs="table", outputs=None, name="judge_table"),
+            Node(typed(check), inputs=["runs", "parameters"], outputs="table", name="check_run", tags=["gpu"]),
+            Node(typed(nodes.judge_table), inputs="table", outputs=None, name="judge_table"),
         ],
         namespace=f"check_{task}",
         inputs={"runs": "runs"},

@@ -5,12 +5,17 @@ from __future__ import annotations
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.pipelines.compare import nodes
+from geo_sokoban_pipeline.pipelines.options import typed
 
 
 def create_pipeline() -> Pipeline:
     """The pipeline, in the namespace `compare`."""
     node = Node(
-        nodes.compare_runs, inputs=["runs", "params:runs"], outputs="report", name="compare_runs", tags=["report"]
+        typed(nodes.compare_runs),
+        inputs=["runs", "params:runs"],
+        outputs="report",
+        name="compare_runs",
+        tags=["report"],
     )
     return Pipeline(
         [node],

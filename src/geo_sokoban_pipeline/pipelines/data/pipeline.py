@@ -8,6 +8,7 @@ from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.envs.base import DataStep, Task
+from geo_sokoban_pipeline.pipelines.options import typed
 from geo_sokoban_pipeline.pipelines.tables import hub_reader
 
 
@@ -26,4 +27,4 @@ def _node(task: Task, step: DataStep) -> Node:
     function = partial(step.function, **{name: offered[name] for name in step.asks})
     update_wrapper(function, getattr(step.function, "func", step.function))  # Kedro shows its name and source
     outputs = list(step.outputs) if len(step.outputs) > 1 else step.outputs[0]
-    return Node(function, inputs=[*step.inputs, "params:options"], outputs=outputs, name=step.name)
+    return Node(typed(function), inputs=[*step.inputs, "params:options"], outputs=outputs, name=step.name)

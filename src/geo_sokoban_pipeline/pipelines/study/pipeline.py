@@ -7,6 +7,7 @@ from functools import partial, update_wrapper
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.pipelines.options import typed
 from geo_sokoban_pipeline.pipelines.study import nodes
 
 
@@ -15,16 +16,16 @@ def create_pipeline(task: Task) -> Pipeline:
     plan = update_wrapper(partial(nodes.plan_study, studies=(*task.studies, *task.further_studies)), nodes.plan_study)
     template = Pipeline(
         [
-            Node(plan, inputs=["command", "parameters"], outputs="plan", name="plan_study"),
+            Node(typed(plan), inputs=["command", "parameters"], outputs="plan", name="plan_study"),
             Node(
-                nodes.run_study,
+                typed(nodes.run_study),
                 inputs=["command", "plan", "params:fresh"],
                 outputs="finished",
                 name="run_study",
                 tags=["gpu"],
             ),
-            Node(nodes.collect_study, inputs=["finished"], outputs="results", name="collect_study"),
-            Node(nodes.write_docs, inputs=["plan", "results"], outputs=None, name="write_docs", tags=["report"]),
+            Node(typed(nodes.collect_study), inputs=["finished"], outputs="results", name="collect_study"),
+            Node(typed(nodes.write_docs), inputs=["plan", "results"], outputs=None, name="write_docs", tags=["report"]),
         ]
     )
     return Pipeline(
