@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 PACKAGE = "geo_sokoban_pipeline"
 TRACEBACK = "GEO_SOKOBAN_TRACEBACK"  # in the environment: show the whole traceback of an error, too
-_RUNNERS = ("ParallelRunner", "ThreadRunner")  # run nodes side by side; for the data alone
+_RUNNERS = ("ParallelRunner", "ThreadRunner")  # run nodes side by side
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTIONS = tuple(128 + number for number in _ENDINGS)
 _ORDER = (
@@ -111,8 +111,11 @@ class CommandLineHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """Refuse runners in a notebook, too."""
         for name in _RUNNERS:
-            if name in str(run_params.get("runner")) and not _only_data(pipeline):
-                refuse(ParameterError(f"runner={name}: {_ORDER}"))
+            if name in str(run_params.get("runner")):
+                try:
+                    check_runner(name, pipeline)
+                except ParameterError as error:
+                    refuse(error)
 
     @hook_impl(tryfirst=True)
     def before_node_run(self, is_async: bool) -> None:
@@ -205,8 +208,7 @@ def check_selection(words: dict[str, Any]) -> None:
     for name in names:
         _see(name, list(pipelines.keys()), "--pipelines", "pipeline")
     chosen = sum((pipelines[name] for name in names or ["__default__"]), start=Pipeline([]))
-    if str(words.get("runner")).rpartition(".")[2] in _RUNNERS and not _only_data(chosen):
-        raise ParameterError(f"runner={words['runner']}: {_ORDER}")
+    check_runner(str(words.get("runner")).rpartition(".")[2], chosen)
     nodes = sorted(node.name for node in chosen.nodes)
     for option, given in (("--nodes", "node_names"), ("--from-nodes", "from_nodes"), ("--to-nodes", "to_nodes")):
         for name in _listed(words.get(given)):
@@ -221,9 +223,19 @@ def check_selection(words: dict[str, Any]) -> None:
         _see(name, spaces, "--namespaces", "namespace")
 
 
-def _only_data(pipeline: Pipeline) -> bool:
-    """Whether every node makes data: those may run side by side, in threads or in processes."""
-    return all("data" in node.tags for node in pipeline.nodes)
+def check_runner(name: str, pipeline: Pipeline) -> None:
+    """See that a runner can run a pipeline: nodes that make data may run side by side, in threads of this process.
+
+    Raises:
+        ParameterError: it cannot.
+    """
+    if name in _RUNNERS and any("data" not in node.tags for node in pipeline.nodes):
+        raise ParameterError(f"runner={name}: {_ORDER}")
+    if name == "ParallelRunner":
+        raise ParameterError(
+            "runner=ParallelRunner: the nodes hold open readers, which cannot be handed to other processes. Take "
+            "ThreadRunner, or leave it out."
+        )
 
 
 def _see(name: str, known: Sequence[str], option: str, kind: str) -> None:
