@@ -24,7 +24,7 @@ def state():
     loggers = logging.root.manager.loggerDict.items()
     return {
         "environment": dict(os.environ),
-        "warnings": warnings.filters[:],
+        "warnings": [entry for entry in warnings.filters if entry[1]],  # libraries add some of their own, by class
         "handlers": logging.root.handlers[:],
         "log filters": [name for name, logger in loggers if getattr(logger, "filters", None)],
         "signals": signal.getsignal(signal.SIGINT),
