@@ -41,7 +41,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """A run that was killed in its second iteration and continued by the same command."""
     task, root = request.param, tmp_path_factory.mktemp(request.param)
     words = (f"--pipelines=train_{task}", COMMAND.format(task=task))
-    kill = {"GEO_SOKOBAN_KILL_AT": "update", "GEO_SOKOBAN_KILL_NTH": "2"}
+    kill = {"GEO_SOKOBAN_KILL_AT": "iteration *: update", "GEO_SOKOBAN_KILL_NTH": "2"}
     process = kedro_command(*words, data_root=root, GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook", **kill)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
