@@ -73,7 +73,7 @@ def test_sections_of_the_files_name_their_task_and_their_run(given, run_id):
 
 
 def test_a_training_section_of_another_task_is_refused(project):
-    with pytest.raises(ParameterError, match=r'train_sokoban\.task="geo3k": this section is of the task sokoban'):
+    with pytest.raises(ParameterError, match=r'train_sokoban\.task="geo3k": input should be .sokoban.'):
         project.run("train_sokoban", params={"train_sokoban": {"task": "geo3k"}})
 
 

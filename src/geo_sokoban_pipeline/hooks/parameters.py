@@ -292,12 +292,7 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
             )
     # By themselves first: the sources of the pipelines on stored runs repeat the run id, which is one error, not many.
     validate_parameters({name: merged[name] for name in COMMAND_ONLY if name in merged}, ProjectParameters)
-    parameters = validate_parameters(merged, ProjectParameters)
-    for task in TASKS:
-        given = getattr(parameters, f"train_{task}").task
-        if given != task:
-            raise ParameterError(f'train_{task}.task="{given}": this section is of the task {task}; remove the line.')
-    return parameters
+    return validate_parameters(merged, ProjectParameters)
 
 
 def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str]) -> None:
