@@ -390,3 +390,34 @@ def test_the_next_command_of_a_run_clears_what_killed_ones_left(tmp_path: Path) 
     assert temporaries(tmp_path) == []
     assert read_json(folders.reports / "eval_summary.json") == {"new": 1}
     assert open_policy(folders.models / "policy").manifest["text"] == "b"
+
+
+def test_texts_are_readable_in_any_language(tmp_path: Path) -> None:
+    """JSON files are looked at by people: letters stay letters, in UTF-8."""
+    value = {"answer": "∠ABC = 30°", "name": "Größe", "ratio": 0.1, "list": [1, None, True]}
+    write_json(tmp_path / "value.json", value)
+    text = (tmp_path / "value.json").read_bytes().decode("utf-8")
+    assert text.splitlines()[1:3] == [' "answer": "∠ABC = 30°",', ' "name": "Größe",']
+    assert read_json(tmp_path / "value.json") == value
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "value.json", float("nan"))
+    assert read_json(tmp_path / "value.json") == value
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: bool) -> None:
+    """Under a path of any kind: at no call does the folder's name stand for nothing."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("made") if relative else tmp_path / "made"
+
+    def write(text: str) -> None:
+        write_folder(folder, lambda made: (made / "a.txt").write_text(text) and {})
+
+    write("old")
+    renamed: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda path, target: renamed.append(path.name) or replace(path, target))
+    write("new")
+    assert (folder / "a.txt").read_text() == "new"
+    assert "made" not in renamed, "the old folder was put aside first"
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]

@@ -19,6 +19,28 @@ def test_shuffle_of_the_seed():
     assert sampler.draw(1, 8) == [6, 7, 4, 3, 1, 5, 2, 0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed", "draws"),
+    [
+        # One bucket: its order of the first epoch, then that of the second.
+        ("bucket", 0, [[6, 2, 0, 7, 1, 5, 3, 4], [4, 1, 5, 3, 7, 0, 6, 2]]),
+        ("bucket", 7, [[4, 3, 1, 2, 0, 5, 7, 6], [7, 2, 5, 0, 1, 6, 4, 3]]),
+        ("prompt", 42, [[3, 0, 6, 4, 1, 5, 2, 7], [3, 6, 5]]),
+    ],
+)
+def test_draws_of_a_seed_stay_as_they_are(kind, seed, draws):
+    """Stored runs are continued, and studies repeated, by later versions: these orders never change."""
+    sampler = PromptSampler([3] * 8, SamplerOptions(seed=seed, kind=kind))
+    assert [sampler.draw(iteration, len(drawn)) for iteration, drawn in enumerate(draws)] == draws
+
+
+def test_draws_from_several_buckets_stay_as_they_are():
+    sampler = PromptSampler([1] * 6 + ["long"] * 4 + [None] * 3, SamplerOptions(seed=42, kind="bucket"))
+    assert sampler.draw(0, 14) == [3, 10, 6, 4, 11, 12, 2, 7, 11, 8, 5, 0, 9, 6]
+    assert sampler.draw(0, 3, attempt=1) == [8, 1, 12]
+    assert sampler.draw(1, 8) == [10, 12, 9, 4, 10, 11, 0, 10]
+
+
 def test_rest_of_an_epoch_comes_before_the_next():
     sampler = PromptSampler([None] * 8)
     assert sampler.draw(0, 5) + sampler.draw(1, 5) == [3, 4, 6, 7, 2, 5, 0, 1, 6, 7]

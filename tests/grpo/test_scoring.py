@@ -9,7 +9,7 @@ import pytest
 
 from builders import make_trajectories
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
-from geo_sokoban_pipeline.grpo.scoring import apply_scores, assistant_turns, score_groups
+from geo_sokoban_pipeline.grpo.scoring import apply_scores, assistant_turns, newest_version, score_groups
 from geo_sokoban_pipeline.training.batch import sampled_by
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -170,3 +170,24 @@ def test_an_episode_that_was_given_up_may_have_the_newest_tokens() -> None:
     options = GrpoOptions(credit="episode", filter="none", min_groups=0, mixed_versions="mask")
     score(episodes, options, SUM)
     assert [(episode.trained, episode.drop_reason) for episode in episodes] == [(False, "stale"), (False, "aborted")]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "trained"),
+    [([0.0, 1.0], True), ([0.0, -1.0], True), ([0.0, 0.0], False), ([1.0, 1.0], False)],
+)
+def test_a_reward_of_zero_is_a_reward(rewards: list[float], trained: bool) -> None:
+    """The filter sees it as the number that it is: beside another number there is a signal."""
+    episodes = play([[0.1]] * len(rewards), [False] * len(rewards))
+    for episode, reward in zip(episodes, rewards, strict=True):
+        episode.reward = reward
+    metrics = score(episodes, GrpoOptions(credit="episode", filter="zero_variance", min_groups=0), SUM)
+    assert [episode.trained for episode in episodes] == [trained] * len(rewards)
+    assert (f"rollout/zero_std/count_{rewards[0]}" in metrics) == (not trained)
+
+
+def test_newest_version_without_a_token() -> None:
+    episodes = play([[0.1]], [False])
+    assert newest_version(episodes) == episodes[0].policy_version
+    episodes[0].weight_spans = []
+    assert newest_version(episodes) == newest_version([]) == -1

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from geo_sokoban_pipeline.rewards import sokoban_reward
+from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,47 @@ def test_sum_and_distance_weight():
     assert parts["distance_delta"] == 3.0
     with pytest.raises(ValueError, match="aggregate='max'"):
         sokoban_reward([1.0], 0, 0, 0, aggregate="max")  # type: ignore[arg-type]
+
+
+def finished(**env: Any) -> Any:
+    """What a reward function sees of a finished episode."""
+    return SimpleNamespace(env={"turn_rewards": [0.5, 1.0], "final_bonus": 5.0, "dist0": 3, "dist1": 1} | env)
+
+
+@pytest.mark.parametrize(
+    ("env", "args", "expected"),
+    [
+        ({}, {}, {"reward": 7.75, "turn_reward_avg": 0.75, "turn_reward_total": 1.5, "final_bonus": 5.0}),
+        ({}, {"aggregate": "sum"}, {"reward": 8.5}),
+        ({}, {"distance_weight": 0.5}, {"reward": 6.75, "distance_delta": 2.0}),
+        ({}, {"aggregate": "sum", "distance_weight": 0.0}, {"reward": 6.5}),
+        ({"final_bonus": 0.0}, {}, {"reward": 2.75, "final_bonus": 0.0}),
+        ({"dist1": 4}, {}, {"reward": 4.75, "distance_delta": -1.0, "dist0": 3.0, "dist1": 4.0}),
+        ({"turn_rewards": [-0.25], "final_bonus": 0.0, "dist1": 3}, {}, {"reward": -0.25}),
+        ({"turn_rewards": [], "final_bonus": 0.0, "dist1": 3}, {}, {"reward": 0.0}),
+    ],
+)
+def test_reward_of_a_finished_episode(env: dict[str, Any], args: dict[str, Any], expected: dict[str, float]) -> None:
+    given = compute_reward(finished(**env), args)
+    assert {name: given[name] for name in expected} == expected
+    assert given["reward"] == given["total_reward"]
+    assert all(type(value) is float for value in given.values())
+
+
+def test_unknown_distances_are_no_parts() -> None:
+    given = compute_reward(finished(dist0=None), {})
+    assert given["reward"] == 5.75 and given["distance_delta"] == 0.0
+    assert "dist0" not in given and given["dist1"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"distance_wieght": 0.1}, r"reward\.args.*distance_wieght.*distance_weight"),
+        ({"aggregate": "max"}, "aggregate='max'"),
+        ({"distance_weight": float("nan")}, "distance_weight=nan"),
+    ],
+)
+def test_arguments_of_the_reward_are_checked(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compute_reward(finished(), args)
