@@ -1,4 +1,7 @@
-"""Comparison of policies on equal prompts, and what is measured of their responses whatever the task."""
+"""Metrics of evaluation: rates with Wilson intervals, pass@k, paired tests, and what ended an episode.
+
+Pure functions of records. A test compares the same prompts only, matched by `task_id`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One MLflow run: opened once, continued ever after, no step and no parameter sent twice.
-
-Only MLflow's client is used, never its "active run", so nothing here is shared with a user's own MLflow code. MLflow is
-imported by `connect` alone: a command without tracking does not pay its two seconds.
-"""
+"""Tracking: one MLflow run for each run of the project, opened once and continued ever after; no step is sent twice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The run that a pre-flight looks at, and the table of what it found: what people read, what is stored, and the one
-line that a failure ends with.
+"""Checks: what one finds (state, facts, way out), the run it looks at, and the table of all findings.
+
+A check never raises for what it looks at: `guard` turns an error into a failure, so one bad setting does not hide the
+others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Policies before any work: what a run would start from is looked at before its data nodes run.
+"""First checks: what costs next to nothing is looked at before any work of every command, without torch.
 
-Only names, file lists and a configuration file are read, so a large policy costs no more than the tiny one.
+Failures end the command with one line each; warnings are logged once.
 """
 
 from __future__ import annotations

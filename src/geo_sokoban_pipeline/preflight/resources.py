@@ -1,7 +1,6 @@
-"""Disk of a run: how many bytes it will still write and keep, whether they fit, whether its folders can be written.
+"""Resources of a run: disk and memory by kind, against what is free.
 
-Sizes are those of what the run has stored already where it has, else computed from the model's shape and one episode.
-Only what is known to be needed is a failure; what an upper bound asks for is a warning.
+One timed iteration gives the time and the peak memory of the rest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Servers that a run talks to: which there are, whether they answer, and whether they let this user in.
-
-A local run needs none. Each server is one `Server`, so an engine behind a port adds its own to `needed_servers`.
-"""
+"""Servers of a run: those it talks to over the network, and the SGLang servers that it launches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Fingerprints before any work: a run continues only with the parameters it was made with.
-
-The nodes compare inputs too, but by then the data nodes have run. So the part of each stored fingerprint that
-parameters alone decide is compared here, from manifests, before the first node.
-"""
+"""What a run id holds already: free, in use, to be continued, finished, damaged, or made with other settings."""
 
 from __future__ import annotations
 

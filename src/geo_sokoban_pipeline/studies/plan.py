@@ -1,6 +1,6 @@
-"""The runs of a study: which there are, in which order, with which parameters, and the command that starts one.
+"""The plan of a study: which runs it is made of, in which order, with which parameters.
 
-Nothing is read or started here, and every mistake in the parameters is found before the first run begins.
+Nothing is read or started here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Control: the warm start of a run goes on for the CPU-seconds that its GRPO took, so that both can be compared.
-
-What GRPO spent is measured: each iteration records its CPU-seconds, without validations. What a step of the control
-costs is measured on a copy of the policy, because teachers differ in how long they play. The number of steps follows
-from both and is stored before the first step, so the control itself is a function of its options, the seed, the run and
-that number.
-"""
+"""SFT control: the warm start of a run goes on for the CPU-seconds that its GRPO took, so that both can be compared."""
 
 from __future__ import annotations
 

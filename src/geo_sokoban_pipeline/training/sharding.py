@@ -1,5 +1,6 @@
-"""Shares: how the work of one step is cut among processes. A cut depends on the work and the number of parts alone,
-never on how fast anybody was, so equal runs cut alike.
+"""Data-parallel shards: how the work of one step is cut among processes.
+
+A cut depends on the work and the number of parts alone, never on timing.
 """
 
 from __future__ import annotations

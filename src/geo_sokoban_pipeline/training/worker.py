@@ -1,5 +1,6 @@
-"""Jobs of a crew: what a child can be asked to do. Each is a value that says everything it needs; `Play`, `Learn` and
-`Imitate` are a part of what the parent does at the same time, by the same functions.
+"""A worker: the process beside the driver that does jobs on weights it shares with it.
+
+A job is a value that says everything it needs; the worker keeps nothing between jobs but its policy and engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A child of a crew, as its parent sees it: a process at the other end of a pipe, which answers each job once.
+"""A worker group: this process and others that do parts of its work on the same weights, in shared memory.
 
-Its death shows as the end of the pipe, so nothing ever waits for a child that is gone.
+After any error the group is closed, so stale results cannot be read. Answers are taken in the order of the workers,
+so equal runs stay equal.
 """
 
 from __future__ import annotations

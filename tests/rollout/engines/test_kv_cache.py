@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.rollout.engines.kv_cache import SlotKvCache
+from geo_sokoban_pipeline.rollout.engines.transformers import SlotKvCache
 
 LAYERS, HEADS, DIM, ROWS = 2, 2, 3, 4
 

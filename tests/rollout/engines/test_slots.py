@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import Request
-from geo_sokoban_pipeline.rollout.engines.kv_cache import SlotKvCache
-from geo_sokoban_pipeline.rollout.engines.transformers import Slot, SlotManager
+from geo_sokoban_pipeline.rollout.engines.transformers import Slot, SlotKvCache, SlotManager
 
 ROWS = 6
 SAMPLING = SamplingOptions()

@@ -1,8 +1,7 @@
-"""Pinned Arrow schemas of the geometry tables.
+"""Geometry data: the schemas of the tables, and how a raw row becomes a problem, a split and a prompt.
 
-`RAW_PROBLEMS` and `PROMPTS` hold pictures and are written row by row; `PROBLEM_INDEX` and `REJECTED` are small.
-`PROMPTS` holds the columns of the published `geo3k_imgurl` and `geo3k_imgurl_processed` (images, problem, answer) and
-our own.
+Everything about a row is checked here and nowhere later. A row that is not a problem raises a `ValueError` whose
+message is the reason kept in `rejected`.
 """
 
 from __future__ import annotations

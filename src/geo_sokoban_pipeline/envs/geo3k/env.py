@@ -1,6 +1,6 @@
-"""What the scoring tool answers. `full` explains and shows the form, `brief` costs next to no tokens.
+"""Geometry with a scoring tool: the policy proposes an answer in a tool call and is told whether it is right.
 
-An answer is quoted so that it stays text: it is cut to a length, and nothing in it is read as a mark of the chat.
+All verdicts come from one answer sheet, so environment and reward of an episode never disagree.
 """
 
 from __future__ import annotations

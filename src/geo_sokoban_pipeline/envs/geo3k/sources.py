@@ -1,4 +1,7 @@
-"""Generated problems as raw rows: question behind `<image>`, drawing, label, and what the generator knows besides."""
+"""Sources of geometry problems: the generator, a dataset of the hub, or files.
+
+All three give one stream of raw rows.
+"""
 
 from __future__ import annotations
 

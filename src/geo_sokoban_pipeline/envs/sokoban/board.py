@@ -1,7 +1,7 @@
-"""The eight symmetries of a grid as permutations of row-major cells: turns by 90 degrees, with and without a mirror.
+"""Boards are values: a move returns a new board and the old one stays as it was.
 
-Symmetry `k` turns the grid `k % 4` times clockwise, after a mirror of the columns where `k >= 4`. Symmetry 0 is the
-identity. Odd turns swap height and width.
+The file holds what a board is made of: symmetries, walls, texts, distances, and the facts about pushes that show when a
+level is lost. `canonical_hash` and `layout_hash` are equal for all eight symmetries of a board.
 """
 
 from __future__ import annotations

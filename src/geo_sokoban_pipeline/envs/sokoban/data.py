@@ -1,7 +1,6 @@
-"""Pinned Arrow schemas of the Sokoban tables, so that empty tables and all-null columns keep their types.
+"""Sokoban data: the schemas of the tables, and how a raw row becomes a level, a split and a prompt.
 
-`PROMPTS` starts with the columns of the published `sokoban_processed` and adds our own; further columns of a source
-pass through behind them with the types they came with.
+Text, grid and images of a row are checked here and nowhere later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Action grammar: which moves a reply asks for. The first answer block decides; words outside it move nobody."""
+"""Sokoban as a conversation: the policy sees an image, responds with moves, and sees the image after them.
+
+The environment is a pure function of the level and the responses. The first answer block of a response decides; words
+outside it move nobody.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Teachers and baselines: players that see the board itself and choose one move at a time.
-
-A player holds the course of one episode (its plan, its patience), so there is a new one per episode. All chance comes
-from the generator it is handed.
-"""
+"""Experts and baselines of Sokoban: they see the board itself and choose one move at a time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Generated levels, split from the start: a setting's layouts are dealt out first, then each split draws on its own.
-
-So the splits are disjoint by construction, and a split's levels do not change when another split's count does. Where a
-setting has fewer layouts than splits, its levels are dealt out instead. Solution lengths come equally often, as far as
-the setting has levels of each.
-"""
+"""Sources of levels: the generator, a dataset of the hub, or files. Generated layouts are dealt to the splits first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Angles and arcs of circles: central and inscribed angles, the arcs they cut off, chords that cross."""
+"""Problems about circles: angles and arcs, circumference, area, sectors."""
 
 from __future__ import annotations
 

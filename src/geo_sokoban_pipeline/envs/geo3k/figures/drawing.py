@@ -1,8 +1,7 @@
-"""Texts of drawings as masks, made from Pillow's own font, which every machine with Pillow has.
+"""Drawings: a figure in pixels, with labels where they touch nothing.
 
-Glyphs are set one by one with their own widths, without kerning or shaping, so a text looks the same whichever
-layout library Pillow was built with. Letters are slanted, as variables and names of points are in textbooks. The font
-has no minus and no root sign: these two are drawn.
+The same figure gives the same pixels on every machine: text is drawn with Pillow's own font, lines are smoothed by
+drawing them four times as large.
 """
 
 from __future__ import annotations

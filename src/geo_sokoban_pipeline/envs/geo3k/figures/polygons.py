@@ -1,4 +1,4 @@
-"""Angle sums of triangles and polygons."""
+"""Problems about polygons: angle sums, and areas of triangles, parallelograms and trapezoids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right triangles: Pythagoras, and the two special ones whose sides have fixed ratios."""
+"""Problems about triangles: Pythagoras, special right triangles, similarity."""
 
 from __future__ import annotations
 
