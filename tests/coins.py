@@ -36,6 +36,17 @@ def build_env(row: dict[str, Any], args: dict[str, Any]) -> CoinEnv:
     return CoinEnv(row)
 
 
+class Caller:
+    """An expert that says heads or tails."""
+
+    def reply(self, env: Any, generator: Any) -> str:
+        return str(generator.choice(("up", "down")))
+
+
+def build_teacher(name: str, patience: int | None, noise: float) -> Caller:
+    return Caller()
+
+
 def solved_reward(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
     return {"reward": float(len(outcome.replies[0]) % 2)}
 

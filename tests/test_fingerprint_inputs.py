@@ -362,3 +362,14 @@ def test_a_loop_goes_on_only_with_what_it_began_with(other: RunInputs) -> None:
     resume = {"iteration": 3, "dir": Path("x"), "manifest": {"fingerprint": stored}, "complete": None, "stored": [3]}
     with pytest.raises(FingerprintError):
         next(run_grpo(other, resume))
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_where_and_by_how_many_a_run_is_computed_is_in_no_fingerprint(model: type[TrainOptions]) -> None:
+    for name, fingerprint in stages(model()).items():
+        found = {path.split(".")[0] for path in fingerprint}
+        assert not found & {"placement", "processes", "threads"}, name
+    assert {path for path in loop_parameters(model(), 0, {}) if path.startswith("loop.")} == {
+        "loop.eval_interval",
+        "loop.eval_prompts",
+    }

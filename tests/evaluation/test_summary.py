@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def test_solver_is_optimal_and_the_others_are_in_order(rows: Any, train_options:
     assert all(record.steps == record.optimal_steps for record in solved["solver"])
     assert rates["random"] < rates["direct"] < rates["solver"]
     assert all(record.turns <= train_options.rollout.max_turns for records in solved.values() for record in records)
+
+
+@pytest.mark.parametrize("moves", [1, 2, 3])
+def test_baselines_make_as_many_moves_a_turn_as_policies_may(
+    rows: Any, train_options: TrainOptions, moves: int
+) -> None:
+    env = train_options.env.model_copy(update={"args": {**train_options.env.args, "max_actions_per_turn": moves}})
+    options = train_options.model_copy(update={"env": env})
+    records = play_baseline(TeacherOptions(name="solver"), rows, options, seed=0)
+    assert {record.optimal_steps for record in records} > {3, 4, 5}
+    assert all(record.success and record.turns == math.ceil(record.optimal_steps / moves) for record in records)
 
 
 def test_the_teacher_plays_as_it_demonstrates(rows: Any, train_options: TrainOptions, tmp_path: Path) -> None:

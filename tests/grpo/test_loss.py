@@ -206,3 +206,15 @@ def test_bad_options_are_named(options, message):
 def test_bad_shapes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("computed", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_precision_follows_the_trained_log_probs(computed, stored):
+    """Half precision is computed in float32; what was stored in a higher precision does not raise that of the loss."""
+    new, old = (torch.tensor([values]).to(torch.bfloat16) for values in ([-1.0, -2.0, -0.5], [-1.5, -1.9, -0.75]))
+    mask, advantages = torch.ones(1, 3), torch.tensor([[0.5, -1.0, 2.0]])
+    found = policy_loss(new.to(computed), old.to(stored), advantages, mask)
+    wanted = torch.float64 if computed == torch.float64 else torch.float32
+    assert found.loss.dtype == wanted
+    assert found.loss == policy_loss(new.to(wanted), old.to(wanted), advantages.to(wanted), mask).loss

@@ -1,13 +1,22 @@
-"""Metrics of a rollout, counted by hand on four episodes that differ in everything that is counted."""
+"""Collecting: which groups are drawn and when it is enough, on scripted rollouts; metrics counted by hand."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from builders import make_trajectories
-from geo_sokoban_pipeline.training.collecting import describe_rollout
+from coins import rows_of
+from geo_sokoban_pipeline.grpo.sampler import PromptSampler
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.training.collecting import Collector, describe_rollout
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from task_options import TrainOptions
 
 
 @pytest.fixture
@@ -61,3 +70,113 @@ def test_what_no_episode_can_tell_is_none() -> None:
     metrics = describe_rollout([], 0.0)
     assert metrics["rollout/episodes"] == metrics["perf/tokens_per_second"] == 0.0
     assert {metrics[f"rollout/{name}"] for name in ("raw_reward", "success_rate", "rollout_log_probs")} == {None}
+
+
+@dataclass
+class CountingSampler(PromptSampler):
+    """Keeps how many prompts were asked for, by iteration and attempt."""
+
+    asked: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def draw(self, iteration: int, count: int, attempt: int = 0) -> list[int]:
+        self.asked.append((iteration, attempt, count))
+        return super().draw(iteration, count, attempt)
+
+
+def roll_out(tasks: Sequence[EpisodeTask], says: str, abort_after: int | None = None) -> list[Trajectory]:
+    """Groups of two episodes.
+
+    Args:
+        says: a letter per group of the iteration: `s` one of two is solved; `w` a weak signal, rewards differ but none
+            is solved; `n` no signal.
+        abort_after: groups that are complete when the others are aborted.
+    """
+    episodes = make_trajectories(len(tasks), turns=1, group_size=2)
+    groups = sorted({task.group_index for task in tasks})
+    for episode, task in zip(episodes, tasks, strict=True):
+        episode.trajectory_id, episode.seed = task.trajectory_id, task.seed
+        episode.group_index, episode.sample_index = task.group_index, task.sample_index
+        letter = says[task.group_index]
+        episode.reward = float(letter != "n" and task.sample_index)
+        episode.metrics = {"success": float(letter == "s" and task.sample_index), "turns": 1.0}
+        episode.advantage, episode.trained, episode.drop_reason = None, False, None
+        if abort_after is not None and groups.index(task.group_index) >= abort_after:
+            episode.status, episode.reward, episode.drop_reason = "aborted", None, "aborted"
+    return episodes
+
+
+def collector_of(options: TrainOptions, play: Callable[..., list[Trajectory]], **changes: Any) -> Collector:
+    values = options.model_dump()
+    values["grpo"] |= {"groups": 3, "group_size": 2, "filter": "mixed_success", "credit": "episode", "min_groups": 2}
+    values["rollout"] |= {"max_turns": 1}
+    for name, value in changes.items():
+        values["rollout" if name in ("over_sampling", "partial") else "grpo"][name] = value
+    engine: Any = SimpleNamespace(version=0)
+    return Collector("train_x", 0, TrainOptions.model_validate(values), rows_of(40), None, engine, play)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("says", "refill", "counts"),
+    [
+        ("sss", 4.0, [3]),  # enough at once
+        ("ssns", 4.0, [3, 1]),  # one is missing, one is fetched
+        ("nnnsss", 4.0, [3, 3]),
+        ("nnssnns", 4.0, [3, 2, 1, 1]),  # what is still missing, each time
+        ("wwwsss", 4.0, [3, 3]),  # that `min_groups` would keep weak groups hides no scarcity on the way
+        ("wwsns", 1.5, [3, 2]),
+        ("wwwnwnwwwnsn", 4.0, [3, 3, 3, 3]),  # the limit, then the weak ones are kept
+        ("nnwnn", 1.5, [3, 2]),  # ⌈1.5 · 3⌉ = 5 groups at most
+        ("nnn", 1.0, [3]),
+    ],
+)
+def test_groups_are_drawn_until_enough_carry_a_signal(
+    train_options: TrainOptions, says: str, refill: float, counts: list[int]
+) -> None:
+    played: list[EpisodeTask] = []
+
+    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any) -> list[Trajectory]:
+        played.extend(tasks)
+        return roll_out(tasks, says)
+
+    sampler = CountingSampler([1] * 40)
+    collector = collector_of(train_options, play, max_refill=refill)
+    episodes, metrics = collector.collect(7, sampler)
+    assert sampler.asked == [(7, attempt, count) for attempt, count in enumerate(counts)]
+    # Prompts in the order of the sampler, groups and ids numbered through, whatever call has played them.
+    order = PromptSampler([1] * 40).draw(7, len(says))
+    names = [(group, sample) for group in range(len(says)) for sample in range(2)]
+    assert [(task.group_index, task.sample_index) for task in played] == names
+    assert [task.prompt["id"] for task in played] == [f"row{order[group]}" for group, _ in names]
+    assert [e.trajectory_id for e in episodes] == [
+        f"train_x/i00007/g{group:03d}/s{sample:02d}" for group, sample in names
+    ]
+    assert len({task.seed for task in played}) == len(names)
+    assert metrics["rollout/groups"] == len(says)
+    # In the end `min_groups=2` counts: with fewer groups the weak ones are trained, too.
+    kept = "s" if says.count("s") >= 2 else "sw"
+    assert {e.group_index for e in episodes if e.trained} == {n for n, letter in enumerate(says) if letter in kept}
+
+
+def test_aborted_groups_come_first_and_new_prompts_fill_up(train_options: TrainOptions) -> None:
+    """Partial rollouts: of 6 groups 3 suffice, the rest is gone on with, and only so many prompts are drawn as lack."""
+    calls: list[list[EpisodeTask]] = []
+
+    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any, enough: Any) -> list[Trajectory]:
+        calls.append(list(tasks))
+        episodes = roll_out(tasks, "ssssss", abort_after=4 if len(calls) == 1 else None)
+        assert enough(episodes) and not enough(episodes[:4])
+        return episodes
+
+    sampler = CountingSampler([1] * 40)
+    collector = collector_of(train_options, play, over_sampling=2.0, partial=True, mixed_versions="mask")
+    first, _ = collector.collect(0, sampler)
+    assert [group.prompt for group in collector.partial.groups] == PromptSampler([1] * 40).draw(0, 6)[4:]
+    assert [episode.drop_reason for episode in first[::2]] == [None] * 3 + ["surplus"] + ["aborted"] * 2
+    collector.collect(1, sampler)
+    assert sampler.asked == [(0, 0, 6), (1, 0, 4)]
+    before, now = calls
+    assert [task.prompt for task in now[:4]] == [task.prompt for task in before[8:]]
+    assert [task.seed for task in now[:4]] == [task.seed for task in before[8:]]
+    assert [task.past is not None for task in now] == [True] * 4 + [False] * 8
+    assert len({task.seed for task in before + now}) == 20
+    assert collector.partial.groups == []

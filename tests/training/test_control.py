@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
@@ -22,11 +23,14 @@ from geo_sokoban_pipeline.training.sft_control import (
     check_source,
     continue_warm_start,
     control_options,
+    drawn_prompts,
     grpo_cpu_seconds,
     plan_budget,
     repeat_prompts,
     time_steps,
 )
+from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from task_options import ControlOptions, TrainOptions
 
 SETTINGS = {"seed": 0, "warm_start.steps": 1000, "input.prompts": "a"}
@@ -55,7 +59,13 @@ def metrics(*seconds: float) -> list[dict[str, Any]]:
 def test_steps(rows, share, steps):
     budget = plan_budget(start(), rows, episodes_per_step=24, share=share, cpu_seconds_per_step=0.1)
     assert (budget.steps, budget.first) == (steps, 24_000)
-    assert budget.entries()["grpo_cpu_seconds"] == pytest.approx(grpo_cpu_seconds(rows))
+    # What `budget.json` and the control's manifest hold.
+    assert budget.entries() == {
+        "grpo_cpu_seconds": pytest.approx(grpo_cpu_seconds(rows)),
+        "cpu_seconds_per_step": 0.1,
+        "steps": steps,
+        "first": 24_000,
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,24 @@ def test_levels_come_as_often_as_they_were_drawn():
     assert {row["solution_length"] for row in repeated} == {None}
     with pytest.raises(ControlError, match="1 levels of the source run are not in sokoban.prompts"):
         repeat_prompts(prompts, {"b": 1}, SOKOBAN)
+
+
+def test_prompts_are_counted_by_group_over_all_files(tmp_path):
+    """Each group once, however many episodes it has and in however many files they lie; dropped ones included."""
+    files = []
+    # (iteration, group, prompt, episodes); group 1 of iteration 1 lies in two files.
+    parts = [[(0, 0, "a", 2), (0, 1, "b", 3)], [(1, 0, "a", 2), (1, 1, "c", 1)], [(1, 1, "c", 2), (1, 2, "a", 1)]]
+    for number, groups in enumerate(parts):
+        episodes = make_trajectories(sum(count for *_, count in groups), turns=1, group_size=1)
+        keys = [group[:3] for group in groups for _ in range(group[3])]
+        for place, (episode, (iteration, group, key)) in enumerate(zip(episodes, keys, strict=True)):
+            episode.trajectory_id, episode.sample_index = f"p{number}/{place}", place
+            episode.iteration, episode.group_index, episode.task_id = iteration, group, key
+            episode.trained, episode.drop_reason = (False, "zero_std") if key == "b" else (True, None)
+        files.append(tmp_path / f"part-{number}.parquet")
+        write_trajectories(files[-1], trajectories_to_table(episodes, CONTEXT))
+    assert drawn_prompts(files) == {"a": 3, "b": 1, "c": 1}
+    assert drawn_prompts([]) == {}
 
 
 def test_teacher_of_the_control(train_options):

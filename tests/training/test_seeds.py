@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -206,6 +210,40 @@ def test_demonstrations_are_of_run_seed_purpose_and_number(
     assert found[1, "training", 4] == demonstrate(1, "training", 4)
     # What was made before does not count: processes share the numbers out.
     assert demonstrate(0, "training", 2) == found[0, "training", 0][2:] + found[0, "training", 4][:2]
+
+
+@pytest.mark.parametrize(
+    ("seed", "purpose", "expected"),
+    [
+        (0, "training", ["10 up", "01 up", "07 up", "00 up", "07 up", "11 down"]),
+        (0, "validation", ["06 up", "09 down", "10 up", "01 down", "02 up", "00 down"]),
+        (7, "training", ["00 up", "03 up", "08 up", "10 up", "00 up", "04 up"]),
+    ],
+)
+def test_demonstrations_of_a_seed_stay_as_they_are(
+    smallest: Policy, options: TrainOptions, seed: int, purpose: str, expected: list[str]
+) -> None:
+    """Which prompt each one shows, and what the expert does: warm starts are continued by later versions."""
+    teacher = options.warm_start.teacher.model_copy(update={"factory": "coins.build_teacher", "solved_only": False})
+    options = changed(options, "warm_start", teacher=teacher)
+    rows = [{**row, "prompt": f"{number:02d}"} for number, row in enumerate(rows_of(12, (1, 2, 3)))]
+    demonstrator = Demonstrator(rows, smallest, options, seed, purpose)
+    texts = [smallest.codec.decode(demonstrator.demonstrate(number).input_ids) for number in range(6)]
+    shown = [re.findall(r"\d\d|up|down", text) for text in texts]
+    assert [" ".join(words) for words in shown] == expected
+
+
+def test_an_episode_is_repeated_from_its_row(smallest: Policy, options: TrainOptions) -> None:
+    """Its `sampling` says that its engine takes seeds, and its `seed` is all that its draws need."""
+    for episode in collect(smallest, options, 5, 2):
+        sampling = json.loads(episode.sampling)
+        assert (sampling["engine"], sampling["seeded"]) == ("transformers", True)
+        task = EpisodeTask("again", rows_of(1)[0], 0, 0, episode.seed)
+        engine = build_engine(smallest, options.rollout)
+        drawn = SamplingOptions(**{name: sampling[name] for name in SamplingOptions.model_fields})
+        again = RolloutSettings(options.env, options.reward, options.rollout, drawn, 9, options.task)
+        (repeated,) = rollout(engine, smallest, [task], again)
+        assert sampled(repeated) == sampled(episode)
 
 
 def identify(sample: TrainSample) -> tuple[Any, ...]:

@@ -168,6 +168,23 @@ def test_new_weights_forget_everything_old(tiny_policy, given_tensors):
     np.testing.assert_allclose(second.log_probs, expected.log_probs, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_response_that_was_cut_goes_on_as_if_it_had_not_been(tiny_policy, seed):
+    """The draw for a token follows from the seed and from how many tokens were sampled before, wherever the cut is."""
+
+    def sample(request):
+        engine = TransformersEngine(tiny_policy)
+        engine.submit([request])
+        return engine.poll()[0].token_ids.tolist()
+
+    asked = Talk(0, Plan(seed, 0, (8,)), tiny_policy).request()
+    whole = sample(asked)
+    assert len(whole) == 8
+    for cut in (1, 3, 7):
+        ids = np.concatenate([asked.token_ids, np.array(whole[:cut], np.int32)])
+        assert sample(replace(asked, token_ids=ids, sampled=cut, max_new_tokens=8 - cut)) == whole[cut:]
+
+
 def test_unknown_weights_are_refused(tiny_policy):
     with pytest.raises(KeyError, match="nonsense"):
         TransformersEngine(tiny_policy).update_weights([("nonsense", torch.zeros(1))], 1)
