@@ -81,7 +81,7 @@ def test_baselines_make_as_many_moves_a_turn_as_policies_may(
 ) -> None:
     env = train_options.env.model_copy(update={"args": {**train_options.env.args, "max_actions_per_turn": moves}})
     options = train_options.model_copy(update={"env": env})
-    records = play_baseline(TeacherOptions(name="solver"), rows, options, seed=0)
+    records = play_baseline(SOKOBAN.baselines(options, rows)["solver"], rows, options, seed=0)
     assert {record.optimal_steps for record in records} > {3, 4, 5}
     assert all(record.success and record.turns == math.ceil(record.optimal_steps / moves) for record in records)
 
