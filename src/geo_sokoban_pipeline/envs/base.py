@@ -58,9 +58,8 @@ def user_message(observation: Observation | None) -> dict[str, Any]:
     """Chat message of an observation.
 
     Args:
-        observation: `obs_str` is the text, `multi_modal_data` maps names to lists of pictures. None or an empty one
-        gives an empty text.
-            A role inside the observation is ignored.
+        observation: `obs_str` is the text, `multi_modal_data` maps names to lists of images. None or an empty one
+            gives an empty text. A role inside the observation is ignored.
 
     Returns:
         `{"role": "user", "content": [{"type": "image", "image": …}, …, {"type": "text", "text": …}]}`: the pictures

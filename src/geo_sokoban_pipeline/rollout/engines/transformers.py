@@ -144,9 +144,6 @@ class SlotKvCache:
                 buffers[index] = grown
 
 
-# Rollout engine in this process: batched sampling over the policy's own model, with a KV cache that outlives turns.
-
-
 Item = TypeVar("Item")
 # (step, numbers of slots) → (len(numbers), V) logits after `step` proposed tokens
 LogitsAt = Callable[[int, list[int]], Tensor]
