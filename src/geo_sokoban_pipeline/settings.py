@@ -50,8 +50,8 @@ _terminal = TerminalHooks()
 
 HOOKS = (
     ParameterHooks(),
-    CommandLineHooks(_terminal.tell_interrupted),
     RunHooks(),
+    CommandLineHooks(_terminal.tell_interrupted),  # after RunHooks, so called before: it refuses before any work
     HistoryHooks(),
     _terminal,
     TrackingHooks(),

@@ -116,10 +116,11 @@ import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 from geo_sokoban_pipeline.datasets import CheckpointsDataset
+from geo_sokoban_pipeline.runs.storage import NewCheckpoint
 def write(folder):
     (folder / "model.safetensors").write_bytes(bytes(1 << 20))
     return {}
-CheckpointsDataset(sys.argv[1]).save({"iter=00001": write})
+CheckpointsDataset(sys.argv[1]).save({"iter=00001": NewCheckpoint(write)})
 """
 
 

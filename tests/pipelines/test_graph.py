@@ -23,12 +23,11 @@ from runs import ROOT
 # Datasets that live in memory, each with the reason.
 IN_MEMORY = {
     "command": "how this command runs itself; a hook puts it into the catalog",
-    "study_sokoban.plan": "follows from the parameters alone",
-    "study_geo3k.plan": "follows from the parameters alone",
-    "study_sokoban.finished": "the plan once more, when its runs are done",
-    "study_geo3k.finished": "the plan once more, when its runs are done",
 }
 REGISTERED = register_pipelines()
+for _study in (name for name in REGISTERED if name.startswith("study_")):
+    IN_MEMORY[f"{_study}.plan"] = "follows from the parameters alone"
+    IN_MEMORY[f"{_study}.finished"] = "the plan once more, when its runs are done"
 TASKS = sorted(name.removeprefix("train_") for name in REGISTERED if name.startswith("train_"))
 # A node of the data starts the data pipeline; a whole run from there is what the other tests do.
 STARTS = [
@@ -70,7 +69,7 @@ def test_every_parameter_that_a_node_takes_is_there(catalog, pipeline):
 @pytest.mark.parametrize("task", TASKS)
 def test_nodes_get_the_options_of_their_task(catalog, task):
     """As models, whole or only the part that they need."""
-    train = task_of(task).train
+    train = task_of(task).train_config
     assert type(catalog.load(f"params:train_{task}")) is train
     assert isinstance(catalog.load(f"params:train_{task}.policy"), PolicyOptions)
     assert catalog.load(f"params:train_{task}.task") == task
@@ -84,7 +83,7 @@ def test_kedro_reads_the_type_hints_of_every_node(caplog):
     with caplog.at_level(logging.WARNING, "kedro.validation"):
         found = TypeExtractor(REGISTERED).extract_types_from_pipelines()
     assert [record.getMessage() for record in caplog.records] == []
-    assert found["train_geo3k"] is task_of("geo3k").train
+    assert found["train_geo3k"] is task_of("geo3k").train_config
 
 
 @pytest.mark.parametrize("name", [f"{kind}_{task}" for kind in ("train", "rollout", "update") for task in TASKS])
