@@ -25,7 +25,7 @@ def test_sources_are_names_of_pipelines(section, given):
     with pytest.raises(ParameterError) as caught:
         validate_parameters({section: {"source": {"run": given}}}, ProjectParameters)
     assert str(caught.value).startswith(f"{section}.source.run=")
-    assert "the name of the pipeline that made the run, such as train_sokoban" in str(caught.value)
+    assert "the name of the pipeline that made the run, train_<task>" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 

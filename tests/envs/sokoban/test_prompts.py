@@ -131,9 +131,3 @@ def test_prompts_of_text_are_a_processed_file_too():
     assert (level.board, level.images) == (Board.from_text(LEVEL), ())
     with pytest.raises(ValueError, match="a non-empty list of data: URIs"):
         level_from_processed({**prompt_row(raw(), SokobanDataOptions()), "images": []}, 0, "x", ImageLimits())
-
-
-def test_the_default_leaves_no_trace_in_stored_settings():
-    """Runs of earlier versions go on: what a fingerprint holds of the data has not changed."""
-    assert "observation" not in SokobanDataOptions().model_dump(mode="json")
-    assert SokobanDataOptions(observation="text").model_dump(mode="json")["observation"] == "text"
