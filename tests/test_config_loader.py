@@ -36,3 +36,8 @@ def test_a_loader_that_is_made_later_changes_nothing_for_this_one(looked_at):
         other[looked_at]
     assert paths(first) == wanted
     assert wanted[1] == "mine" and wanted[0] != paths(other)[0]
+
+
+def test_a_source_without_a_run_id_has_that_of_the_command():
+    given = {"run_id": "seed2", "evaluate_dots": {"source": {"run": "train_dots"}}}
+    assert make_loader(**given)["parameters"]["evaluate_dots"]["source"] == {"run": "train_dots", "run_id": "seed2"}

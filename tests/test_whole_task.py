@@ -41,7 +41,7 @@ def run(project: Path, *words: str) -> str:
         [sys.executable, *words],
         check=False,
         cwd=project,
-        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **variables, "OMP_NUM_THREADS": "1", "KEDRO_DISABLE_TELEMETRY": "1"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -10,13 +10,12 @@ from kedro.framework.cli.project import run
 from kedro.framework.project import settings
 
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
+from geo_sokoban_pipeline.hooks.libraries import switch_off_telemetry
 
 __all__ = ["cli", "run"]
 
 
-@click.group()
-def cli() -> None:
-    """Commands of the project: none beside those of Kedro."""
+cli = click.Group("kedro")  # no commands of its own: one group with Kedro's in --help
 
-
+switch_off_telemetry()
 next(hook for hook in settings.HOOKS if isinstance(hook, CommandLineHooks)).register()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from inspect import isgeneratorfunction
 
@@ -11,10 +12,11 @@ from kedro.framework.session import KedroSession
 from kedro.runner import ParallelRunner, ThreadRunner
 from kedro.validation import TypeExtractor
 
-from geo_sokoban_pipeline.config.base import ParameterError
+from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
 from geo_sokoban_pipeline.config.grpo import RolloutPipelineOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.config.study import ControlOptions
+from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.pipeline_registry import register_pipelines
 from geo_sokoban_pipeline.runs.folders import SourceError
 from geo_sokoban_pipeline.tasks import task_of
@@ -64,6 +66,13 @@ def test_what_lives_in_memory_is_used(catalog):
 def test_every_parameter_that_a_node_takes_is_there(catalog, pipeline):
     names = {name for name in REGISTERED[pipeline].datasets() if name.startswith("params:")}
     assert {name for name in names if name not in catalog} == set()
+
+
+def test_nodes_that_take_all_parameters_get_plain_values(catalog):
+    """As JSON: they are validated whole again, and a study writes them into files."""
+    parameters = catalog.load("parameters")
+    assert json.loads(json.dumps(parameters)) == parameters
+    assert validate_parameters(parameters, ProjectParameters).run_id == "default"
 
 
 @pytest.mark.parametrize("task", TASKS)

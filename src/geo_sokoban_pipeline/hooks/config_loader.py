@@ -47,6 +47,10 @@ class ProjectConfigLoader(OmegaConfigLoader):
                 self._register_resolvers()
             found: dict[str, Any] = super().__getitem__(key)
         if key == "parameters":
+            for section in found.values():
+                source = section.get("source") if isinstance(section, dict) else None
+                if isinstance(source, dict) and "run" in source:
+                    source.setdefault("run_id", found.get("run_id", "default"))
             self[key] = found
         return found
 

@@ -20,13 +20,18 @@ _SWITCHES = {
 }
 
 
+def switch_off_telemetry() -> None:
+    """Set each variable that is not set: kedro-telemetry asks before a command is read, the libraries later."""
+    for name, value in _SWITCHES.items():
+        os.environ.setdefault(name, value)
+
+
 class LibraryHooks:
     """Switches off what libraries send, and shortens what they log."""
 
     @hook_impl(tryfirst=True)
     def after_context_created(self) -> None:
-        """Set each variable that is not set, and put the terminal's log handler in place."""
-        for name, value in _SWITCHES.items():
-            os.environ.setdefault(name, value)
+        """Switch off what libraries send, and put the terminal's log handler in place."""
+        switch_off_telemetry()
         enrich_logging()
         quieten_libraries()

@@ -269,6 +269,14 @@ class ParameterHooks:
             check_parameters(loader["parameters"], loader.runtime_params or {})
         except ParameterError as error:
             refuse(error)
+        self._merged = loader["parameters"]
+
+    @hook_impl
+    def after_catalog_created(self, catalog: DataCatalog) -> None:
+        """Nodes that take all parameters get them as files and command give them, not as models."""
+        parameters = catalog.get("parameters")
+        assert parameters is not None, "Kedro puts the parameters into every catalog"
+        parameters.save(self._merged)
 
 
 def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> ProjectParameters:
