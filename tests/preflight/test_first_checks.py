@@ -80,6 +80,22 @@ def test_a_reward_that_is_made_of_turns_may_keep_credit_per_turn(tmp_path):
     look_first(RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, WRAPPED)}), tmp_path)
 
 
+RAISED = """
+import functools
+from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+
+@functools.wraps(compute_reward)
+def reward(outcome, args):
+    parts = compute_reward(outcome, args)
+    return {**parts, "reward": parts["reward"] + 1.0}
+"""
+
+
+def test_a_wrapper_of_such_a_reward_must_add_up_too(tmp_path):
+    with pytest.raises(ParameterError, match="credit"):
+        look_first(RUN, parameters({"grpo": {"credit": "turn"}, "reward": own(tmp_path, RAISED)}), tmp_path)
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -153,4 +153,6 @@ def is_own(options: TrainOptions) -> bool:
 
 def made_of_turns(options: TrainOptions) -> bool:
     """Whether the reward says of itself that it is the sum of what its turns are worth."""
-    return bool(getattr(load_object(options.reward.function, default_name="reward"), "made_of_turns", False))
+    reward = load_object(options.reward.function, default_name="reward")
+    # The mark is the function itself: `functools.wraps` copies attributes to a reward that adds something.
+    return getattr(reward, "made_of_turns", None) is reward

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from geo_sokoban_pipeline.config.base import ParameterError
@@ -182,10 +181,6 @@ _CHECKS: Mapping[str, Sequence[Callable[[Subject], Sequence[Check]]]] = {
 
 
 _KINDS = ("train", "rollout", "update", "evaluate", "control")
-_LEVEL = "#####\n#@$.#\n#####"
-_PROBLEM = {"id": "tried", "answer": "1"}
-_PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
-_ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
 
 
 def check_plugins(run: str, parameters: ProjectParameters) -> None:

@@ -78,4 +78,4 @@ def compute_reward(outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
 
 
 # Credit per turn takes such a reward apart without trying it first.
-compute_reward.made_of_turns = True  # type: ignore[attr-defined]
+compute_reward.made_of_turns = compute_reward  # type: ignore[attr-defined]

@@ -149,7 +149,7 @@ class Grader:
         self._own_pool = GradingPool(workers, time_limit) if pool is None else None
         self._pool = pool or self._own_pool
         # Futures, so that what is being worked on is known too: `functools.lru_cache` holds results alone.
-        self._cache: LRUCache[bytes, _Cached] = LRUCache(cache_size)
+        self._cache: LRUCache[bytes, _Cached] = LRUCache(max(1, cache_size))
         self._lock = threading.Lock()
 
     def submit(self, response: str | None, label: object, *, patience: float = PATIENCE) -> Future[Grade]:

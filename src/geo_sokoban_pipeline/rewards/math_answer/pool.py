@@ -273,8 +273,9 @@ class WorkerProcess:
         poller.register(pipe, select.POLLIN)
         deadline = time.monotonic() + seconds
         while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poller.poll(left * 1000):
+            # Looked at once even when the time is over: what the worker has written by then counts.
+            left = max(0.0, deadline - time.monotonic())
+            if not poller.poll(left * 1000):
                 return None
             read = os.read(pipe, 1 << 16)
             if not read:
