@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, Rows, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, count_solved, mean_of, read_record
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 from geo_sokoban_pipeline.rewards.text import assistant_text
 
@@ -83,29 +82,6 @@ def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
         "tools": _describe_tools(records),
         "responses": _describe_responses(records),
         "breakdowns": _break_down(records),
-    }
-
-
-def answer_numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """Numbers of a row that a validation reports."""
-    responses = row["responses"] or {}
-    return {
-        **{name: row[name] for name in ("solve_rate", "low", "high", "mean_return", "invalid_share")},
-        "first_attempt_rate": (row["first_attempt"] or {}).get("solve_rate"),
-        "answered_share": row["answered_share"],
-        "plausible_share": row["plausible_share"],
-        "called_share": row["tools"]["called_share"],
-        "response_tokens": responses.get("tokens_mean"),
-        "truncated_share": responses.get("truncated_share"),
-    }
-
-
-def describe_problems(prompts: Rows, options: TrainOptions) -> dict[str, Any]:
-    """What was played: `families` and distinct `answers` among the problems, and `turn_limit`."""
-    return {
-        "families": len({row.get("family") for row in prompts} - {None}),
-        "answers": len({row.get("answer") for row in prompts}),
-        "turn_limit": options.rollout.max_turns,
     }
 
 
