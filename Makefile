@@ -93,7 +93,7 @@ endef
 run: $(RUN_STAMP) ## Train a policy on Sokoban and say where its report is.
 	$(call TRAIN,sokoban)
 
-run-geo3k: $(RUN_STAMP) ## The same on geometry problems, with one reply.
+run-geo3k: $(RUN_STAMP) ## The same on geometry problems, with one response.
 	$(call TRAIN,geo3k)
 
 run-geo3k-multi-turn: $(RUN_STAMP) ## The same with the scoring tool.

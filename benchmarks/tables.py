@@ -1,4 +1,4 @@
-"""Results of the benchmarks as text and pictures of the docs: pure functions of what was kept."""
+"""Results of the benchmarks as text and images of the docs: pure functions of what was kept."""
 
 from __future__ import annotations
 

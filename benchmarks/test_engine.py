@@ -5,7 +5,7 @@ played by the same engine with its cache on and off; one flag differs, vision fe
 2 times the tokens per second at 8 turns and 4 times at 30.
 
 Then iterations of 256 episodes on prompts that the default run's sampler draws from the default levels, caches of
-boards and pictures kept as in a run. Nearly all that an iteration shows has been shown by none before: the bar,
+boards and images kept as in a run. Nearly all that an iteration shows has been shown by none before: the bar,
 observations under 5 % of a rollout, is for that. The same iteration again shows what the caches spare. Times are
 CPU-seconds.
 """
@@ -41,7 +41,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.runtime import prepare_process
-from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 ROOT = Path(__file__).parents[1]
@@ -55,12 +55,12 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def options() -> TrainOptions:
-    """Default options, with a short imitation of random legal moves: replies are well formed, levels stay unsolved."""
+    """Default options, with a short SFT on random legal moves: responses are well formed, levels stay unsolved."""
     text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
     defaults = SOKOBAN.train_config.model_validate(yaml.safe_load(text)["train_sokoban"])
-    teacher = defaults.warm_start.teacher.model_copy(update={"name": "random_legal"})
+    expert = defaults.warm_start.teacher.model_copy(update={"name": "random_legal"})
     steps = WARM_START_STEPS
-    brief = {"steps": steps, "validate_every": steps, "validation_episodes": 8, "teacher": teacher}
+    brief = {"steps": steps, "validate_every": steps, "validation_episodes": 8, "teacher": expert}
     return defaults.model_copy(update={"processes": 1, "warm_start": defaults.warm_start.model_copy(update=brief)})
 
 
@@ -76,7 +76,7 @@ def rows() -> Rows:
 def policy(options: TrainOptions, rows: Rows) -> Policy:
     prepare_process(1)
     made = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
-    imitate_teacher(made, rows, rows[:8], options, seed=0)
+    run_sft(made, rows, rows[:8], options, seed=0)
     return made
 
 
@@ -118,7 +118,7 @@ def test_cached_against_uncached(policy, options, rows, found, turns, bar):
     times: dict[bool, list[float]] = {True: [], False: []}
     played: dict[bool, list[Trajectory]] = {}
     engines = {cached: build_engine(policy, base.model_copy(update={"reuse_cache": cached})) for cached in times}
-    # The two take turns, so that a slow moment of the machine hits both. The first round encodes the pictures.
+    # The two take turns, so that a slow moment of the machine hits both. The first round encodes the images.
     for _ in range(ROUNDS + 1):
         for cached, engine in engines.items():
             settings = make_settings(options, base, max_steps=10_000, end_when_lost=False)
@@ -139,9 +139,9 @@ def test_cached_against_uncached(policy, options, rows, found, turns, bar):
 
 @dataclass
 class Observing:
-    """CPU-seconds of making observations: picture, message, decoding a prompt's picture, PNG file and patches.
+    """CPU-seconds of making observations: image, message, decoding a prompt's image, PNG file and patches.
 
-    Reading the clock takes as long as finding a known picture; what it takes is measured and left out.
+    Reading the clock takes as long as finding a known image; what it takes is measured and left out.
     """
 
     seconds: float = 0.0
@@ -222,7 +222,7 @@ def test_share_of_environments(policy, options, rows, found, monkeypatch):
         drawn = sampler.draw(iteration, groups)
         tasks = make_tasks([rows[index] for index in drawn], groups, size)
         for kind in ("fresh", "again"):
-            engine.update_weights(None, engine.version + 1)  # as in training: every iteration encodes its pictures anew
+            engine.update_weights(None, engine.version + 1)  # as in training: every iteration encodes its images anew
             with monkeypatch.context() as patches:
                 clock = Observing()
                 if iteration % 2:  # the clock of observations has its cost, which the other share must not bear

@@ -1,8 +1,8 @@
 """How fast geometry problems are drawn, laid out and rendered.
 
 Run with `pytest benchmarks/test_problems.py -s`. Rates are in `extra_info`. Asserted are ratios, which hold on a busy
-machine too: a textbook problem, its labels placed, takes at most three times its picture's rendering, and a tiny
-one at most as long as its picture. Times are CPU-seconds, least of three.
+machine too: a textbook problem, its labels placed, takes at most three times its image's rendering, and a tiny
+one at most as long as its image. Times are CPU-seconds, least of three.
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ def test_problems_per_second(benchmark, difficulty, count, bar):
     ratio = min(drawing) / min(rendering)
     rate = count / (min(drawing) + min(rendering))
     benchmark.extra_info.update(problems_per_second=round(rate), drawing_to_rendering=round(ratio, 2))
-    print(f"\n{difficulty}: {rate:.0f} problems a second with pictures, drawing takes {ratio:.2f} of rendering")
+    print(f"\n{difficulty}: {rate:.0f} problems a second with images, drawing takes {ratio:.2f} of rendering")
     benchmark.pedantic(lambda: generate_problems(count, 0, options), rounds=1)
     assert ratio <= bar

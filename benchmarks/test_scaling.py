@@ -34,7 +34,7 @@ from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.training.runtime import prepare_process
-from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.parquet import name_parts
 from geo_sokoban_pipeline.trajectories.schema import TrajectoryContract
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -69,7 +69,7 @@ def rows() -> Rows:
 def policy(options: TrainOptions, rows: Rows) -> Policy:
     prepare_process(1)
     made = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
-    imitate_teacher(made, rows, rows[:8], options, seed=0)
+    run_sft(made, rows, rows[:8], options, seed=0)
     return made
 
 
@@ -109,7 +109,7 @@ def cost_of_iterations(
         costs["writing"], _ = timed(lambda p=played, k=round_: write(dataset, k, p, policy))  # type: ignore[misc]
         found.append(costs)
     engine.close()
-    # The first round fills the caches of boards and pictures, as earlier iterations of a run have done.
+    # The first round fills the caches of boards and images, as earlier iterations of a run have done.
     return {phase: min(costs[phase] for costs in found[1:]) for phase in PHASES}
 
 

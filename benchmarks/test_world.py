@@ -1,4 +1,4 @@
-"""How fast the Sokoban world is: levels per minute, moves, observations, pictures.
+"""How fast the Sokoban world is: levels per minute, moves, observations, images.
 
 Run with `pytest benchmarks/test_world.py`. Rates are in `extra_info`; only the bar of 6,000 verified 6×6 one-box levels
 a minute is asserted.
@@ -49,5 +49,5 @@ def test_png_of_a_new_board(benchmark):
 
 def test_turn_with_observation(benchmark):
     env = SokobanEnv(BOARD, 1, 10**9, 16, observation_style="brief")
-    replies = itertools.cycle(["<answer>Right</answer>", "<answer>Left</answer>"])
-    benchmark(lambda: env.step(next(replies)))
+    responses = itertools.cycle(["<answer>Right</answer>", "<answer>Left</answer>"])
+    benchmark(lambda: env.step(next(responses)))

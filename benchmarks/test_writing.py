@@ -16,7 +16,7 @@ from benchmarks.records import ROOT, keep
 from benchmarks.runs import play_run
 from benchmarks.tables import render_writing, writing_shares
 
-ITERATIONS, FIRST = 48, 8  # the first ones fill the caches of boards and pictures
+ITERATIONS, FIRST = 48, 8  # the first ones fill the caches of boards and images
 BAR = 0.03
 PARTS = ("step_time", "save_time", "write_time", "cpu_time", "save_cpu_time", "write_cpu_time")
 

@@ -1,4 +1,4 @@
-"""The README's pictures, drawn from runs in the data root: `python scripts/readme_pictures.py sokoban geo3k`.
+"""The README's images, drawn from runs in the data root: `python scripts/readme_pictures.py sokoban geo3k`.
 
 The rule is the report's: of each optimal length, or family, the first held-out prompt that the final policy solved.
 """
@@ -15,7 +15,7 @@ SHOWN = {"sokoban": ("held_out_episodes.gif", 8), "geo3k": ("held_out_problems.s
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Draw the chosen tasks' pictures and print their paths; 0, or 1 where a task has no finished run."""
+    """Draw the chosen tasks' images and print their paths; 0, or 1 where a task has no finished run."""
     from geo_sokoban_pipeline.reporting.episodes import episodes_gif
     from geo_sokoban_pipeline.reporting.notebook import open_catalog
     from geo_sokoban_pipeline.reporting.showcase import draw_responses
@@ -43,7 +43,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("tasks", nargs="+", choices=list(SHOWN), help="tasks whose run is shown")
     parser.add_argument("--run-id", default="default", help="run that is shown")
     parser.add_argument("--env", default=None, help="configuration environment of the run")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "img", help="folder of the pictures")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "img", help="folder of the images")
     return parser.parse_args(words)
 
 

@@ -53,7 +53,7 @@ def make_trajectories(
     *,
     iteration: int = 0,
     group_size: int = 4,
-    reply_tokens: int = 8,
+    response_tokens: int = 8,
     observation_tokens: int = 8,
     distinct_images: int = 40,
     evaluation: bool = False,
@@ -63,14 +63,14 @@ def make_trajectories(
 
     Args:
         image_px: width and height of a board in pixels, a multiple of 32.
-        reply_tokens: generated tokens per turn, drawn at random.
+        response_tokens: generated tokens per turn, drawn at random.
         observation_tokens: tokens of an observation's text, the same in each.
         distinct_images: boards in circulation; repeats are equal bytes.
         evaluation: episodes without advantage that were not trained.
     """
     generator = np.random.default_rng([seed, iteration])
     rewards = generator.normal(size=episodes)
-    shape = (turns, image_px, reply_tokens, observation_tokens, distinct_images)
+    shape = (turns, image_px, response_tokens, observation_tokens, distinct_images)
     made = [_make_trajectory(generator, iteration, *divmod(index, group_size), shape) for index in range(episodes)]
     for start in range(0, episodes, group_size):
         group = slice(start, start + group_size)
@@ -88,7 +88,7 @@ def make_trajectories(
 def _make_trajectory(
     generator: np.random.Generator, iteration: int, group: int, sample: int, shape: tuple[int, ...]
 ) -> Trajectory:
-    turn_count, px, reply_tokens, observation_tokens, distinct_images = shape
+    turn_count, px, response_tokens, observation_tokens, distinct_images = shape
     side = px // PATCH
     pads = side * side // CONTEXT.merge_size**2
     ids: list[int] = []
@@ -97,7 +97,7 @@ def _make_trajectory(
     for number in range(turn_count):
         for role in ("user", "assistant"):
             start = len(ids)
-            words = generator.integers(1000, 9000, reply_tokens).tolist()
+            words = generator.integers(1000, 9000, response_tokens).tolist()
             ids += [PAD] * pads + list(range(observation_tokens)) if role == "user" else words
             generated = role == "assistant"
             mask += [int(generated)] * (len(ids) - start)

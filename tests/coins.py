@@ -10,7 +10,7 @@ from geo_sokoban_pipeline.envs.base import user_message
 
 
 class CoinEnv:
-    """One reply; solved where the number of its characters is even. Prompts with `sure` are always solved."""
+    """One response; solved where the number of its characters is even. Prompts with `sure` are always solved."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.row, self.solved = row, False
@@ -39,7 +39,7 @@ def build_env(row: dict[str, Any], args: dict[str, Any]) -> CoinEnv:
 class Caller:
     """An expert that says heads or tails."""
 
-    def reply(self, env: Any, generator: Any) -> str:
+    def respond(self, env: Any, generator: Any) -> str:
         return str(generator.choice(("up", "down")))
 
 
@@ -48,7 +48,7 @@ def build_teacher(name: str, patience: int | None, noise: float) -> Caller:
 
 
 def solved_reward(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
-    return {"reward": float(len(outcome.replies[0]) % 2)}
+    return {"reward": float(len(outcome.responses[0]) % 2)}
 
 
 def rows_of(count: int, lengths: Sequence[int] = (1,)) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ class _Info(ctypes.Structure):
 def map_large_block(member: object = None) -> int:
     """Bytes mapped for a block of 30 MiB after one of 31 was freed: 0 where glibc moves its bound.
 
-    The block is larger than any place that may be free in a test's heap. A crew's child does it as a job.
+    The block is larger than any place that may be free in a test's heap. A worker group's child does it as a job.
     """
     freed = torch.empty(FREED, dtype=torch.uint8)
     del freed

@@ -1,4 +1,4 @@
-"""Rows of geometry sources for tests: pictures of every form, files of both published schemas."""
+"""Rows of geometry sources for tests: images of every form, files of both published schemas."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ STRUCT_BYTES = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())
 
 
 def drawing(number: int = 0, size: tuple[int, int] = (40, 30)) -> Image.Image:
-    """A small RGB picture; another number, another picture."""
+    """A small RGB image; another number, another image."""
     pixels = np.random.default_rng(number).integers(0, 255, (size[1], size[0], 3), np.uint8)
     return Image.fromarray(pixels)
 
 
-def image_file(picture: Image.Image, kind: str = "PNG", **arguments: Any) -> bytes:
-    """Bytes of a picture."""
+def image_file(image: Image.Image, kind: str = "PNG", **arguments: Any) -> bytes:
+    """Bytes of an image."""
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **arguments)
+    image.save(buffer, kind, **arguments)
     return buffer.getvalue()
 
 

@@ -19,7 +19,7 @@ def _inside(model: Any, path: str) -> Any:
 TrainOptions: type[_TrainOptions] = SOKOBAN.train_config
 PolicyOptions = _inside(TrainOptions, "policy")
 TinyPolicyOptions = _inside(TrainOptions, "policy.tiny")
-TeacherOptions = _inside(TrainOptions, "warm_start.teacher")
+ExpertOptions = _inside(TrainOptions, "warm_start.teacher")
 EnvOptions = _inside(TrainOptions, "env")
 RewardOptions = _inside(TrainOptions, "reward")
 ControlOptions = _inside(ProjectParameters, "control_sokoban")
@@ -27,6 +27,6 @@ StudyOptions = _inside(ProjectParameters, "study")
 StudyDefinition = study_model("default")
 Geo3kTrainOptions = GEO3K.train_config
 Geo3kMultiTurnTrainOptions = GEO3K_MULTI_TURN.train_config
-GeometryTeacherOptions = _inside(Geo3kTrainOptions, "warm_start.teacher")
+GeometryExpertOptions = _inside(Geo3kTrainOptions, "warm_start.teacher")
 GeometryTinyOptions = _inside(Geo3kTrainOptions, "policy.tiny")
 GeometryEvaluationOptions = _inside(Geo3kTrainOptions, "evaluation")

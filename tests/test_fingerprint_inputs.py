@@ -242,10 +242,10 @@ def edit(number: int, **values: Any) -> Callable[[list[dict[str, Any]]], list[di
 
 PROMPTS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
     "the text": edit(0, prompt="Which way!"),
-    "a picture": edit(0, images=["data:1", "data:3"]),
-    "a picture less": edit(0, images=["data:1"]),
-    "no pictures": edit(0, images=None),
-    "the order of pictures": edit(0, images=["data:2", "data:1"]),
+    "an image": edit(0, images=["data:1", "data:3"]),
+    "an image less": edit(0, images=["data:1"]),
+    "no images": edit(0, images=None),
+    "the order of images": edit(0, images=["data:2", "data:1"]),
     "the label": edit(0, answer="4"),
     "a label less": edit(0, answer=None),
     "a label more": edit(1, answer="0"),

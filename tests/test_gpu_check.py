@@ -33,7 +33,7 @@ def test_a_thin_model_on_the_cpu(tmp_path):
     assert process.returncode == 0, process.stderr[-2000:]
     page = output.read_text(encoding="utf-8")
     found = dict(line.strip("| ").split(" | ", 1) for line in page.splitlines() if line.startswith("| "))
-    assert found["rollout"].startswith("4 episodes, 2 replies of 3 tokens")
+    assert found["rollout"].startswith("4 episodes, 2 responses of 3 tokens")
     assert "24 of them trained" in found["an update"]
     assert found["model FLOP utilisation"].endswith("of 1.0·10¹² a second (dense bfloat16)")
     assert float(found["gradient norm of the last update"]) > 0
@@ -52,7 +52,7 @@ def test_without_a_gpu_nothing_is_done(parts):
 
 
 def test_operations_are_those_that_torch_counts(parts):
-    """Against torch's own counter, over the library's forward pass of one episode with a picture."""
+    """Against torch's own counter, over the library's forward pass of one episode with an image."""
     import torch
     from model import SIZES, VOCABULARY, Load, build_policy, forward_flops
     from torch.utils.flop_counter import FlopCounterMode

@@ -250,11 +250,11 @@ def test_columns_repeat_the_lists(name: str, value: int | None) -> None:
 
 def test_credit_adds_up_to_the_reward() -> None:
     trajectories = make_trajectories(2, turns=2)
-    replies = [turn for turn in trajectories[1].turns if turn.role == "assistant"]
-    for turn in replies:
+    responses = [turn for turn in trajectories[1].turns if turn.role == "assistant"]
+    for turn in responses:
         turn.credit = trajectories[1].reward / 2
     check(trajectories)
-    replies[0].credit += 1e-3
+    responses[0].credit += 1e-3
     with pytest.raises(TrajectoryError, match="adds up") as caught:
         check(trajectories)
     assert caught.value.trajectory_id == trajectories[1].trajectory_id
@@ -379,7 +379,7 @@ episodes = st.builds(
     image_px=st.sampled_from([32, 96]),
     iteration=st.integers(0, 99999),
     group_size=st.integers(1, 4),
-    reply_tokens=st.integers(2, 12),
+    response_tokens=st.integers(2, 12),
     distinct_images=st.integers(1, 5),
     seed=st.integers(0, 2**31),
 )

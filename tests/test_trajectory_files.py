@@ -124,9 +124,11 @@ def test_success_by_iteration_needs_no_unpivot(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("px", [96, 384])
 @pytest.mark.parametrize("episodes", [8, 64])
-@pytest.mark.parametrize("reply_tokens", [8, 300])
-def test_size_has_a_bound(px: int, episodes: int, reply_tokens: int, tmp_path: Path) -> None:
-    trajectories = make_trajectories(episodes, turns=8, image_px=px, reply_tokens=reply_tokens, distinct_images=60)
+@pytest.mark.parametrize("response_tokens", [8, 300])
+def test_size_has_a_bound(px: int, episodes: int, response_tokens: int, tmp_path: Path) -> None:
+    trajectories = make_trajectories(
+        episodes, turns=8, image_px=px, response_tokens=response_tokens, distinct_images=60
+    )
     generator = np.random.default_rng(0)
     for trajectory in trajectories:  # the largest rows there are: three kinds of log-probs, none alike
         noise = generator.exponential(size=(2, len(trajectory.token_ids))).astype(np.float32)

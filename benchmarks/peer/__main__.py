@@ -60,7 +60,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     root = Path(os.environ.get("GEO_SOKOBAN_DATA_ROOT", "data"))
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peer", description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, nargs="+", default=list(BARS), help="replies of an episode")
+    parser.add_argument("--turns", type=int, nargs="+", default=list(BARS), help="responses of an episode")
     parser.add_argument("--rounds", type=int, default=5, help="steps of each system after the warm-up")
     parser.add_argument("--groups", type=int, default=4, help="prompts of a step")
     parser.add_argument("--group-size", type=int, default=8, help="episodes of a prompt")
@@ -70,15 +70,15 @@ def _parse() -> argparse.Namespace:
 
 
 def prepare_policy(folder: Path, threads: int) -> None:
-    """Save the default tiny policy after a short imitation of random legal moves: replies are well formed."""
+    """Save the default tiny policy after a short imitation of random legal moves: responses are well formed."""
     import torch
-    from benchmarks.peer.world import CELL_PX, make_rows
+    from benchmarks.peer.env import CELL_PX, make_rows
 
     from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
     from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
     from geo_sokoban_pipeline.policies.policy import save_policy
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-    from geo_sokoban_pipeline.training.sft import imitate_teacher
+    from geo_sokoban_pipeline.training.sft import run_sft
 
     torch.set_num_threads(threads)
     policy = build_tiny_policy(TinyPolicyOptions(texts="sokoban"), seed=0)
@@ -88,17 +88,17 @@ def prepare_policy(folder: Path, threads: int) -> None:
         {"warm_start": {**steps, "teacher": {"name": "random_legal"}}, "env": {"args": env}}
     )
     rows = make_rows(512)
-    imitate_teacher(policy, rows, rows[:8], options, seed=0)
+    run_sft(policy, rows, rows[:8], options, seed=0)
     folder.mkdir()
     save_policy(policy, folder)
 
 
 def _compare(setting: Setting) -> Comparison:
     from benchmarks.peer.checks import check_pair, check_step
+    from benchmarks.peer.env import make_rows
     from benchmarks.peer.ours import draw_all
     from benchmarks.peer.report import Comparison
     from benchmarks.peer.worker import Worker
-    from benchmarks.peer.world import make_rows
 
     rows = make_rows(setting.groups * setting.steps)
     steps: dict[System, list[StepReport]] = {system: [] for system in NAMES}

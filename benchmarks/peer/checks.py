@@ -7,7 +7,7 @@ from benchmarks.peer.setting import Setting, StepReport
 
 PATCHES_PER_IMAGE = 36  # 96×96 pixels, patches of 16
 TOKENS_PER_IMAGE = 9  # 2×2 patches each
-ALLOWED_TOKEN_DIFFERENCE = 0.01  # sampled replies may differ in length
+ALLOWED_TOKEN_DIFFERENCE = 0.01  # sampled responses may differ in length
 
 
 class UnequalWorkError(AssertionError):
@@ -18,19 +18,19 @@ def check_step(name: str, report: StepReport, setting: Setting) -> None:
     """Check one step of one system against the setting.
 
     Raises:
-        UnequalWorkError: episodes, turns, optimizer steps or pictures are not what the setting asks for.
+        UnequalWorkError: episodes, turns, optimizer steps or images are not what the setting asks for.
     """
-    pictures = setting.episodes * setting.turns
+    images = setting.episodes * setting.turns
     _equal(name, "turns of each episode", report.turns, [setting.turns] * setting.episodes)
     _equal(name, "trained episodes", report.trained_episodes, setting.episodes)
     _equal(name, "optimizer steps", report.optimizer_steps, 1)
-    _equal(name, "pictures", report.images, pictures)
-    _equal(name, "picture tokens", report.image_tokens, pictures * TOKENS_PER_IMAGE)
+    _equal(name, "pictures", report.images, images)
+    _equal(name, "image tokens", report.image_tokens, images * TOKENS_PER_IMAGE)
     if not report.vision_moved > 0:
-        raise UnequalWorkError(f"{name}: no weight of the vision tower moved, so no picture had a part in the loss.")
+        raise UnequalWorkError(f"{name}: no weight of the vision tower moved, so no image had a part in the loss.")
     for note in ("pixel_rows", "trained_patches"):
         if note in report.notes:
-            _equal(name, note, report.notes[note], pictures * PATCHES_PER_IMAGE)
+            _equal(name, note, report.notes[note], images * PATCHES_PER_IMAGE)
     if "env_turns" in report.notes:
         _equal(name, "turns that the environments saw", report.notes["env_turns"], report.turns)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.peer.env import REWARD_ARGS
 from benchmarks.peer.setting import (
     Setting,
     StepReport,
@@ -19,7 +20,6 @@ from benchmarks.peer.setting import (
     describe_running,
     largest_change,
 )
-from benchmarks.peer.world import REWARD_ARGS
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
@@ -40,7 +40,7 @@ def make_options(setting: Setting, reuse_cache: bool = True) -> TrainOptions:
     """The project's options for a setting; what is not named here is the default."""
     return SOKOBAN.train_config.model_validate(
         {
-            "env": {"factory": "benchmarks.peer.world.build_env", "args": {"turns": setting.turns}},
+            "env": {"factory": "benchmarks.peer.env.build_env", "args": {"turns": setting.turns}},
             "reward": {"args": REWARD_ARGS},
             "rollout": {
                 "max_turns": setting.turns,

@@ -21,11 +21,11 @@ class Setting:
 
     Attributes:
         policy: folder of the weights that both systems load.
-        turns: replies of every episode.
+        turns: responses of every episode.
         groups: prompts of a step. group_size: episodes of a prompt.
         threads: threads of torch and OpenMP.
-        max_new_tokens: tokens of a reply at most.
-        temperature: of sampling; low enough that a briefly trained policy writes replies of equal length.
+        max_new_tokens: tokens of a response at most.
+        temperature: of sampling; low enough that a briefly trained policy writes responses of equal length.
         learning_rate: small, so that both policies stay what they were.
         steps: steps that will be asked for, the warm-up included; each has prompts of its own.
     """
@@ -59,10 +59,10 @@ class StepReport:
         apart, on our side, where an image is processed once). update: after that, until the weights are changed.
         writing: checking and writing the trajectories.
         levels: level of each episode, in the order in which it was trained.
-        turns: replies of each episode. images, image_tokens: pictures in the trained conversations, and the tokens
+        turns: responses of each episode. images, image_tokens: images in the trained conversations, and the tokens
         that stand for them.
         trained_episodes, optimizer_steps: what the update used and did.
-        vision_moved: largest change of a weight of the vision tower; 0 if no picture had a part in the loss.
+        vision_moved: largest change of a weight of the vision tower; 0 if no image had a part in the loss.
         tokens: of all conversations. sampled_tokens: of them, those that the policy wrote.
         fixed_ids: of each episode the tokens that were not sampled, -1 where a run of sampled ones stood.
         running: type of the weights, attention, threads, optimizer, heap, as they were in force.

@@ -21,7 +21,7 @@ from benchmarks.peer.setting import (
     describe_running,
     largest_change,
 )
-from benchmarks.peer.tools import TimedImageProcessor, ToolWorld, build_processor, score
+from benchmarks.peer.tools import TimedImageProcessor, ToolEnv, build_processor, score
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -108,13 +108,13 @@ class Clock(TrainerCallback):
 def run_theirs(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Callable[[StepReport], None]) -> None:
     """Do one step whenever `wait` returns True, and tell its report; the rows are played in their order."""
     policy = load_policy(setting.policy)
-    ToolWorld.turns = setting.turns
+    ToolEnv.turns = setting.turns
     samples = [{name: row[name] for name in ("prompt", "extra_info", "level_hash")} for row in rows]
     dataset = Dataset.from_dict(
         {"prompt": [[{"role": "user", "content": ""}]] * len(rows), "sample": [json.dumps(row) for row in samples]}
     )
     arguments = make_arguments(setting)
-    # One sampled token that stands for a picture, and the library looks for a picture that is not there.
+    # One sampled token that stands for an image, and the library looks for an image that is not there.
     arguments["generation_kwargs"]["suppress_tokens"] = policy.banned_ids.tolist()
     clock = Clock(wait, tell)
     with tempfile.TemporaryDirectory() as folder:
@@ -125,7 +125,7 @@ def run_theirs(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Cal
             train_dataset=dataset,
             processing_class=build_processor(policy),
             callbacks=[clock],
-            environment_factory=ToolWorld,
+            environment_factory=ToolEnv,
         )
         trainer.remove_callback(PrinterCallback)
         clock.trainer = trainer

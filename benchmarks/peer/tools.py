@@ -1,7 +1,7 @@
 """What is fitted to TRL from outside, so that its conversations hold the same tokens as ours; all of it helps TRL.
 
-The chat template shows no tool schema, and every reply, however written, is read as one call of the environment, so no
-reply ends an episode. Pictures go through `Qwen2VLImageProcessorPil`, as on our side.
+The chat template shows no tool schema, and every response, however written, is read as one call of the environment, so
+no response ends an episode. Images go through `Qwen2VLImageProcessorPil`, as on our side.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from benchmarks.peer.world import REWARD_ARGS, FixedLengthEnv, build_env
+from benchmarks.peer.env import REWARD_ARGS, FixedLengthEnv, build_env
 from transformers import ProcessorMixin, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
 
-# The whole reply is the argument of one call of `move`.
+# The whole response is the argument of one call of `move`.
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
@@ -50,14 +50,14 @@ RESPONSE_TEMPLATE = {
             "close_pattern": r"<\|im_end\|>|$",
             "repeats": True,
             "content": "text",
-            "transform": {"type": "function", "function": {"name": "move", "arguments": {"reply": "{content}"}}},
+            "transform": {"type": "function", "function": {"name": "move", "arguments": {"response": "{content}"}}},
         },
         "content": {"close_pattern": "$", "content": "text"},
     },
 }
 
 
-class ToolWorld:
+class ToolEnv:
     """The shared world in the form that `environment_factory` asks for."""
 
     turns = 0  # set before the trainer is built, which takes no arguments for its environments
@@ -68,16 +68,16 @@ class ToolWorld:
         self._env: FixedLengthEnv = build_env(row, {"turns": self.turns})
         self._level = prompt_key(row)
         observation, _ = self._env.reset()
-        pictures = _content(self._env.format_observation(observation))[:1]
-        return split_placeholders(row["prompt"], pictures)
+        images = _content(self._env.format_observation(observation))[:1]
+        return split_placeholders(row["prompt"], images)
 
-    def move(self, reply: str) -> list[dict[str, Any]]:
+    def move(self, response: str) -> list[dict[str, Any]]:
         """Carry out a move.
 
         Args:
-            reply: the whole reply of the policy.
+            response: the whole response of the policy.
         """
-        observation, _, _ = self._env.step(reply)
+        observation, _, _ = self._env.step(response)
         return _content(self._env.format_observation(observation))
 
     # Public methods are tools; these are for the benchmark.
@@ -112,8 +112,8 @@ class TimedImageProcessor(Qwen2VLImageProcessorPil):
             TimedImageProcessor.seconds += time.process_time() - began
 
 
-def score(completions: list[Any], environments: list[ToolWorld], **_: Any) -> list[float]:
-    """Rewards; first the last reply is carried out, which TRL's limit of calls leaves over."""
+def score(completions: list[Any], environments: list[ToolEnv], **_: Any) -> list[float]:
+    """Rewards; first the last response is carried out, which TRL's limit of calls leaves over."""
     for completion, environment in zip(completions, environments, strict=True):
         environment.move(**completion[-1]["tool_calls"][0]["function"]["arguments"])
     return [environment._reward() for environment in environments]
@@ -130,7 +130,7 @@ def build_processor(policy: Policy) -> TinyProcessor:
 
 
 def _content(message: dict[str, Any]) -> list[dict[str, Any]]:
-    # RGB at once: the processor would convert a palette picture again in every later turn.
+    # RGB at once: the processor would convert a palette image again in every later turn.
     return [
         {**item, "image": item["image"].convert("RGB")} if item["type"] == "image" else item
         for item in message["content"]

@@ -46,8 +46,8 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_check", description="Time a rollout and updates at full size.")
     parser.add_argument("--thin", action="store_true", help="two layers in place of Qwen3-VL-2B's sizes")
     parser.add_argument("--episodes", type=int, default=16, help="episodes of the rollout")
-    parser.add_argument("--turns", type=int, default=4, help="replies of an episode")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of a reply")
+    parser.add_argument("--turns", type=int, default=4, help="responses of an episode")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of a response")
     parser.add_argument("--updates", type=int, default=10, help="optimizer steps")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="padded tokens of a micro-batch")
     parser.add_argument(

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Work:
-    """How much is done: episodes, replies of each, tokens of a reply, optimizer steps, tokens of a micro-batch."""
+    """How much is done: episodes, responses of each, tokens of a response, optimizer steps, tokens of a micro-batch."""
 
     episodes: int
     turns: int
@@ -50,7 +50,7 @@ class Figures:
     Attributes:
         rollout_seconds, sampled: of the rollout, and tokens that were sampled in it.
         update_seconds: of each optimizer step.
-        tokens, scored, pictures: of one step: tokens of the episodes, trained ones, pictures.
+        tokens, scored, images: of one step: tokens of the episodes, trained ones, images.
         step_flops: operations of one step, a backward pass counting as two forward passes.
         gradient_norm: of the last step; finite, or the step was none.
         peak_bytes: largest memory: of torch's allocator on a GPU, of the process on a CPU.
@@ -61,14 +61,14 @@ class Figures:
     update_seconds: list[float]
     tokens: int
     scored: int
-    pictures: int
+    images: int
     step_flops: float
     gradient_norm: float
     peak_bytes: int
 
 
-class FullReplies(TransformersEngine):
-    """The engine, for policies that do not end their replies: one that has reached its limit counts as ended."""
+class FullResponses(TransformersEngine):
+    """The engine, for policies that do not end their responses: one that has reached its limit counts as ended."""
 
     def poll(self) -> list[EngineResult]:
         """See `TransformersEngine`."""
@@ -105,7 +105,7 @@ def measure(policy: Policy, work: Work) -> Figures:
         update_seconds=seconds,
         tokens=sum(load.lengths),
         scored=load.scored,
-        pictures=len(load.patches),
+        images=len(load.patches),
         step_flops=3 * forward_flops(policy, load),
         gradient_norm=norm,
         peak_bytes=_peak_bytes(device),
@@ -124,7 +124,7 @@ def _play(policy: Policy, work: Work) -> list[Trajectory]:
         EpisodeTask(f"gpu/{number}", rows[number // _GROUP % len(rows)], number // _GROUP, number, number)
         for number in range(work.episodes)
     ]
-    engine = FullReplies(policy, draft_share=None)
+    engine = FullResponses(policy, draft_share=None)
     try:
         return rollout(engine, policy, tasks, settings)
     finally:
@@ -140,7 +140,7 @@ def _prompts(count: int) -> list[dict[str, object]]:
 
 
 def _with_advantage(sample: TrainSample, number: int) -> TrainSample:
-    """The sample with an advantage of its own: random replies earn nothing that could be learnt from."""
+    """The sample with an advantage of its own: random responses earn nothing that could be learnt from."""
     value = np.random.default_rng(number).standard_normal()
     sample.advantages[:] = value
     return sample

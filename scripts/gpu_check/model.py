@@ -57,7 +57,7 @@ class Load:
     Attributes:
         lengths: tokens of each episode.
         scored: tokens whose logits are made.
-        patches: of each distinct picture.
+        patches: of each distinct image.
     """
 
     lengths: list[int]
@@ -68,7 +68,7 @@ class Load:
 def forward_flops(policy: Policy, load: Load) -> float:
     """Multiplications and additions of a forward pass: two per weight of every matrix and token, and attention.
 
-    Attention of the language model is causal, so a token attends to half of its episode on average; that of a picture
+    Attention of the language model is causal, so a token attends to half of its episode on average; that of an image
     is not. The output layer counts for the scored tokens only.
     """
     text, vision = policy.model.config.text_config, policy.model.config.vision_config

@@ -31,10 +31,10 @@ def describe(name: str, policy: Policy, work: Work, figures: Figures, peak: floa
         ("device", device),
         ("versions", f"torch {torch.__version__}, transformers {transformers.__version__}"),
         ("model", f"{name}: {parameters:,} random weights in float32, matrix products in bfloat16"),
-        ("rollout", f"{work.episodes} episodes, {work.turns} replies of {work.tokens} tokens, 384×384 boards"),
+        ("rollout", f"{work.episodes} episodes, {work.turns} responses of {work.tokens} tokens, 384×384 boards"),
         ("rollout time", f"{figures.rollout_seconds:.2f} s, {figures.sampled / figures.rollout_seconds:,.0f} sampled "
          "tokens/s (transformers engine)"),
-        ("an update", f"{figures.tokens:,} tokens, {figures.scored:,} of them trained, {figures.pictures} pictures"),
+        ("an update", f"{figures.tokens:,} tokens, {figures.scored:,} of them trained, {figures.images} images"),
         ("update time", f"{step:.3f} s (median of steps 2 to {work.updates}; first {figures.update_seconds[0]:.3f} s), "
          f"{figures.tokens / step:,.0f} tokens/s"),
         ("model FLOPs of an update", f"{figures.step_flops / 1e12:.3g}·10¹², {rate:,.3g}·10¹² a second"),

@@ -247,7 +247,7 @@ OTHER_NAMES = {
 
 # Arguments that no pydantic model holds: what each of them means.
 _ENV, _MOVES = "train_sokoban.env.args", "train_sokoban.env.args.rewards"
-_TEACHER = "train_geo3k*.warm_start.teacher.args"
+_EXPERT = "train_geo3k*.warm_start.teacher.args"
 ARGUMENTS = {
     f"{_ENV}.max_actions_per_turn": "Moves of a response that are carried out; further ones are ignored.",
     f"{_ENV}.max_steps": "Moves after which the episode ends, blocked ones included. Not given: that of the prompt "
@@ -275,7 +275,7 @@ ARGUMENTS = {
     "train_sokoban.reward.args.distance_weight": "Worth of each cell by which boxes come nearer to targets.",
     "train_sokoban.warm_start.teacher.args.max_states": "States that the expert `solver` may search per level.",
     "train_sokoban.warm_start.teacher.args.moves": "Moves of a response at most.",
-    f"{_TEACHER}.tool_share": "Share of the demonstrations that call the tool; the others answer at once.",
-    f"{_TEACHER}.working": "Write kind of figure, numbers and rule before the answer.",
-    f"{_TEACHER}.answer": "Answer of the expert `constant`. None: there is none, which only the others allow.",
+    f"{_EXPERT}.tool_share": "Share of the demonstrations that call the tool; the others answer at once.",
+    f"{_EXPERT}.working": "Write kind of figure, numbers and rule before the answer.",
+    f"{_EXPERT}.answer": "Answer of the expert `constant`. None: there is none, which only the others allow.",
 }

@@ -22,8 +22,8 @@ from scripts.parameter_docs.names import ARGUMENTS, OTHER_NAMES, UNITS
 from geo_sokoban_pipeline.config.base import MOST, Bounds, nested_models
 from geo_sokoban_pipeline.envs.geo3k.answer_env import AnswerEnvOptions
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnvOptions
-from geo_sokoban_pipeline.envs.geo3k.expert import GeometryTeacher
-from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_teacher
+from geo_sokoban_pipeline.envs.geo3k.expert import GeometryExpert
+from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_expert
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
@@ -143,14 +143,14 @@ def argument_sections(values: Mapping[str, Any]) -> list[Section]:
         _call_section(
             "train_sokoban.warm_start.teacher.args",
             "Of Sokoban's expert.",
-            sokoban_teacher.build_teacher,
+            sokoban_expert.build_teacher,
             {"name", "patience", "noise"},
             sokoban["warm_start"]["teacher"].get("args", {}),
         ),
         _call_section(
             "train_geo3k*.warm_start.teacher.args",
             "Of geometry's expert.",
-            GeometryTeacher,
+            GeometryExpert,
             {"name", "patience", "noise"},
             {},
         ),

@@ -109,7 +109,7 @@ def find_row(summary: Mapping[str, Any], policy: str, mode: str) -> Row | None:
 
 
 def find_baseline(summary: Mapping[str, Any], name: str) -> Row | None:
-    """Row of a baseline; the teacher's name goes on with what kind of teacher it is."""
+    """Row of a baseline; the expert's name goes on with what kind of expert it is."""
     exact = find_row(summary, name, "-")
     if exact is not None or name != "teacher":
         return exact

@@ -82,7 +82,7 @@ def boards(**changes: Any) -> list[Board]:
     return [level.board for level, _ in read(**changes).levels]
 
 
-def picture(row: dict[str, Any]) -> Image.Image:
+def image(row: dict[str, Any]) -> Image.Image:
     return read_data_uri(row["images"][0], max_bytes=1 << 24, max_pixels=1 << 24).convert("RGB")
 
 
@@ -189,7 +189,7 @@ def _collapse(folder: Path, patch: pytest.MonkeyPatch) -> None:
 @levels("cell_px", "max_steps", "instruction")
 def _prompts(folder: Path, patch: pytest.MonkeyPatch) -> None:
     for px in (16, 24):
-        assert {picture(row).size for row in level_prompts(cell_px=px)} == {(6 * px, 6 * px)}
+        assert {image(row).size for row in level_prompts(cell_px=px)} == {(6 * px, 6 * px)}
     for steps in (7, 100):
         assert {row["extra_info"]["env_config"]["max_steps"] for row in level_prompts(max_steps=steps)} == {steps}
     texts = {
@@ -224,13 +224,13 @@ def _processed(folder: Path, patch: pytest.MonkeyPatch) -> None:
     (folder / "p.jsonl").write_text(json.dumps(row) + "\n")
     file = {"path": str(folder / "p.jsonl"), "format": "processed_parquet"}
     given: dict[str, Any] = {"source": "file", "counts": ALL, "file": file, "cell_px": 16}
-    assert [picture(row).size for row in level_prompts(**given, pictures="keep")] == [(40, 20)]
-    assert [picture(row).size for row in level_prompts(**given, pictures="render")] == [(80, 48)]
+    assert [image(row).size for row in level_prompts(**given, images="keep")] == [(40, 20)]
+    assert [image(row).size for row in level_prompts(**given, images="render")] == [(80, 48)]
     size = len(buffer.getvalue())
     for name, most, less in (("max_bytes", size, size - 1), ("max_pixels", 800, 799)):
-        assert len(read(**given, pictures="keep", limits={name: most}).levels) == 1
+        assert len(read(**given, images="keep", limits={name: most}).levels) == 1
         with pytest.raises(ValueError, match="level"):
-            read(**given, pictures="keep", limits={name: less})
+            read(**given, images="keep", limits={name: less})
 
 
 @levels("strip_chat_markup", "consistent_legend")
@@ -330,7 +330,7 @@ def _kinds(folder: Path, patch: pytest.MonkeyPatch) -> None:
     assert {row["family"] for row in all_rows(problems={"families": {family: 1.0}})} == {family}
     assert len({row["family"] for row in all_rows()}) > 1
     for scale in (1.0, 2.0):
-        found = {picture(row).size for row in all_rows(problems={"picture_scale": scale})}
+        found = {image(row).size for row in all_rows(problems={"picture_scale": scale})}
         assert found == {(int(128 * scale), int(96 * scale))}
 
 
@@ -349,7 +349,7 @@ def _numbers(folder: Path, patch: pytest.MonkeyPatch) -> None:
     assert not steps["train"] & steps["eval"]
     shared = answers(angle_step=10, held_out_angles={})
     assert shared["train"] & shared["eval"]
-    # Lengths show in pictures alone: with one length, a figure with equal angles is one picture.
+    # Lengths show in images alone: with one length, a figure with equal angles is one image.
     few, many = (
         len({row["images"][0] for row in all_rows(counts=counts, problems={"lengths": lengths})})
         for lengths in ((10, 99), (50, 99))
@@ -385,7 +385,7 @@ def _problem_texts(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 @problems("exclude_overlaps")
 def _overlaps(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Training rows with a picture of an evaluation row, one of them with its question too."""
+    """Training rows with an image of an evaluation row, one of them with its question too."""
     rows = [source_row(n) for n in range(4)]
     rows[1] = rows[1] | {"images": source_row(9)["images"]}
     rows[2] = source_row(9)
@@ -406,7 +406,7 @@ def _repairs(folder: Path, patch: pytest.MonkeyPatch) -> None:
     assert "\b" in row["prompt"]
     clear = Image.new("RGBA", (40, 30), (255, 0, 0, 0))
     given = from_file(folder, [source_row(0, images=[uri(image_file(clear))])])
-    colours = {how: picture(all_rows(**given, transparency=how)[0]).getpixel((5, 5)) for how in ("white", "drop")}
+    colours = {how: image(all_rows(**given, transparency=how)[0]).getpixel((5, 5)) for how in ("white", "drop")}
     assert colours == {"white": (255, 255, 255), "drop": (255, 0, 0)}
 
 

@@ -65,7 +65,7 @@ def test_geometry_rewards_and_updates(parameters, name):
     assert (grpo.clip_low, grpo.clip_high, grpo.entropy_coefficient, grpo.reduction) == (0.2, 0.28, 0.0, "sample_mean")
 
 
-def test_geometry_with_one_reply(parameters):
+def test_geometry_with_one_response(parameters):
     run = parameters.train_geo3k
     assert validate_parameters(run.env.args, AnswerEnvOptions).grader == "slime_exact"
     assert (run.rollout.max_turns, run.rollout.sampling.temperature) == (1, 0.8)

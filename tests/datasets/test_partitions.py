@@ -102,8 +102,8 @@ def test_rewind_drops_later_iterations(after: int, left: list[int], notes: Notes
 def test_rewind_takes_all_parts_and_leftovers(tmp_path: Path) -> None:
     parted = PartedNotes(str(tmp_path))
     parted.save({f"iter=0000{i}/part-00{p}": "x" for i in range(3) for p in range(2)})
-    leftover = tmp_path / "iter=00000" / ".part-000.txt.0123abcd.tmp"
-    leftover.write_text("half")
+    unfinished = tmp_path / "iter=00000" / ".part-000.txt.0123abcd.tmp"
+    unfinished.write_text("half")
     parted.save(Rewind(0))
     assert list(contents(parted)) == ["iter=00000/part-000", "iter=00000/part-001"]
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["iter=00000", "part-000.txt", "part-001.txt"]

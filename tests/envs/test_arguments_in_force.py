@@ -57,7 +57,7 @@ def level(text: str = LEVEL, **args: Any) -> SokobanEnv:
     return env
 
 
-def reply(*moves: str) -> str:
+def response(*moves: str) -> str:
     return f"<answer>{', '.join(moves)}</answer>"
 
 
@@ -65,14 +65,14 @@ def reply(*moves: str) -> str:
 def _actions() -> None:
     for most in (1, 2, 3):
         env = level(max_actions_per_turn=most)
-        env.step(reply("Right", "Right", "Right", "Right"))
+        env.step(response("Right", "Right", "Right", "Right"))
         assert env.steps == most
 
 
 @shows("sokoban", "max_steps")
 def _steps() -> None:
     for most, done in ((2, True), (3, False)):
-        assert level(max_steps=most, max_actions_per_turn=2).step(reply("Down", "Up"))[1] == done
+        assert level(max_steps=most, max_actions_per_turn=2).step(response("Down", "Up"))[1] == done
 
 
 @shows("sokoban", "cell_px")
@@ -104,7 +104,7 @@ def _malformed() -> None:
 
 @shows("sokoban", "after_think")
 def _thoughts() -> None:
-    text = f"<think>{reply('Down')}</think>{reply('Right')}"
+    text = f"<think>{response('Down')}</think>{response('Right')}"
     for after in (True, False):
         parsed = [move.lower() for move in level(after_think=after).step(text)[2]["parsed_actions"]]
         assert (parsed == ["right"]) == after, parsed
@@ -115,7 +115,7 @@ def _lost() -> None:
     corner = "######\n#@   #\n# $. #\n#    #\n######"
     for ends in (False, True):
         env = level(corner, end_when_lost=ends, rewards={"lost": -7.0, "moved": 0.0})
-        _, done, info = env.step(reply("Right", "Down"))
+        _, done, info = env.step(response("Right", "Down"))
         assert env.board.is_lost and done == ends
         assert info["turn_reward"] == (-7.0 if ends else 0.0)
 
@@ -131,7 +131,7 @@ def _distance() -> None:
 @shows("sokoban", "optimal_steps")
 def _optimum() -> None:
     env = level(optimal_steps=3)
-    env.step(reply("Right", "Right", "Right"))
+    env.step(response("Right", "Right", "Right"))
     metrics = env.final_metrics()
     assert (metrics["optimal_steps"], metrics["steps_over_optimal"], metrics["success"]) == (3.0, 1.0, 1.0)
     assert "optimal_steps" not in level().final_metrics()
@@ -149,10 +149,10 @@ def _rewards() -> None:
         (two.replace("@$.", "@* "), ["Right"], 2.0 - 8.0),
     ):
         env = level(text, rewards=paid)
-        assert env.step(reply(*move))[2]["turn_reward"] == reward
+        assert env.step(response(*move))[2]["turn_reward"] == reward
         assert env.final_bonus == 0.0
     env = level(rewards=paid)
-    env.step(reply("Right", "Right", "Right"))
+    env.step(response("Right", "Right", "Right"))
     assert env.final_bonus == 16.0
 
 
@@ -231,9 +231,9 @@ def _graders() -> None:
 # Rewards
 
 
-def outcome(*replies: str, truth: str = "5", response: str = "", **env: Any) -> EpisodeResult:
+def outcome(*responses: str, truth: str = "5", response: str = "", **env: Any) -> EpisodeResult:
     return EpisodeResult(
-        {"id": "r", "answer": truth}, "completed", list(replies), response or "".join(replies), [], env
+        {"id": "r", "answer": truth}, "completed", list(responses), response or "".join(responses), [], env
     )
 
 
@@ -251,7 +251,7 @@ def _sums() -> None:
 
 @shows("rewards", "preset", "grade_scope")
 def _scope() -> None:
-    """An answer that feedback repeats is in the response, but nobody's reply."""
+    """An answer that feedback repeats is in the response, but nobody's response."""
     one = outcome("\\boxed{4}", response="\\boxed{4} no, \\boxed{5}")
     for args, reward in (({}, 0.0), ({"grade_scope": "response"}, 1.0), ({"preset": "slime_exact"}, 1.0)):
         assert math_reward(one, args)["reward"] == reward

@@ -20,7 +20,7 @@ def build_env(sample, args):
 
 
 @pytest.fixture
-def world(tmp_path):
+def setup(tmp_path):
     file = tmp_path / "world.py"
     file.write_text(SOURCE)
     return file
@@ -31,22 +31,22 @@ def test_dotted_paths():
     assert load_object("geo_sokoban_pipeline.envs.sokoban.env.build_env") is build_env
 
 
-def test_files_with_and_without_a_name(world):
-    assert load_object(f"{world}:World")().size == 3
-    assert load_object(str(world), default_name="build_env") is load_object(f"{world}:build_env", default_name="other")
+def test_files_with_and_without_a_name(setup):
+    assert load_object(f"{setup}:World")().size == 3
+    assert load_object(str(setup), default_name="build_env") is load_object(f"{setup}:build_env", default_name="other")
 
 
-def test_relative_files_start_at_the_working_directory(world, monkeypatch):
-    monkeypatch.chdir(world.parent)
-    assert load_object("world.py:build_env") is load_object(f"{world}:build_env")
+def test_relative_files_start_at_the_working_directory(setup, monkeypatch):
+    monkeypatch.chdir(setup.parent)
+    assert load_object("world.py:build_env") is load_object(f"{setup}:build_env")
 
 
-def test_files_of_one_name_do_not_collide(world, tmp_path):
+def test_files_of_one_name_do_not_collide(setup, tmp_path):
     other = tmp_path / "other" / "world.py"
     other.parent.mkdir()
     other.write_text("build_env = 7\n")
     assert load_object(f"{other}:build_env") == 7
-    assert callable(load_object(f"{world}:build_env"))
+    assert callable(load_object(f"{setup}:build_env"))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_errors_say_what_was_tried(spec, message):
         load_object(spec)
 
 
-def test_a_name_that_a_file_lacks_is_reported_with_what_it_has(world):
+def test_a_name_that_a_file_lacks_is_reported_with_what_it_has(setup):
     with pytest.raises(PluginError, match="has no 'make'; it defines World, build_env, dataclass"):
-        load_object(f"{world}:make")
+        load_object(f"{setup}:make")
 
 
 @pytest.mark.parametrize(

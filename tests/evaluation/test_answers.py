@@ -1,4 +1,4 @@
-"""Evaluation of geometry: records, rows, what cannot be measured, other problems' pictures, other players."""
+"""Evaluation of geometry: records, rows, what cannot be measured, other problems' images, other players."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def record(prompt_id: str = "p", success: bool = True, **changes: Any) -> Answer
 
 
 @pytest.mark.parametrize(
-    ("metrics", "replies", "changes"),
+    ("metrics", "responses", "changes"),
     [
         ({"success": 1.0, "has_answer": 1.0}, ["\\boxed{134}"], {"plausible": True, "tokens": None}),
         (
@@ -72,7 +72,7 @@ def record(prompt_id: str = "p", success: bool = True, **changes: Any) -> Answer
             {"success": False, "first_attempt": False, "answered": False, "plausible": False, "tokens": None}
             | {"ret": 1.0, "invalid_turns": 1, "repetition": True},
         ),
-        # Two replies, and the environment does not say whether the first was right; a wrong end says enough.
+        # Two responses, and the environment does not say whether the first was right; a wrong end says enough.
         (
             {"success": 1.0, "has_answer": 1.0},
             ["\\boxed{1}", "\\boxed{134}"],
@@ -87,8 +87,8 @@ def record(prompt_id: str = "p", success: bool = True, **changes: Any) -> Answer
          | {"ret": 1.0, "tokens": None}),
     ],
 )  # fmt: skip
-def test_record(metrics, replies, changes):
-    assert record_answer(Ending(ROW, metrics, 1.0, replies)) == record(**changes)
+def test_record(metrics, responses, changes):
+    assert record_answer(Ending(ROW, metrics, 1.0, responses)) == record(**changes)
 
 
 def test_a_row_that_says_little():
@@ -188,7 +188,7 @@ def test_breakdowns_add_up_and_every_number_is_json(records):
         assert sum(cell["first_attempts"] for cell in cells) == row["first_attempt"]["solved"]
 
 
-def test_pictures_are_those_of_other_problems():
+def test_images_are_those_of_other_problems():
     rows = [{"id": n, "prompt": f"q{n}", "images": [f"one{n}"], "answer": str(n)} for n in range(6)]
     rows += [{"id": 6, "images": ["x", "y"]}, {"id": 7, "images": ["v", "w"]}, {"id": 8, "images": None}]
     shown = shuffle_images(rows, 0)
@@ -224,10 +224,10 @@ def test_players_without_a_policy(model, geometry_rows):
     assert found["most_frequent"]["solved"] == sum(row["answer"] == frequent for row in rows)
     assert found["teacher (plausible)"]["plausible_share"] == 1.0
     several = options.rollout.max_turns > 1
-    teacher = found["teacher (plausible)"]
-    assert (teacher["tools"]["calls"] > 0) == several
-    assert (teacher["solved"] > teacher["first_attempt"]["solved"]) == several
-    assert 0.08 < teacher["first_attempt"]["solve_rate"] < 0.4  # once in five rules, of 60 episodes
+    expert = found["teacher (plausible)"]
+    assert (expert["tools"]["calls"] > 0) == several
+    assert (expert["solved"] > expert["first_attempt"]["solved"]) == several
+    assert 0.08 < expert["first_attempt"]["solve_rate"] < 0.4  # once in five rules, of 60 episodes
 
 
 def test_without_training_prompts_nobody_knows_what_is_frequent(geometry_rows):

@@ -1,6 +1,6 @@
-"""The whole evaluation on counted prompts and pictures: who plays what, how often, what is shown, what is summed up.
+"""The whole evaluation on counted prompts and images: who plays what, how often, what is shown, what is summed up.
 
-Real environments, rewards and pictures; `rollout.function` is one of the tests' own, which answers every request with
+Real environments, rewards and images; `rollout.function` is one of the tests' own, which answers every request with
 a given text and keeps what was asked, so that each number of a summary can be counted again by hand.
 """
 
@@ -23,7 +23,7 @@ from PIL import Image
 
 from geo_sokoban_pipeline.config.grpo import EvaluationOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.evaluation.rollouts import validate_policy
@@ -41,15 +41,15 @@ from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from option_fields import leaves
 from task_options import (
+    ExpertOptions,
     Geo3kMultiTurnTrainOptions,
     Geo3kTrainOptions,
     GeometryEvaluationOptions,
-    TeacherOptions,
     TrainOptions,
 )
 
 MAX_BYTES, MAX_PIXELS = 1 << 24, 1 << 24
-LIMITED = "!"  # before a reply that ends at the limit of tokens
+LIMITED = "!"  # before a response that ends at the limit of tokens
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Played:
 
 
 calls: list[Played] = []
-# (prompt row, number of the episode of it, number of the reply) → its text
+# (prompt row, number of the episode of it, number of the response) → its text
 script: dict[str, Callable[[dict[str, Any], int, int], str]] = {}
 
 
@@ -84,10 +84,10 @@ class Answering:
         self.version, self._policy, self._tasks = version, policy, tasks
         self.requests: list[Request] = []
         self._queue: list[Request] = []
-        self._replies: Counter[int] = Counter()
+        self._responses: Counter[int] = Counter()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        # An episode goes on with its own list of pictures.
+        # An episode goes on with its own list of images.
         self.requests += [replace(request, images=list(request.images)) for request in requests]
         self._queue += requests
 
@@ -97,8 +97,8 @@ class Answering:
 
     def _answer(self, request: Request) -> Result:
         task = self._tasks[request.id]
-        text = script["now"](task.prompt, task.sample_index, self._replies[request.id])
-        self._replies[request.id] += 1
+        text = script["now"](task.prompt, task.sample_index, self._responses[request.id])
+        self._responses[request.id] += 1
         ids = self._policy.codec.encode_text(text.removeprefix(LIMITED))
         if not text.startswith(LIMITED):
             ids = np.append(ids, np.int32(self._policy.codec.end_id))
@@ -216,7 +216,7 @@ def test_prompts_and_episodes(
     players = [row for row in summary["rows"] if row["mode"] == "-"]
     assert len(players) >= 4 and {row["episodes"] for row in players} == {len(wanted)}
 
-    # What is stored is what was played with true pictures, by policy.
+    # What is stored is what was played with true images, by policy.
     stored = {name: table_to_trajectories(table) for name, table in parts.items()}
     assert sorted(stored) == ["iter=00000/part-000", "iter=00001/part-000"]
     for number, name in enumerate(names):
@@ -270,13 +270,13 @@ def shown(request: Request) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(image.png)).convert("RGB")) for image in request.images]
 
 
-def true_pictures(row: dict[str, Any]) -> list[np.ndarray]:
+def true_images(row: dict[str, Any]) -> list[np.ndarray]:
     images = (read_data_uri(uri, max_bytes=MAX_BYTES, max_pixels=MAX_PIXELS) for uri in row["images"])
     return [np.asarray(image.convert("RGB")) for image in images]
 
 
-def test_pictures_of_levels(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
-    """Blank means every picture, the prompt's and each later one; nobody else is shown a blank one."""
+def test_images_of_levels(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
+    """Blank means every image, the prompt's and each later one; nobody else is shown a blank one."""
     script["now"] = up
     options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 4})
     evaluate(options, folder, levels)
@@ -287,42 +287,42 @@ def test_pictures_of_levels(folder: PolicyFolder, levels: Any, train_options: Tr
         assert len(call.requests) == 2 * len(call.tasks)
         for request in call.requests:
             row = call.tasks[request.id].prompt
-            pictures, (first,) = shown(request), true_pictures(row)
-            assert [picture.shape for picture in pictures] == [first.shape] * len(pictures)
-            boards += len(pictures)
-            for number, picture in enumerate(pictures):
-                assert picture.any() != blank, (call.label, number)
+            images, (first,) = shown(request), true_images(row)
+            assert [image.shape for image in images] == [first.shape] * len(images)
+            boards += len(images)
+            for number, image in enumerate(images):
+                assert image.any() != blank, (call.label, number)
             if not blank:
-                np.testing.assert_array_equal(pictures[0], first)
+                np.testing.assert_array_equal(images[0], first)
         assert max(len(request.images) for request in call.requests) == 2
     assert boards == 6 * 4 * (1 + 2)
 
 
-def test_pictures_of_problems(geometry_folder: PolicyFolder, problems: Any) -> None:
-    """Shuffled means another problem's picture beside the own text and label; blank is blank."""
+def test_images_of_problems(geometry_folder: PolicyFolder, problems: Any) -> None:
+    """Shuffled means another problem's image beside the own text and label; blank is blank."""
     script["now"] = lambda row, sample, turn: "\\boxed{1}"
     options = set_options(Geo3kTrainOptions(), rollout={}, evaluation={"greedy": False})
     summary, _ = evaluate_policies("train_geo3k", 3, {"final": geometry_folder}, problems, options, training=problems)
     by_name = {call.label.split("/")[1]: call for call in calls}
     assert set(by_name) == {"final", "final_blank", "final_shuffled"}
-    own = {row["id"]: true_pictures(row)[0] for row in problems}
+    own = {row["id"]: true_images(row)[0] for row in problems}
     for name, call in by_name.items():
         assert len(call.requests) == len(problems)
         for request in call.requests:
-            (picture,) = shown(request)
+            (image,) = shown(request)
             identity = problems[request.id]["id"]
             assert call.tasks[request.id].prompt["prompt"] == problems[request.id]["prompt"]
             assert call.tasks[request.id].prompt["answer"] == problems[request.id]["answer"]
-            same = [other for other, true in own.items() if np.array_equal(true, picture)]
+            same = [other for other, true in own.items() if np.array_equal(true, image)]
             if name == "final":
                 assert same == [identity]
             elif name == "final_shuffled":
                 assert len(same) == 1 and same != [identity]
             else:
-                assert not picture.any() and picture.shape == own[identity].shape
-    # The pictures are the same ones, each shown once.
+                assert not image.any() and image.shape == own[identity].shape
+    # The images are the same ones, each shown once.
     shuffled = [shown(request)[0].tobytes() for request in by_name["final_shuffled"].requests]
-    assert sorted(shuffled) == sorted(picture.tobytes() for picture in own.values())
+    assert sorted(shuffled) == sorted(image.tobytes() for image in own.values())
     without = set_options(options, evaluation={"greedy": False, "shuffled_images": False})
     evaluate_policies("train_geo3k", 3, {"final": geometry_folder}, problems, without, baselines=False)
     assert {call.label.split("/")[1] for call in calls[3:]} == {"final", "final_blank"}
@@ -357,13 +357,13 @@ def pass_at(k: int, outcomes: dict[str, list[bool]]) -> float:
 def solution(row: dict[str, Any]) -> list[str]:
     env = build_env(row, {})
     env.reset()
-    teacher = make_teacher(TeacherOptions(name="solver"), row)
-    replies: list[str] = []
+    expert = make_expert(ExpertOptions(name="solver"), row)
+    responses: list[str] = []
     done = False
     while not done:
-        replies.append(teacher.reply(env, python_generator(0)))
-        _, done, _ = env.step(replies[-1])
-    return replies
+        responses.append(expert.respond(env, python_generator(0)))
+        _, done, _ = env.step(responses[-1])
+    return responses
 
 
 def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
@@ -390,16 +390,17 @@ def test_numbers_of_levels(folder: PolicyFolder, levels: Any, train_options: Tra
         row = next(row for row in summary["rows"] if (row["policy"], row["mode"]) == ("final", mode))
         own = [e for e in episodes if f"/{mode}/" in e.trajectory_id]
         assert len(own) == samples * len(held_out)
-        # A reply that follows the solution ends its episode as solved; the others hold no moves that push a box home.
+        # A response that follows the solution ends its episode as solved; the others hold no moves that push a box
+        # home.
         solved = [(held_out.index(held_out[e.group_index]) + e.sample_index) % 3 == 0 for e in own]
         assert [e.metrics.get("success", 0.0) == 1.0 for e in own] == solved and 0 < sum(solved) < len(solved)
         check_counts(row, solved)
         rewards = [e.reward for e in own if e.reward is not None]
         assert row["mean_return"] == pytest.approx(sum(rewards) / len(rewards))
-        # A reply that is cut off does not reach the environment, whose turns these are.
-        replies = [turn.text for e in own for turn in e.turns if turn.role == "assistant"]
-        turns = sum(text.endswith("</answer>") or "no move" in text for text in replies)
-        invalid = sum("no move" in text for text in replies)
+        # A response that is cut off does not reach the environment, whose turns these are.
+        responses = [turn.text for e in own for turn in e.turns if turn.role == "assistant"]
+        turns = sum(text.endswith("</answer>") or "no move" in text for text in responses)
+        invalid = sum("no move" in text for text in responses)
         assert invalid and row["invalid_share"] == pytest.approx(invalid / turns)
         assert row["steps_over_optimal"] == pytest.approx(1.0)
         lengths = [held_out[e.group_index]["solution_length"] for e in own]
@@ -538,8 +539,8 @@ SHOWN = {
     "prompts": test_prompts_and_episodes,
     "samples": test_prompts_and_episodes,
     "greedy": test_prompts_and_episodes,
-    "blank_images": test_pictures_of_levels,
-    "shuffled_images": test_pictures_of_problems,
+    "blank_images": test_images_of_levels,
+    "shuffled_images": test_images_of_problems,
     "sampling.temperature": test_sampling,
     "sampling.top_p": test_sampling,
     "sampling.top_k": test_sampling,

@@ -1,4 +1,4 @@
-"""pass@k: the estimator equals the mean over all subsets of k replies."""
+"""pass@k: the estimator equals the mean over all subsets of k responses."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_powers_of_two(n, expected):
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())
-def test_it_is_the_mean_over_all_subsets(replies, data):
-    k = data.draw(st.integers(1, len(replies)))
-    subsets = list(combinations(replies, k))
+def test_it_is_the_mean_over_all_subsets(responses, data):
+    k = data.draw(st.integers(1, len(responses)))
+    subsets = list(combinations(responses, k))
     exact = sum(any(subset) for subset in subsets) / len(subsets)
-    assert pass_at_k(len(replies), sum(replies), k) == pytest.approx(exact)
+    assert pass_at_k(len(responses), sum(responses), k) == pytest.approx(exact)
 
 
 def test_large_counts_do_not_overflow():

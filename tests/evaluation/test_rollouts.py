@@ -20,7 +20,7 @@ STOP = ("abcd", "stop")
 def options(train_options: TrainOptions) -> TrainOptions:
     values = train_options.model_dump()
     values["env"] = {"factory": "rollout.scripted.build_env", "args": {"ends_after": 1}}
-    values["reward"] = {"function": "rollout.scripted.one_per_reply"}
+    values["reward"] = {"function": "rollout.scripted.one_per_response"}
     limits = {"max_turns": 2, "max_tokens_per_turn": 8, "max_response_tokens": 99, "max_context_tokens": None}
     values["rollout"] |= limits | {"max_failed_share": 1.0}
     return TrainOptions.model_validate(values)

@@ -1,4 +1,4 @@
-"""The evaluation summary: policies, blank pictures and baselines on the same levels under the same limits."""
+"""The evaluation summary: policies, blank images and baselines on the same levels under the same limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.runs.policy_folder import write_policy
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
-from task_options import TeacherOptions, TrainOptions
+from task_options import ExpertOptions, TrainOptions
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_same_policy_plays_the_same_episodes(evaluated: tuple[dict[str, Any]
 
 def test_solver_is_optimal_and_the_others_are_in_order(rows: Any, train_options: TrainOptions) -> None:
     solved = {
-        name: play_baseline(TeacherOptions(name=name), rows, train_options, seed=0)
+        name: play_baseline(ExpertOptions(name=name), rows, train_options, seed=0)
         for name in ("random", "random_legal", "direct", "solver")
     }
     rates = {name: sum(record.success for record in records) / len(records) for name, records in solved.items()}
@@ -86,16 +86,16 @@ def test_baselines_make_as_many_moves_a_turn_as_policies_may(
     assert all(record.success and record.turns == math.ceil(record.optimal_steps / moves) for record in records)
 
 
-def test_the_teacher_plays_as_it_demonstrates(rows: Any, train_options: TrainOptions, tmp_path: Path) -> None:
+def test_the_expert_plays_as_it_demonstrates(rows: Any, train_options: TrainOptions, tmp_path: Path) -> None:
     """With its noise, and with the factory that the warm start names."""
 
-    def solved(**teacher: Any) -> int:
-        records = play_baseline(TeacherOptions.model_validate(teacher), rows, train_options, seed=0)
+    def solved(**expert: Any) -> int:
+        records = play_baseline(ExpertOptions.model_validate(expert), rows, train_options, seed=0)
         return sum(record.success for record in records)
 
     own = tmp_path / "own.py"
     own.write_text(
-        "class Left:\n    def reply(self, env, generator):\n        return '<answer>Left</answer>'\n"
+        "class Left:\n    def respond(self, env, generator):\n        return '<answer>Left</answer>'\n"
         "def build_teacher(name, patience, noise):\n    return Left()\n"
     )
     perfect = solved(name="solver")
@@ -113,9 +113,9 @@ def test_the_teacher_plays_as_it_demonstrates(rows: Any, train_options: TrainOpt
         ({"name": "solver", "factory": "own.py"}, "teacher (solver of own.py)", False),
     ],
 )
-def test_name_of_the_teacher(teacher: dict[str, Any], label: str, repeated: bool) -> None:
+def test_name_of_the_expert(expert: dict[str, Any], label: str, repeated: bool) -> None:
     """An expert that plays exactly as a baseline does gets no row of its own."""
-    options = TrainOptions.model_validate({"warm_start": {"teacher": {"patience": None, **teacher}}})
+    options = TrainOptions.model_validate({"warm_start": {"teacher": {"patience": None, **expert}}})
     own = [name for name in SOKOBAN.baselines(options, []) if name not in BASELINES]
     assert own == ([] if repeated else [label])
 
@@ -129,19 +129,19 @@ def test_name_of_the_teacher(teacher: dict[str, Any], label: str, repeated: bool
         ({"name": "direct", "factory": "own.py"}, None),
     ],
 )
-def test_who_plays_without_giving_up(teacher: dict[str, Any], patient: dict[str, Any] | None) -> None:
-    found = patient_of(teacher)
+def test_who_plays_without_giving_up(expert: dict[str, Any], patient: dict[str, Any] | None) -> None:
+    found = patient_of(expert)
     assert (found and {name: getattr(found, name) for name in patient or ()}) == patient
 
 
-def patient_of(teacher: dict[str, Any]) -> Any:
+def patient_of(expert: dict[str, Any]) -> Any:
     """The baseline that plays as the expert does and never gives up."""
-    agents = SOKOBAN.baselines(TrainOptions.model_validate({"warm_start": {"teacher": teacher}}), [])
+    agents = SOKOBAN.baselines(TrainOptions.model_validate({"warm_start": {"teacher": expert}}), [])
     return next((agent for name, agent in agents.items() if name.endswith(", never gives up")), None)
 
 
 def test_who_never_gives_up_plays_on(rows: Any, train_options: TrainOptions) -> None:
-    impatient = TeacherOptions(name="direct", patience=1)
+    impatient = ExpertOptions(name="direct", patience=1)
     patient = patient_of({"name": "direct", "patience": 1})
     assert patient is not None
     turns = [sum(r.turns for r in play_baseline(who, rows, train_options, seed=0)) for who in (impatient, patient)]
@@ -155,9 +155,9 @@ def test_solver_gives_up_beyond_its_states(rows: Any, train_options: TrainOption
     assert not all(record.success for record in records)
 
 
-def test_blank_pictures_keep_their_size() -> None:
+def test_blank_images_keep_their_size() -> None:
     from PIL import Image
 
-    picture = blank_image(Image.new("RGB", (96, 64), "white"))
-    assert picture.size == (96, 64)
-    assert picture.getextrema() == ((0, 0),) * 3
+    image = blank_image(Image.new("RGB", (96, 64), "white"))
+    assert image.size == (96, 64)
+    assert image.getextrema() == ((0, 0),) * 3

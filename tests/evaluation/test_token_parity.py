@@ -21,7 +21,7 @@ def play(policy: Policy, observation: str) -> Trajectory:
     """Three responses of a random policy, with an observation between two."""
     settings = RolloutSettings(
         EnvOptions(factory="rollout.scripted.build_env", args={"ends_after": 3, "observation": observation}),
-        RewardOptions(function="rollout.scripted.one_per_reply"),
+        RewardOptions(function="rollout.scripted.one_per_response"),
         RolloutOptions(max_turns=3, max_tokens_per_turn=40, max_failed_share=0.0),
         SamplingOptions(),
         iteration=0,
@@ -60,7 +60,9 @@ def test_what_was_played_agrees_with_the_template(ender: Policy, observation: st
     assert check_token_parity([episode], ender.codec) == []
 
 
-@pytest.mark.parametrize(("turn", "what"), [(0, "ids"), (1, "reply text"), (2, "ids"), (4, "ids"), (5, "reply text")])
+@pytest.mark.parametrize(
+    ("turn", "what"), [(0, "ids"), (1, "response text"), (2, "ids"), (4, "ids"), (5, "response text")]
+)
 def test_a_difference_is_named_with_its_turn_and_both_sides(ender: Policy, turn: int, what: str) -> None:
     whole = play(ender, "You are here.")
     episode = copy.deepcopy(whole)

@@ -89,7 +89,7 @@ def test_mixed_groups_alone_are_trained_and_rms_scales_over_them() -> None:
     assert np.isclose(np.sqrt((values**2).mean()), 1.0)
 
 
-def test_a_reply_the_environment_never_saw_is_worth_nothing() -> None:
+def test_a_response_the_environment_never_saw_is_worth_nothing() -> None:
     episodes = play([[0.2], [0.2, 0.2]], [False, False])
     score(episodes, GrpoOptions(credit="turn", normalize="none", filter="none", gamma=1.0), SUM)
     cut = assistant_turns(episodes[0])
@@ -105,7 +105,7 @@ def test_turns_keep_the_credit_that_was_trained_on(credit: str) -> None:
     if credit == "episode":
         assert given == [[None] * 4] * 2
         return
-    # Turn reward and a cell nearer each; the bonus in the turn that solved; nothing for a reply that was cut off.
+    # Turn reward and a cell nearer each; the bonus in the turn that solved; nothing for a response that was cut off.
     assert [value is None for value in given[0]] == [True, False, True, False]
     assert np.allclose(given[0][1::2], [0.3, -0.01 + 0.1 + 1.0])
     assert np.allclose(given[1][1::2], [0.3, 0.0])

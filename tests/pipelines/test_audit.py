@@ -71,7 +71,7 @@ def change_mask(episode):
     ("change", "check", "found"),
     [
         (change_token, "token parity", "ids: stored"),
-        (change_text, "token parity", "reply text: stored"),
+        (change_text, "token parity", "response text: stored"),
         (change_mask, "contract", "loss_mask"),
     ],
 )

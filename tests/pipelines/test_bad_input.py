@@ -309,7 +309,7 @@ def fragile(tmp_path, every, allowed, answers=False):
     file.write_text(FRAGILE)
     parameters = short()
     parameters["env"] = {"factory": str(file), "args": {"every": every, "answers": answers}}
-    # A policy that has learnt nothing writes until it is cut off: here the environment sees such replies too.
+    # A policy that has learnt nothing writes until it is cut off: here the environment sees such responses too.
     parameters["rollout"] = {"max_failed_share": allowed, "rules": {"step_before_finish_check": True}}
     parameters["grpo"]["groups"] = 8
     return {"train_sokoban": parameters}

@@ -163,9 +163,9 @@ def test_real_rows(tmp_path, shared_data):
             row = source.pop(plain["problem"] + plain["answer"])
             assert told["problem"].endswith("\n\n" + row["problem"])
             assert told["images"] == plain["images"]
-            with Image.open(io.BytesIO(row["images"][0]["bytes"])) as picture:
+            with Image.open(io.BytesIO(row["images"][0]["bytes"])) as image:
                 found = read_data_uri(plain["images"][0], max_bytes=1 << 22, max_pixels=1 << 22)
-                assert np.array_equal(np.asarray(found), np.asarray(picture.convert("RGB")))
+                assert np.array_equal(np.asarray(found), np.asarray(image.convert("RGB")))
     assert source == {}
 
 
@@ -232,7 +232,7 @@ def test_lines_of_json(tmp_path):
         ([{"question": "q", "picture": "p"}], "none of 1 rows is a problem: 1 × problem is missing"),
         (
             [source_row(images=["http://x/y.png"])] * 3,
-            "none of 3 rows is a problem: 3 × picture 'http://x/y.png' is remote",
+            "none of 3 rows is a problem: 3 × image 'http://x/y.png' is remote",
         ),
     ],
 )
@@ -276,7 +276,7 @@ def test_torn_files_are_named(tmp_path):
 
 
 def published(folder, kind):
-    """A published data set in miniature: train and eval share pictures, one pair entirely."""
+    """A published data set in miniature: train and eval share images, one pair entirely."""
     folder.mkdir()
     evaluation = [source_row(100), source_row(0, problem="<image>Something else"), source_row(1)]
     splits = {"train": [source_row(i) for i in range(30)], "test": evaluation}
@@ -308,7 +308,7 @@ def test_published_splits_that_overlap(tmp_path, rule, excluded, caplog):
     assert report["overlaps"]["problems"] == int(rule == "none")
     assert report["overlaps"]["images"] == (0 if rule == "images" else 2 - len(excluded))
     assert report["rows_excluded"] == len(excluded)
-    assert "pictures in both train and eval as published: 2" in caplog.text
+    assert "images in both train and eval as published: 2" in caplog.text
 
 
 # The hub, played by local folders of the same layout

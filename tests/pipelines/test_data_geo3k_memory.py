@@ -1,6 +1,6 @@
-"""Ten times the rows take no more memory: pictures pass through, none stays.
+"""Ten times the rows take no more memory: images pass through, none stays.
 
-The pictures are noise, so that the rows are as large as they look; kept in any form, those of the larger file would
+The images are noise, so that the rows are as large as they look; kept in any form, those of the larger file would
 take twice what is allowed.
 """
 
@@ -35,7 +35,7 @@ print(1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").rea
 
 
 def write_noise(path: Path, count: int) -> None:
-    """A file in row groups of 100, as `datasets` writes rows with pictures; equal pictures are stored anew."""
+    """A file in row groups of 100, as `datasets` writes rows with images; equal images are stored anew."""
     noise = [image_file(drawing(number, (200, 150))) for number in range(10)]
     rows = [{"images": [noise[i % 10]], "problem": f"<image>Find {i}.", "answer": str(i)} for i in range(count)]
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100, use_dictionary=False)

@@ -9,7 +9,7 @@ OWN = {
     "success.py": "def reward(outcome, args):\n    return outcome.env['success']\n",
     "last.py": "def reward(outcome, args):\n    return outcome.infos[-1]['turn_reward']\n",
     "text.py": "def reward(outcome, args): return 'good'\n",
-    "expert.py": "class Expert:\n    def reply(self, env, generator): return 7\n\n"
+    "expert.py": "class Expert:\n    def respond(self, env, generator): return 7\n\n"
     "def build_teacher(name, patience, noise): return Expert()\n",
     "world.py": "def build_env(sample, args):\n    return sample['no such column']\n",
 }
@@ -53,7 +53,11 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         ),
         (T, f"{REWARD}/text.py", "reward.function=@/text.py: must return a dict with the key 'reward' (float), or a"),
         (T, f"{T}.env.factory=@/world.py", "KeyError: 'no such column', in @/world.py, line 2: return sample["),
-        (T, f"{T}.warm_start.teacher.factory=@/expert.py", "reply must return a str, or None to end the episode; it"),
+        (
+            T,
+            f"{T}.warm_start.teacher.factory=@/expert.py",
+            "response must return a str, or None to end the episode; it",
+        ),
         ("evaluate_sokoban", f"{T}.reward.function=missing.py", f"{T}.reward.function=missing.py: 'missing.py': there"),
         ("control_sokoban", f"{T}.env.args.cell_px=8", f"{T}.env.args.cell_px=8: differs from sokoban.cell_px=16"),
         (T, "sokoban.counts.train=0", "there are no training levels. Raise the count of the split train."),

@@ -1,10 +1,10 @@
 """Full size on the CPU: `--env=qwen3vl` on policies with Qwen3-VL's real tokenizer, template, vocabulary and image
 processor, on folders laid out as the published data sets, with 384 by 384 boards and real Geometry3K rows.
 
-Only batch, length of replies and number of turns are smaller than in the configuration. A policy of random weights
+Only batch, length of responses and number of turns are smaller than in the configuration. A policy of random weights
 answers nothing rightly and calls no tool; so two further runs show that an update learns, and what the tool says is
-read: in `rewarded` and `called` a reward of the test tells replies apart, and in `called` a call stands for the first
-reply.
+read: in `rewarded` and `called` a reward of the test tells responses apart, and in `called` a call stands for the first
+response.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ REWARD = """
 import zlib
 
 def reward(outcome, args):
-    return {"reward": zlib.crc32(outcome.replies[0].encode()) / 2**32}
+    return {"reward": zlib.crc32(outcome.responses[0].encode()) / 2**32}
 """
 ENV = """
 from geo_sokoban_pipeline.envs.geo3k.env import Geo3kEnv
@@ -215,7 +215,7 @@ def test_episodes_keep_the_contract(trained):
         assert len(sampled) and not np.isin(sampled, policy.banned_ids).any()
         assert episode.status in ("completed", "truncated")
     grids = {tuple(grid) for episode in episodes for grid in episode.image_grid_thw}
-    replies = [turn.text for episode in episodes for turn in episode.turns if turn.role == "assistant"]
+    responses = [turn.text for episode in episodes for turn in episode.turns if turn.role == "assistant"]
     if name == "sokoban":
         assert grids == {(1, 24, 24)}  # 384 pixels in patches of 16
         assert max(episode.metrics["turns"] for episode in episodes) > 1
@@ -228,7 +228,7 @@ def test_episodes_keep_the_contract(trained):
         assert told and all("score" in text for text in told)
     assert not any("\b" in turn.text for episode in episodes for turn in episode.turns)
     if name == "thinking":
-        assert any("</think>" in reply for reply in replies)
+        assert any("</think>" in response for response in responses)
         opened = policy.codec.encode_text("<|im_start|>assistant\n<think>\n")
         for episode in episodes:
             assert episode.token_ids[: episode.prompt_length][-len(opened) :].tolist() == opened.tolist()

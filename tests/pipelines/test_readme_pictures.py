@@ -20,7 +20,7 @@ def draw(data_root, output, *words):
     return subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=120)
 
 
-def test_pictures_of_a_run(finished_run, tmp_path):
+def test_images_of_a_run(finished_run, tmp_path):
     process = draw(finished_run.root, tmp_path, "sokoban")
     assert process.returncode == 0, process.stderr
     with Image.open(tmp_path / "held_out_episodes.gif") as film:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 WIDTH = TinyPolicyOptions().hidden
 MODELS = "06_models/train_sokoban/default"
-IMITATE = "geo_sokoban_pipeline.training.sft.imitate_teacher"
+IMITATE = "geo_sokoban_pipeline.training.sft.run_sft"
 UPDATE = "geo_sokoban_pipeline.training.grpo_loop.update_policy"
 PLAY = "geo_sokoban_pipeline.evaluation.summary.play_prompts"
 

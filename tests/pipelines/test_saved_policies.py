@@ -48,8 +48,8 @@ def messages(text=QUESTION):
     return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
 
 
-def engine_reply(policy: Policy, level: Board, text: str = QUESTION, tokens: int = 16) -> list[int]:
-    """Greedy reply of this project's engine."""
+def engine_response(policy: Policy, level: Board, text: str = QUESTION, tokens: int = 16) -> list[int]:
+    """Greedy response of this project's engine."""
     image = policy.reader.read(render(level, cell_px=16))
     ids = policy.codec.encode_prompt(messages(text), [image.grid])
     engine = TransformersEngine(policy)
@@ -59,8 +59,8 @@ def engine_reply(policy: Policy, level: Board, text: str = QUESTION, tokens: int
     return result.token_ids.tolist()
 
 
-def library_replies(folder, levels, text=QUESTION, tokens=16) -> list[list[int]]:
-    """Greedy replies of `generate` to a batch, padded on the left; padding behind a reply is cut off."""
+def library_responses(folder, levels, text=QUESTION, tokens=16) -> list[list[int]]:
+    """Greedy responses of `generate` to a batch, padded on the left; padding behind a response is cut off."""
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
     model = AutoModelForImageTextToText.from_pretrained(folder)
@@ -73,12 +73,12 @@ def library_replies(folder, levels, text=QUESTION, tokens=16) -> list[list[int]]
     kinds = (inputs["input_ids"] == tokenizer.convert_tokens_to_ids(PAD)).int()
     out = model.generate(**inputs, **pixels, mm_token_type_ids=kinds, max_new_tokens=tokens)
     width, end = inputs["input_ids"].shape[1], tokenizer.convert_tokens_to_ids("<|im_end|>")
-    replies = []
+    responses = []
     for row in out[:, width:].tolist():
         length = row.index(end) + 1 if end in row else len(row)
         assert set(row[length:]) <= {tokenizer.pad_token_id}  # nothing but padding behind the end of the turn
-        replies.append(row[:length])
-    return replies
+        responses.append(row[:length])
+    return responses
 
 
 def test_the_page_runs_as_it_stands(folder, place, monkeypatch, capsys):
@@ -87,18 +87,18 @@ def test_the_page_runs_as_it_stands(folder, place, monkeypatch, capsys):
     assert Image.open("level.png").size == (96, 96)
     exec(SHOW, {})
     policy = load_policy(folder)
-    reply = policy.codec.decode(engine_reply(policy, LEVELS[0]))
-    assert capsys.readouterr().out.splitlines()[-1] == reply
-    assert re.fullmatch(r"<answer>(Up|Down|Left|Right)</answer><\|im_end\|>", reply)
+    response = policy.codec.decode(engine_response(policy, LEVELS[0]))
+    assert capsys.readouterr().out.splitlines()[-1] == response
+    assert re.fullmatch(r"<answer>(Up|Down|Left|Right)</answer><\|im_end\|>", response)
 
 
 def test_greedy_generate_is_the_engine_alone_and_in_a_batch(folder):
     """Prompts of three lengths: the images take 9, 6 and 4 tokens."""
     policy = load_policy(folder)
-    own = [engine_reply(policy, level) for level in LEVELS]
-    assert library_replies(folder, LEVELS) == own
-    assert [library_replies(folder, [level])[0] for level in LEVELS] == own
-    assert all(reply[-1] == policy.codec.end_id for reply in own)
+    own = [engine_response(policy, level) for level in LEVELS]
+    assert library_responses(folder, LEVELS) == own
+    assert [library_responses(folder, [level])[0] for level in LEVELS] == own
+    assert all(response[-1] == policy.codec.end_id for response in own)
 
 
 def test_ids_that_the_project_bans_are_never_generated(tiny_policy, tmp_path):
@@ -109,11 +109,11 @@ def test_ids_that_the_project_bans_are_never_generated(tiny_policy, tmp_path):
     with torch.no_grad():
         policy.model.lm_head.weight[policy.banned_ids] *= 50.0
     save_policy(policy, tmp_path)
-    own = engine_reply(policy, LEVELS[0], tokens=6)
-    assert library_replies(tmp_path, LEVELS[:1], tokens=6) == [own]
+    own = engine_response(policy, LEVELS[0], tokens=6)
+    assert library_responses(tmp_path, LEVELS[:1], tokens=6) == [own]
     plain = json.loads((tmp_path / "generation_config.json").read_text()) | {"suppress_tokens": None}
     (tmp_path / "generation_config.json").write_text(json.dumps(plain))
-    assert set(library_replies(tmp_path, LEVELS[:1], tokens=6)[0]) & set(policy.banned_ids.tolist())
+    assert set(library_responses(tmp_path, LEVELS[:1], tokens=6)[0]) & set(policy.banned_ids.tolist())
 
 
 def test_the_saved_template_renders_a_conversation_as_the_project_does(folder):
@@ -154,7 +154,7 @@ def test_the_stock_processor_in_an_environment_with_torchvision(folder, place, m
     need_environment()
     monkeypatch.chdir(place)
     exec(DRAW, {})
-    head = "from transformers import AutoProcessor\n" + SHOW.partition("reply = ")[0]
-    script = f"{head}{PROCESSOR}print(reply[0, inputs['input_ids'].shape[1] :].tolist())\n"
+    head = "from transformers import AutoProcessor\n" + SHOW.partition("response = ")[0]
+    script = f"{head}{PROCESSOR}print(response[0, inputs['input_ids'].shape[1] :].tolist())\n"
     done = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True, timeout=300)
-    assert json.loads(done.stdout.splitlines()[-1]) == engine_reply(load_policy(folder), LEVELS[0])
+    assert json.loads(done.stdout.splitlines()[-1]) == engine_response(load_policy(folder), LEVELS[0])

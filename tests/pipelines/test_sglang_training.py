@@ -101,7 +101,7 @@ def test_partial_rollouts_are_gone_on_with_by_new_weights(project, sglang_server
         sglang_server, over_sampling=3.0, partial=True, max_turns=1, max_tokens_per_turn=200, max_response_tokens=None
     )
     train = parameters["train_sokoban"]
-    train["rollout"]["server"]["concurrency"] = 4  # so that replies do not all end together
+    train["rollout"]["server"]["concurrency"] = 4  # so that responses do not all end together
     train |= {"grpo": grpo, "loop": {"iterations": 3, "eval_interval": 0}, "warm_start": {"steps": 0}}
     project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
     metrics, rows = read(project)

@@ -1,4 +1,4 @@
-"""The library's own forward pass, against which our shortcuts are compared, and pictures to compare on."""
+"""The library's own forward pass, against which our shortcuts are compared, and images to compare on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
 
 
 def read_noise(policy: Policy, sizes: Sequence[tuple[int, int]] = SIZES) -> list[EncodedImage]:
-    """Pictures of noise of these widths and heights, as the policy's processor gives them."""
+    """Images of noise of these widths and heights, as the policy's processor gives them."""
     generator = np.random.default_rng(0)
     return [
         policy.reader.read(Image.fromarray(generator.integers(0, 256, (height, width, 3), np.uint8)))

@@ -1,4 +1,4 @@
-"""Chat encoding: prompts are the template's rendering, observations are its differences, pictures are counted."""
+"""Chat encoding: prompts are the template's rendering, observations are its differences, images are counted."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_observation_is_the_delta(codec, separator):
 def test_without_separator_exactly_one_newline_is_missing(codec):
     """Worked example 13.3: ChatML prompt + `A<|im_end|>` + delta."""
     prompt = codec.encode_prompt([user("P")], [])
-    reply = codec.encode_text("A<|im_end|>")
+    response = codec.encode_text("A<|im_end|>")
     full = codec.render([user("P"), {"role": "assistant", "content": "A"}, user("OBS")])
     short, whole = (
-        codec.decode(np.concatenate([prompt, reply, codec.encode_observation(user("OBS"), [], separator=separator)]))
+        codec.decode(np.concatenate([prompt, response, codec.encode_observation(user("OBS"), [], separator=separator)]))
         for separator in (False, True)
     )
     assert whole == full
@@ -91,19 +91,19 @@ def test_without_separator_exactly_one_newline_is_missing(codec):
 
 @given(
     texts=st.lists(st.text("ab \n.Next?", max_size=8), min_size=1, max_size=4),
-    pictures=st.lists(st.booleans(), min_size=4, max_size=4),
+    images=st.lists(st.booleans(), min_size=4, max_size=4),
 )
 @settings(max_examples=25, deadline=None)
-def test_deltas_add_up_to_the_full_rendering(tiny, texts, pictures):
-    """Whatever was said, prompt + replies + deltas are the ids of the whole conversation rendered at once."""
-    asked = [user(None, text) if picture else user(text) for text, picture in zip(texts, pictures, strict=False)]
+def test_deltas_add_up_to_the_full_rendering(tiny, texts, images):
+    """Whatever was said, prompt + responses + deltas are the ids of the whole conversation rendered at once."""
+    asked = [user(None, text) if image else user(text) for text, image in zip(texts, images, strict=False)]
     grids = [[GRID] if item["content"][0]["type"] == "image" else [] for item in asked]
     ids = [tiny.encode_prompt(asked[:1], grids[0])]
     messages = [asked[0]]
     for message, grid in zip(asked[1:], grids[1:], strict=True):
         messages += [{"role": "assistant", "content": "<answer>Up</answer>"}, message]
-        reply = tiny.encode_text("<answer>Up</answer><|im_end|>")
-        ids += [reply, tiny.encode_observation(message, grid, separator=True)]
+        response = tiny.encode_text("<answer>Up</answer><|im_end|>")
+        ids += [response, tiny.encode_observation(message, grid, separator=True)]
     whole = tiny.expand(tiny.encode_text(tiny.render(messages)), [g for grid in grids for g in grid])
     assert np.concatenate(ids).tolist() == whole.tolist()
 
@@ -135,8 +135,8 @@ def test_tool_calls_of_a_message_are_not_lost_to_the_cache(qwen):
     assert '<tool_call>\n{"name": "calc_score"' in texts[1]
 
 
-def test_a_text_that_imitates_a_picture_is_refused_and_does_not_spoil_the_next(codec):
-    with pytest.raises(ValueError, match="holds 1 pictures, but 0 were given"):
+def test_a_text_that_imitates_an_image_is_refused_and_does_not_spoil_the_next(codec):
+    with pytest.raises(ValueError, match="holds 1 images, but 0 were given"):
         codec.encode_prompt([user("<|image_pad|>")], [])
     codec.encode_prompt([user("x<|image_pad|>")], [GRID])
     ids = codec.encode_prompt([user("x", None)], [GRID])
@@ -144,8 +144,8 @@ def test_a_text_that_imitates_a_picture_is_refused_and_does_not_spoil_the_next(c
 
 
 @pytest.mark.parametrize("grids", [[], [GRID, GRID]])
-def test_grids_must_match_the_pictures(codec, grids):
-    with pytest.raises(ValueError, match=f"holds 1 pictures, but {len(grids)} were given"):
+def test_grids_must_match_the_images(codec, grids):
+    with pytest.raises(ValueError, match=f"holds 1 images, but {len(grids)} were given"):
         codec.encode_prompt([user(None, "A")], grids)
 
 
@@ -158,11 +158,11 @@ def test_equal_messages_are_encoded_once_per_size(codec):
         first[0] = 1
 
 
-def test_replies_lose_their_end_token_alone(codec):
+def test_responses_lose_their_end_token_alone(codec):
     ids = codec.encode_text("<answer>Up</answer><|im_end|>")
-    assert codec.decode_reply(ids) == codec.decode_reply(ids[:-1]) == "<answer>Up</answer>"
-    assert codec.decode_reply(np.array([codec.end_id, codec.end_id])) == "<|im_end|>"
-    assert codec.decode_reply(np.empty(0, np.int32)) == ""
+    assert codec.decode_response(ids) == codec.decode_response(ids[:-1]) == "<answer>Up</answer>"
+    assert codec.decode_response(np.array([codec.end_id, codec.end_id])) == "<|im_end|>"
+    assert codec.decode_response(np.empty(0, np.int32)) == ""
 
 
 def test_hashes_tell_tokenizers_and_templates_apart(tiny):
@@ -172,7 +172,7 @@ def test_hashes_tell_tokenizers_and_templates_apart(tiny):
     assert other["template"] == tiny.hashes()["template"]
 
 
-def test_a_tokenizer_without_picture_marks_is_refused():
+def test_a_tokenizer_without_image_marks_is_refused():
     from transformers import Qwen2Tokenizer
 
     plain = Qwen2Tokenizer(vocab={"a": 0, "<|endoftext|>": 1}, merges=[])

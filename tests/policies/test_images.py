@@ -1,4 +1,4 @@
-"""Pictures: the stock processor's patches, one decoding per content, memory bounded."""
+"""Images: the stock processor's patches, one decoding per content, memory bounded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_values_of_the_processor_are_those_of_qwen3_vl(shared_data):
     compare(processor, noise(96, 96))
 
 
-def test_equal_pictures_are_read_once(monkeypatch):
+def test_equal_images_are_read_once(monkeypatch):
     reader = PatchReader(build_image_processor(1024, 1 << 20))
     cuts = []
     monkeypatch.setattr(reader, "_cut", lambda image: cuts.append(image) or PatchReader._cut(reader, image))
@@ -70,7 +70,7 @@ def test_equal_pictures_are_read_once(monkeypatch):
     assert reader.read(noise(64, 64, seed=1)) is not first
 
 
-def test_live_and_stored_pictures_are_one():
+def test_live_and_stored_images_are_one():
     board = Board.from_text("#####\n#@$.#\n#####")
     processor = build_image_processor(1024, 1 << 20)
     live, plain = PatchReader(processor), PatchReader(processor)
@@ -101,7 +101,7 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(order):
     assert reader._cache.currsize == sum(i.patches.nbytes + len(i.png) for i in reader._cache.values())
 
 
-def test_pictures_that_are_held_are_found_by_their_content_keys(monkeypatch):
+def test_images_that_are_held_are_found_by_their_content_keys(monkeypatch):
     """However many have come and gone: looking one up costs no file."""
     encoded = []
     monkeypatch.setattr(images, "encode_png", lambda pixels: encoded.append(1) or encode_png(pixels))
@@ -120,16 +120,16 @@ def test_pictures_that_are_held_are_found_by_their_content_keys(monkeypatch):
     assert len(reader._alias) < 300
 
 
-def test_many_names_of_one_picture_are_forgotten_again():
+def test_many_names_of_one_image_are_forgotten_again():
     reader = PatchReader(build_image_processor(1024, 1 << 20))
     for number in range(1000):
-        picture = noise(32, 32)
-        picture.content_key = f"name {number}"
-        assert reader.read(picture).grid == (1, 2, 2)
+        image = noise(32, 32)
+        image.content_key = f"name {number}"
+        assert reader.read(image).grid == (1, 2, 2)
     assert len(reader._alias) < 300
 
 
-def test_one_picture_larger_than_the_cache_is_still_read():
+def test_one_image_larger_than_the_cache_is_still_read():
     reader = PatchReader(build_image_processor(1024, 1 << 20), cache_bytes=10)
     assert reader.read(noise(64, 64)).grid == (1, 4, 4)
 
@@ -151,7 +151,7 @@ def test_images_of_prompts_are_decoded_once(monkeypatch):
     assert reader.read_uri(other) is not first
 
 
-def test_what_is_drawn_on_a_held_picture_is_encoded():
+def test_what_is_drawn_on_a_held_image_is_encoded():
     reader = PatchReader(build_image_processor(1024, 1 << 20))
     board = Board.from_text("#####\n#@$.#\n#####")
     first = reader.read(render_observation(board, 32))

@@ -76,10 +76,10 @@ def _spread(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _pixels(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    picture = Image.new("RGB", (64, 64), "red")
-    assert small.reader.read(picture).grid == (1, 4, 4)
-    assert tiny(min_pixels=128 * 128).reader.read(picture).grid == (1, 8, 8)
-    assert tiny(max_pixels=32 * 32).reader.read(picture).grid == (1, 2, 2)
+    image = Image.new("RGB", (64, 64), "red")
+    assert small.reader.read(image).grid == (1, 4, 4)
+    assert tiny(min_pixels=128 * 128).reader.read(image).grid == (1, 8, 8)
+    assert tiny(max_pixels=32 * 32).reader.read(image).grid == (1, 2, 2)
 
 
 def _sources(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:

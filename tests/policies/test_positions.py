@@ -23,7 +23,7 @@ pieces = st.lists(
 
 
 def build(parts):
-    """Token ids and grids of a conversation; pictures stand between single tokens, as vision marks do."""
+    """Token ids and grids of a conversation; images stand between single tokens, as vision marks do."""
     ids, grids = [], []
     for kind, value in parts:
         if kind == "text":
@@ -72,7 +72,7 @@ def test_pads_must_match_the_grids(ids, grids):
         extend_positions(np.array(ids), grids, PAD, MERGE)
 
 
-def test_a_picture_after_text():
+def test_an_image_after_text():
     ids = np.array([1, 1, PAD, PAD, PAD, PAD, PAD, PAD, 1])
     positions, following = extend_positions(ids, [(1, 4, 6)], PAD, MERGE, start=10)
     assert positions.tolist() == [

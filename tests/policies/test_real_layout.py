@@ -40,7 +40,7 @@ def test_template_and_processor_are_the_published_ones(real_policy, shared_data)
 def test_it_plays_and_its_log_probs_are_those_of_a_plain_pass(real_policy, sokoban_rows):
     rows = sokoban_rows(2)[:2]
     env = EnvOptions(args={"cell_px": 16, "max_actions_per_turn": 3})
-    # A random policy never ends its reply by itself: truncated replies are played on, as the original rules do.
+    # A random policy never ends its response by itself: truncated responses are played on, as the original rules do.
     limits = RolloutOptions(max_turns=2, max_tokens_per_turn=5, max_failed_share=0.0)
     settings = RolloutSettings(env, RewardOptions(), limits, SamplingOptions(), 0, "sokoban")
     tasks = [EpisodeTask(f"e{number}", row, 0, number, number) for number, row in enumerate(rows)]

@@ -41,7 +41,7 @@ def test_logits_equal_the_library(policy, sizes):
     ids, images = conversation(policy, sizes)
     with torch.no_grad():
         expected = policy.model(**library_inputs(policy, ids, images)).logits[0]
-    # 1e-4: the bar of the engine; two layers amplify the 1e-5 of the picture features.
+    # 1e-4: the bar of the engine; two layers amplify the 1e-5 of the image features.
     torch.testing.assert_close(our_logits(policy, ids, images), expected, atol=1e-4, rtol=1e-4)
 
 

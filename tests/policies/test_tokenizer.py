@@ -22,7 +22,7 @@ def encode(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_a_move_reply_is_four_tokens(move):
+def test_a_move_response_is_four_tokens(move):
     ids = encode(f"<answer>{move}</answer><|im_end|>")
     assert TOKENIZER.convert_ids_to_tokens(ids) == ["<answer>", move, "</answer>", "<|im_end|>"]
 
@@ -96,7 +96,7 @@ def test_geometry_in_few_tokens(text, tokens):
     assert GEOMETRY.decode(ids) == text
 
 
-def test_each_world_has_a_vocabulary_of_its_own():
+def test_each_task_has_a_vocabulary_of_its_own():
     """Sokoban's is the one that stored policies were trained with."""
     words = sorted(TOKENIZER.get_vocab(), key=TOKENIZER.get_vocab().get)
     assert hashlib.sha256("\n".join(words).encode()).hexdigest()[:16] == "a3fb40d95707e159"

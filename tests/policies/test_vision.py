@@ -16,7 +16,7 @@ def library_features(policy, image):
 
 
 @pytest.mark.parametrize("batch_patches", [16_384, 40, 1])
-def test_picture_features_equal_the_library(policy, monkeypatch, batch_patches):
+def test_image_features_equal_the_library(policy, monkeypatch, batch_patches):
     monkeypatch.setattr(qwen3_vl, "VISION_BATCH_PATCHES", batch_patches)
     images = read_noise(policy)
     with torch.no_grad():
@@ -32,7 +32,7 @@ def test_picture_features_equal_the_library(policy, monkeypatch, batch_patches):
             torch.testing.assert_close(ours[rows], theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_of_several_pictures_follow_the_order_asked(tiny_policy):
+def test_rows_of_several_images_follow_the_order_asked(tiny_policy):
     images = read_noise(tiny_policy, [(96, 96), (32, 32)])
     with torch.no_grad():
         features = tiny_policy.network.encode(images)

@@ -45,7 +45,7 @@ def write_thin_policy(
     Args:
         processor: folder with the published files.
         favoured: texts of one token each that are sampled more often than chance has it: a random policy of this
-            vocabulary would neither end its replies nor ever say a move.
+            vocabulary would neither end its responses nor ever say a move.
         share: probability of all of them together, about.
         template: chat template in place of the published one.
     """
@@ -77,15 +77,15 @@ def write_thin_policy(
 
 
 def thinking_template(published: str) -> str:
-    """The published template as Thinking models have it: it opens the thoughts, and leaves out those of replies that
+    """The published template as Thinking models have it: it opens the thoughts, and leaves out those of responses that
     lie behind.
     """
     before, branch, after = published.partition('{%- elif message.role == "assistant" %}')
-    reply, following, rest = after.partition('{%- elif message.role == "tool" %}')
+    response, following, rest = after.partition('{%- elif message.role == "tool" %}')
     for name in ("message.content", "content_item.text"):
         shown = f"{{{{- {name} }}}}"
-        assert shown in reply
-        reply = reply.replace(shown, f"{{{{- {name}.split('</think>')[-1].lstrip('\\n') }}}}")
+        assert shown in response
+        response = response.replace(shown, f"{{{{- {name}.split('</think>')[-1].lstrip('\\n') }}}}")
     header = "{{- '<|im_start|>assistant\\n' }}"
     assert rest.count(header) == 1
-    return before + branch + reply + following + rest.replace(header, "{{- '<|im_start|>assistant\\n<think>\\n' }}")
+    return before + branch + response + following + rest.replace(header, "{{- '<|im_start|>assistant\\n<think>\\n' }}")

@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.preflight.stored import Stored
 from geo_sokoban_pipeline.runs.storage import nearest_folder
 from mounts import closable_folder, set_read_only, small_disk
 
-SHAPE = EpisodeShape(prompt=28, observation=22, reply=6, patches=36, picture_tokens=9, picture_bytes=400)
+SHAPE = EpisodeShape(prompt=28, observation=22, response=6, patches=36, image_tokens=9, image_bytes=400)
 MB = 1_000_000
 
 
@@ -153,7 +153,7 @@ def test_size(count: float, text: str) -> None:
     [
         ("key-value cache", {"rollout": {"max_conversations": 128}}, 0.5),
         ("key-value cache", {"grpo": {"groups": 64}}, 2.0),
-        ("picture features", {"grpo": {"group_size": 16}}, 2.0),
+        ("image features", {"grpo": {"group_size": 16}}, 2.0),
         ("vision activations of a step", {"grpo": {"groups_per_step": 10}}, 2.0),
         ("weights", {"grpo": {"groups": 64}}, 1.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384}}, 2.0),

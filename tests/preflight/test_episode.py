@@ -21,7 +21,7 @@ FILES = {
     "number.py": "build_env = reward = build_teacher = rollout = 3\n",
     "broken.py": "def build_env(sample, args): raise OSError('no display')\n"
     "def reward(outcome, args): raise KeyError('dist')\n"
-    "def build_teacher(name, patience, noise): raise RuntimeError('no teacher today')\n",
+    "def build_teacher(name, patience, noise): raise RuntimeError('no expert today')\n",
     "odd.py": "def reward(outcome, args): return {'reward': float('nan')}\n",
 }
 SECTIONS = {
@@ -83,9 +83,9 @@ def test_one_episode_says_what_it_costs(make_subject: Any, encoding: Policy, row
     options = make_subject().options
     (check,), shape = play_one(encoding, rows, options, 0)
     assert check.state == "ok"
-    assert shape.picture_tokens == 9 and shape.patches == 36  # 96×96 pixels
-    assert shape.prompt > shape.observation > shape.picture_tokens
-    assert 0 < shape.reply <= options.rollout.max_tokens_per_turn
+    assert shape.image_tokens == 9 and shape.patches == 36  # 96×96 pixels
+    assert shape.prompt > shape.observation > shape.image_tokens
+    assert 0 < shape.response <= options.rollout.max_tokens_per_turn
     assert shape.longest(options, 0) == shape.prompt + 10 * (8 + shape.observation)
 
 
@@ -98,10 +98,10 @@ def test_the_longest_prompt_counts(make_subject: Any, encoding: Policy, rows: li
     (_,), shape = play_one(encoding, [short, wordy, *rows[2:8]], options, 0)
     assert shape.prompt > usual + 20
     with pytest.raises(RuntimeError, match="cannot be encoded"):
-        play_one(encoding, [short, rows[1] | {"images": ["no picture"]}], options, 0)
+        play_one(encoding, [short, rows[1] | {"images": ["no image"]}], options, 0)
 
 
-OWN_WORLD = """
+OWN_TASK = """
 class World:
     def reset(self): return {"obs_str": "begin"}, {}
     def step(self, text): return {"obs_str": f"you said {text}"}, False, {}
@@ -113,10 +113,10 @@ def reward(outcome, args): return {"reward": 0.5}
 """
 
 
-def test_an_own_environment_needs_no_teacher_without_a_warm_start(
+def test_an_own_environment_needs_no_expert_without_a_warm_start(
     make_subject: Any, tmp_path: Path, encoding: Policy
 ) -> None:
-    (tmp_path / "world.py").write_text(OWN_WORLD)
+    (tmp_path / "world.py").write_text(OWN_TASK)
     spec, rows = str(tmp_path / "world.py"), [{"id": "one", "prompt": "Say something", "images": None}]
     own = {"env": {"factory": spec, "args": {}}, "reward": {"function": spec, "args": {}}}
     without = {"steps": 0, "teacher": {"factory": "no_such.teacher"}}
@@ -124,9 +124,9 @@ def test_an_own_environment_needs_no_teacher_without_a_warm_start(
     assert {check.state for check in check_signatures(RUN, options)} == {"ok"}
     check_plugins(RUN, make_subject(train_sokoban={**own, "warm_start": without}).parameters)
     (check,), shape = play_one(encoding, rows, options, 0)
-    assert (check.state, check.found.startswith("one plain reply: 1 turns")) == ("ok", True)
-    assert shape.reply == 0 and shape.observation > 0
-    with pytest.raises(AttributeError, match="board"):  # the teacher of Sokoban looks at its board
+    assert (check.state, check.found.startswith("one plain response: 1 turns")) == ("ok", True)
+    assert shape.response == 0 and shape.observation > 0
+    with pytest.raises(AttributeError, match="board"):  # the expert of Sokoban looks at its board
         play_one(encoding, rows, make_subject(train_sokoban=own).options, 0)
 
 
@@ -140,7 +140,7 @@ def test_an_own_environment_needs_no_teacher_without_a_warm_start(
     ],
 )
 def test_longest_episode(make_subject: Any, rollout: dict[str, Any], longest: int | None) -> None:
-    shape = EpisodeShape(prompt=30, observation=20, reply=6, patches=36, picture_tokens=9, picture_bytes=400)
+    shape = EpisodeShape(prompt=30, observation=20, response=6, patches=36, image_tokens=9, image_bytes=400)
     assert shape.longest(make_subject(train_sokoban={"rollout": rollout}).options, 32_768) == longest
 
 
@@ -150,7 +150,7 @@ def test_longest_episode(make_subject: Any, rollout: dict[str, Any], longest: in
         ("env.factory", "broken.py", "OSError: no display"),
         ("reward.function", "broken.py", "KeyError: 'dist'"),
         ("reward.function", "odd.py", "reward=nan; numbers must be finite"),
-        ("warm_start.teacher.factory", "broken.py", "no teacher today"),
+        ("warm_start.teacher.factory", "broken.py", "no expert today"),
     ],
 )
 def test_own_code_that_raises(

@@ -72,7 +72,7 @@ WRAPPED = """
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
 
 def reward(outcome, args):
-    return {**compute_reward(outcome, args), "tries": len(outcome.replies)}
+    return {**compute_reward(outcome, args), "tries": len(outcome.responses)}
 """
 
 
@@ -102,7 +102,7 @@ def test_a_wrapper_of_such_a_reward_must_add_up_too(tmp_path):
         "return outcome.metrics['success']",
         "return {'reward': 1.0}",
         "return len(outcome.infos)",
-        "return float(outcome.status == 'truncated' and outcome.infos == [] and len(outcome.replies) == 1)",
+        "return float(outcome.status == 'truncated' and outcome.infos == [] and len(outcome.responses) == 1)",
     ],
 )
 @pytest.mark.parametrize("run", ["train_sokoban", "train_geo3k", "train_geo3k_multi_turn"])

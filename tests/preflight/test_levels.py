@@ -117,7 +117,7 @@ def stored(make_subject: Any, tmp_path: Path) -> Path:
     ("changes", "text"),
     [
         ({}, None),
-        ({"cell_px": 32}, "pictures of another size"),
+        ({"cell_px": 32}, "images of another size"),
         ({"instruction": "full"}, "another instruction"),
         ({"max_solution": 2}, "solution lengths 1 to 4"),
         ({"counts": {"train": 25}}, "24 rows, 25 asked for"),

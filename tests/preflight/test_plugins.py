@@ -32,7 +32,7 @@ def test_what_cannot_be_used_is_named(section: dict[str, Any], message: str) -> 
         check_plugins(RUN, ProjectParameters.model_validate({RUN: section}))
 
 
-def test_pictures_of_two_sizes_are_refused() -> None:
+def test_images_of_two_sizes_are_refused() -> None:
     parameters = {"sokoban": {"cell_px": 32}, RUN: {"env": {"args": {"cell_px": 16}}}}
     with pytest.raises(ParameterError, match=r"env\.args\.cell_px=16: differs from sokoban\.cell_px=32"):
         check_plugins(RUN, ProjectParameters.model_validate(parameters))

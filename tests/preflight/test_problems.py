@@ -83,7 +83,7 @@ def test_problems_that_take_long_to_draw_are_not_all_drawn():
             "warning",
             "1 of 2 rows rejected",
         ),
-        ([source_row(0, problem="no picture")], "failure", "none of 1 rows is a problem; the first one:"),
+        ([source_row(0, problem="no image")], "failure", "none of 1 rows is a problem; the first one:"),
     ],
 )
 def test_a_file_of_problems(tmp_path, rows, state, words):
@@ -107,8 +107,8 @@ def test_a_file_that_is_not_read_whole_has_unknown_counts(tmp_path, rows, known)
         ({}, None),
         ({"counts": {**COUNTS, "train": 25}}, "24 rows, 25 asked for"),
         ({"instruction": "boxed"}, "another instruction"),
-        ({"seed": 5}, "other pictures"),
-        ({"problems": {"picture_scale": 2.0}}, "other pictures"),
+        ({"seed": 5}, "other images"),
+        ({"problems": {"picture_scale": 2.0}}, "other images"),
     ],
 )
 def test_stored_prompts(tmp_path, changes, words):

@@ -100,20 +100,27 @@ def test_levels(make_subject: Any, counts: Any, changes: dict[str, Any], state: 
 
 
 @pytest.mark.parametrize(
-    ("episode", "context", "prompt", "reply", "changes", "state", "text"),
+    ("episode", "context", "prompt", "response", "changes", "state", "text"),
     [
         (300, 32768, 28, 6, {}, "ok", "28 in the prompt, up to 300 in all"),
         (300, 256, 28, 6, {}, "warning", "up to 300 with train_sokoban.rollout.max_turns=10; the model holds 256"),
         (300, 28, 28, 6, {}, "failure", "a prompt takes 28 tokens, the context holds 28"),
         (300, 32768, 40, 6, {"rollout": {"max_context_tokens": 32}}, "failure", "a prompt takes 40 tokens"),
         (None, 32768, 28, 6, {}, "warning", "no limit but the model's context of 32768 tokens"),
-        (300, 32768, 28, 12, {}, "warning", "the teacher's replies take 12 tokens; max_tokens_per_turn=8"),
+        (300, 32768, 28, 12, {}, "warning", "the expert's responses take 12 tokens; max_tokens_per_turn=8"),
         (9000, 32768, 28, 6, {}, "warning", "the longest episode has 9000 tokens"),
     ],
 )
 def test_lengths(
-    make_subject: Any, episode: int | None, context: int, prompt: int, reply: int, changes: Any, state: str, text: str
+    make_subject: Any,
+    episode: int | None,
+    context: int,
+    prompt: int,
+    response: int,
+    changes: Any,
+    state: str,
+    text: str,
 ) -> None:
-    (check,) = check_lengths(RUN, make_subject(train_sokoban=changes).options, episode, context, prompt, reply)
+    (check,) = check_lengths(RUN, make_subject(train_sokoban=changes).options, episode, context, prompt, response)
     assert check.state == state
     assert text in check.found

@@ -96,7 +96,7 @@ def test_room_for_all_conversations(pool: int, state: str | None) -> None:
     urls = ["http://a:1"]
     found = check_sampling_servers(RUN, options(mode="attach", urls=urls, max_total_tokens=pool), longest=500)
     assert [check.state for check in found if check.name == "cache"] == ([] if state is None else [state])
-    assert [check.state for check in found if check.name == "picture cache"] == ["warning"]
+    assert [check.state for check in found if check.name == "image cache"] == ["warning"]
 
 
 def test_an_environment_that_is_not_there(tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.preflight.checks import PreflightError, as_table, judg
 from geo_sokoban_pipeline.preflight.resources import Timing, describe_timing, estimate_run
 
 TIMING = Timing(
-    imitation_step=0.1,
+    sft_step=0.1,
     rollout=2.56,
     update=1.0,
     save=0.44,
@@ -30,11 +30,11 @@ TIMING = Timing(
     ("changes", "done", "seconds"),
     [
         # A validation is 160 prompts, sampled and greedy: 3.2 s. Six of them, one before training.
-        # The evaluation: two policies sampled and greedy, the last one with blank pictures too.
+        # The evaluation: two policies sampled and greedy, the last one with blank images too.
         ({}, 0, {"warm start": 100 + 4 * 3.2, "iterations": 400, "validations": 6 * 3.2, "evaluation": 640 * 6 * 0.01}),
-        ({"imitation_step": None}, 0, {"iterations": 400, "validations": 6 * 3.2, "evaluation": 38.4}),
-        ({"imitation_step": None}, 70, {"iterations": 120, "validations": 2 * 3.2, "evaluation": 38.4}),
-        ({"imitation_step": None}, 100, {"iterations": 0, "validations": 0, "evaluation": 38.4}),
+        ({"sft_step": None}, 0, {"iterations": 400, "validations": 6 * 3.2, "evaluation": 38.4}),
+        ({"sft_step": None}, 70, {"iterations": 120, "validations": 2 * 3.2, "evaluation": 38.4}),
+        ({"sft_step": None}, 100, {"iterations": 0, "validations": 0, "evaluation": 38.4}),
     ],
 )
 def test_a_run_is_estimated_from_one_iteration(

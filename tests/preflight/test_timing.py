@@ -55,6 +55,6 @@ def test_nothing_is_left_behind(
     brief = {**BRIEF, "threads": 1, "processes": processes}
     subject = make_subject(train_sokoban=brief, check_sokoban={"imitation_steps": 0})
     timing = time_iteration(subject, sokoban_rows(8), None)
-    assert (timing.episodes, timing.imitation_step) == (4, None)
+    assert (timing.episodes, timing.sft_step) == (4, None)
     assert timing.checkpoint_bytes > 3 * 4 * tiny_weights and timing.trajectory_bytes > 0
     assert list(tmp_path.iterdir()) == []

@@ -19,13 +19,13 @@ from builders import CONTEXT, PAD
 from geo_sokoban_pipeline.envs.images import encode_png
 from geo_sokoban_pipeline.envs.sokoban import SokobanEnv, generate_levels
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
-from geo_sokoban_pipeline.envs.sokoban.expert import make_player
+from geo_sokoban_pipeline.envs.sokoban.expert import make_agent
 from geo_sokoban_pipeline.envs.sokoban.levels import Level
 from geo_sokoban_pipeline.reporting.report import ReportInputs
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, trajectories_to_table
 from reporting.run_numbers import make_data_report, make_metrics, make_summary
 
-PADS = 9  # tokens of a 96×96 picture at patch 16, merge 2
+PADS = 9  # tokens of a 96×96 image at patch 16, merge 2
 WORDS = {900: "<|im_start|>", 901: "user", 902: "\n", 903: "Next?", 904: "<|im_end|>", 905: "assistant"} | {
     910: "<answer>",
     911: "</answer>",
@@ -52,7 +52,7 @@ def make_levels(count: int) -> tuple[Level, ...]:
 def play(level: Level, skill: float, name: str, group: int, sample: int = 0, *, iteration: int = 0) -> Trajectory:
     """One episode; `skill` is the share of moves that come from the solver, the others are random."""
     generator = random.Random(f"{name}/{group}/{sample}")
-    solver, noise = make_player("solver"), make_player("random")
+    solver, noise = make_agent("solver"), make_agent("random")
 
     def choose(env: SokobanEnv) -> str:
         player = solver if generator.random() < skill else noise

@@ -1,4 +1,4 @@
-"""Episodes and numbers of a geometry run without a model: drawn problems, answered by the teacher through the real
+"""Episodes and numbers of a geometry run without a model: drawn problems, answered by the expert through the real
 environments. The same arguments always give the same inputs.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from builders import PAD
-from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.geo3k.answer_env import build_env as build_answer_env
 from geo_sokoban_pipeline.envs.geo3k.config import DATA_OPTIONS
 from geo_sokoban_pipeline.envs.geo3k.data import summarise_data
@@ -29,10 +29,10 @@ from geo_sokoban_pipeline.reporting.report import ReportInputs
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 from reporting.material import lazily
-from task_options import GeometryTeacherOptions
+from task_options import GeometryExpertOptions
 
-PADS = 12  # tokens of a 128×96 picture at patch 16, merge 2
-REPLY_TOKENS = 4
+PADS = 12  # tokens of a 128×96 image at patch 16, merge 2
+RESPONSE_TOKENS = 4
 COUNTS = {"train": 40, "validation": 10, "eval": 20}
 
 
@@ -53,23 +53,23 @@ def answer(task: str, row: dict[str, Any], skill: float, name: str, group: int, 
         build_answer_env(row, {}) if turns == 1 else build_tool_env(row, {"max_turns": turns, "feedback": "brief"})
     )
     generator = random.Random(f"{name}/{group}/{sample}")
-    teacher = make_teacher(GeometryTeacherOptions(name="solver", noise=1.0 - skill), row)
+    expert = make_expert(GeometryExpertOptions(name="solver", noise=1.0 - skill), row)
     env.reset()
     said = [Turn(role="user", text=row["prompt"], token_start=0, token_end=PADS + 3, image_indices=[0])]
-    ids, mask, replies, done = [1, *[PAD] * PADS, 2, 3], [0] * (PADS + 3), [], False
-    while not done and len(replies) < turns:
-        replies.append(teacher.reply(env, generator))
-        observation, done, info = env.step(replies[-1])
-        start, ids, mask = len(ids), [*ids, *range(10, 10 + REPLY_TOKENS)], [*mask, *[1] * REPLY_TOKENS]
+    ids, mask, responses, done = [1, *[PAD] * PADS, 2, 3], [0] * (PADS + 3), [], False
+    while not done and len(responses) < turns:
+        responses.append(expert.respond(env, generator))
+        observation, done, info = env.step(responses[-1])
+        start, ids, mask = len(ids), [*ids, *range(10, 10 + RESPONSE_TOKENS)], [*mask, *[1] * RESPONSE_TOKENS]
         action = ",".join(info.get("parsed_actions") or []) or None
         said.append(
-            Turn(role="assistant", text=replies[-1], token_start=start, token_end=len(ids), action=action, info=info)
+            Turn(role="assistant", text=responses[-1], token_start=start, token_end=len(ids), action=action, info=info)
         )
         if not done:
             ids, mask = [*ids, 4, 5], [*mask, 0, 0]
             text = observation["obs_str"]
             said.append(Turn(role="user", text=text, token_start=len(ids) - 2, token_end=len(ids)))
-    env.conclude(replies, "completed")
+    env.finalize(responses, "completed")
     return _finish(task, row, env, f"{name}/g{group:03d}/s{sample:02d}", (group, sample), ids, mask, said)
 
 
@@ -84,8 +84,8 @@ def _finish(
     turns: list[Turn],
 ) -> Trajectory:
     trained, metrics = np.array(mask, np.int8), env.final_metrics()
-    replies = [turn.text for turn in turns if turn.role == "assistant"]
-    picture = np.asarray(read_data_uri(row["images"][0], max_bytes=1 << 20, max_pixels=1 << 20))
+    responses = [turn.text for turn in turns if turn.role == "assistant"]
+    image = np.asarray(read_data_uri(row["images"][0], max_bytes=1 << 20, max_pixels=1 << 20))
     return Trajectory(
         trajectory_id=name,
         task=task,
@@ -104,12 +104,12 @@ def _finish(
         rollout_log_probs=np.where(trained == 1, -0.5, 0.0).astype(np.float32),
         weight_spans=[(0, 0, len(ids))],
         turns=turns,
-        images=[encode_png(picture)],
+        images=[encode_png(image)],
         image_grid_thw=[(1, 6, 8)],
         label=row["answer"],
-        response=" ".join(replies),
+        response=" ".join(responses),
         reward=metrics["success"],
-        metrics={**metrics, "turns": float(len(replies))},
+        metrics={**metrics, "turns": float(len(responses))},
     )
 
 

@@ -24,7 +24,7 @@ from reporting.material import make_levels, play
 
 @given(level=st.integers(0, 23), cell_px=st.sampled_from([8, 16, 33]), moves=st.lists(st.sampled_from("udlr")))
 @settings(max_examples=40, deadline=None)
-def test_picture_names_its_board(level, cell_px, moves):
+def test_image_names_its_board(level, cell_px, moves):
     board = make_levels(48)[level].board
     for move in moves:
         board = board.move({"u": "up", "d": "down", "l": "left", "r": "right"}[move]).board
@@ -49,7 +49,7 @@ def test_moves_end_where_the_board_is_solved():
     assert after == render_png(board.move("right").board, 16)
 
 
-def test_unknown_action_gives_no_picture():
+def test_unknown_action_gives_no_image():
     assert play_moves(render_png(make_levels(48)[0].board, 16), ["fly"]) is None
 
 
@@ -66,7 +66,7 @@ def test_frames_of_a_solved_episode_end_on_the_solved_board():
     assert describe_end(episode) == "Solved in 5 turns."
 
 
-def test_frames_of_an_unsolved_episode_end_on_its_last_picture():
+def test_frames_of_an_unsolved_episode_end_on_its_last_image():
     episode = play(make_levels(48)[7], 0.0, "x/sampled", 0)
     frames = episode_frames(episode)
     assert frames[-1].image == episode.images[-1]
@@ -83,7 +83,7 @@ def test_frames_without_images_or_turns():
     assert [frame.is_end for frame in episode_frames(episode)] == [True]
 
 
-def test_film_has_a_frame_per_reply_and_the_end():
+def test_film_has_a_frame_per_response_and_the_end():
     episode = play(make_levels(48)[4], 1.0, "x/sampled", 0)
     with Image.open(io.BytesIO(episode_gif(episode, board_px=96))) as film:
         assert film.n_frames == 6

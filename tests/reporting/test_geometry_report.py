@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from reporting.problem_material import make_data, make_run
-from reporting.test_report import Page, players_of
+from reporting.test_report import Page, agents_of
 
 TASKS = ["geo3k", "geo3k_multi_turn"]
 
@@ -90,7 +90,7 @@ def test_first_attempts_are_told_as_what_they_are(called, known, headline, note)
 def test_headline_compares_with_blind_play(task):
     text = " ".join(write_headline(make_run(task).summary).further).replace("\u202f", " ")
     assert "Always the most frequent answer of training is correct for" in text
-    assert "the teacher of the warm start for" in text
+    assert "the expert of the warm start for" in text
     assert "With blank images it" in text and "With images of other problems it" in text
 
 
@@ -107,12 +107,12 @@ def test_tables_by_kind(task):
     assert length_chart(make_run(task).summary) is None
 
 
-def test_gallery_has_every_family_with_its_picture_and_replies(task, page):
+def test_gallery_has_every_family_with_its_image_and_responses(task, page):
     pairs = choose_gallery(make_run(task).played, 2)
     families = {row["family"] for row in make_data(task)[0]}
     assert {pair.length for pair in pairs} == families
     assert all(pair.after.task_id == pair.before.task_id for pair in pairs)
-    data = players_of(page)
+    data = agents_of(page)
     endings = [episode["frames"][-1]["note"] for episode in data["episodes"]]
     assert any(re.match(r"Correct in \d turn", note) for note in endings)
     assert any(re.match(r"Not correct after \d turns?\. The label is \d+", note) for note in endings)

@@ -84,7 +84,7 @@ def page(page_text) -> Page:
     return Page(page_text)
 
 
-def players_of(page: Page) -> dict:
+def agents_of(page: Page) -> dict:
     return next(json.loads(text) for attributes, text in page.scripts if attributes.get("id") == "players")
 
 
@@ -116,7 +116,7 @@ def test_links_lead_to_sections(page):
 
 
 def test_images_are_stored_once(page):
-    data = players_of(page)
+    data = agents_of(page)
     images = list(data["images"].values())
     assert len(set(images)) == len(images)
     assert all(image.startswith("data:image/png;base64,") for image in images)
@@ -163,7 +163,7 @@ def test_texts_are_never_markup():
     assert not [link for link in hostile.attributes("src", "href") if "evil" in link]
     assert not [name for _, values in hostile.tags for name in values if name.startswith("on")]
     assert len([1 for attributes, _ in hostile.scripts if attributes.get("type") != "application/json"]) == 1
-    assert players_of(hostile)["episodes"][0]["frames"][0]["response"] == HOSTILE
+    assert agents_of(hostile)["episodes"][0]["frames"][0]["response"] == HOSTILE
     assert "{{ 7*7 }}" in hostile.text
 
 
@@ -266,8 +266,8 @@ def test_turns_show_the_reward_that_they_were_trained_on():
 
 def test_played_turns_have_their_share_of_the_reward_with_credit_per_turn():
     options = {"grpo": {"credit": "turn"}, "reward": {"args": {"aggregate": "sum", "distance_weight": 0.1}}}
-    plain = players_of(Page(build_report(make_inputs())))["episodes"][0]["frames"]
-    shared = players_of(Page(build_report(make_inputs(parameters={"train_sokoban": options}))))["episodes"][0]["frames"]
+    plain = agents_of(Page(build_report(make_inputs())))["episodes"][0]["frames"]
+    shared = agents_of(Page(build_report(make_inputs(parameters={"train_sokoban": options}))))["episodes"][0]["frames"]
     assert plain[0]["note"].endswith("reward \u22120.01") and shared[0]["note"].endswith("reward +1.09")
 
 

@@ -21,8 +21,8 @@ def test_cards(task):
     pairs = choose_gallery(make_run(task).played, 2, 5)
     svg = draw_responses(pairs)
     root = ElementTree.fromstring(svg)
-    pictures = [image.get("href") for image in root.iter(f"{SVG}image")]
-    assert pictures == [png_data_uri(episode_frames(pair.after)[0].image) for pair in pairs]
+    images = [image.get("href") for image in root.iter(f"{SVG}image")]
+    assert images == [png_data_uri(episode_frames(pair.after)[0].image) for pair in pairs]
     texts = [(text.get("class"), text.text) for text in root.iter(f"{SVG}text")]
     assert [text for kind, text in texts if kind == "title"] == ["after SFT", "after GRPO"] * len(pairs)
     played = [one for pair in pairs for one in (pair.before, pair.after)]

@@ -355,7 +355,7 @@ def test_where_imitation_of_an_expert_is_better_or_worse_as_the_page_claims():
     assert [apart for _, apart in first["sampled"] + first["greedy"]] == [True, False, False, False, True, False]
 
 
-def test_on_two_boxes_grpo_is_below_its_teacher_as_the_page_claims():
+def test_on_two_boxes_grpo_is_below_its_expert_as_the_page_claims():
     (_, boxes) = _stored("long")["sets"]
     ((lead, apart),) = _leads(boxes["seeds"], "teacher")["sampled"]
     assert boxes["name"] == "two_boxes" and lead < 0 and apart

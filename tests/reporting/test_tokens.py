@@ -11,10 +11,10 @@ from geo_sokoban_pipeline.reporting.episodes import read_token_texts, token_turn
 from reporting.material import PADS, make_levels, play, token_texts
 
 
-@given(turns=st.integers(1, 4), reply=st.integers(1, 6), observation=st.integers(0, 5), seed=st.integers(0, 99))
+@given(turns=st.integers(1, 4), response=st.integers(1, 6), observation=st.integers(0, 5), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_pieces_partition_the_tokens(turns, reply, observation, seed):
-    episode = make_trajectories(1, turns, reply_tokens=reply, observation_tokens=observation, seed=seed)[0]
+def test_pieces_partition_the_tokens(turns, response, observation, seed):
+    episode = make_trajectories(1, turns, response_tokens=response, observation_tokens=observation, seed=seed)[0]
     pieces = [piece for turn in token_turns(episode, PAD) for piece in turn.pieces]
     assert sum(piece.length for piece in pieces) == len(episode.token_ids)
     assert sum(piece.is_trained for piece in pieces) == episode.loss_mask.sum()

@@ -8,17 +8,17 @@ from geo_sokoban_pipeline.rewards.text import assistant_text, has_box, has_forma
 
 
 @pytest.mark.parametrize(
-    ("reply", "visible"),
+    ("response", "visible"),
     [("a", "a"), ("a</think>b", "b"), ("<think>a</think>b</think>c", "c"), ("a</think>", ""), ("<think>a", "<think>a")],
 )
-def test_visible_text(reply, visible):
-    assert visible_text(reply) == visible
+def test_visible_text(response, visible):
+    assert visible_text(response) == visible
 
 
-def test_assistant_text_takes_thoughts_out_of_each_reply():
-    replies = ["x</think>\\boxed{5}", "y</think>done"]
-    assert assistant_text(replies) == "\\boxed{5}\ndone"
-    assert assistant_text(replies, thoughts=True) == "x</think>\\boxed{5}\ny</think>done"
+def test_assistant_text_takes_thoughts_out_of_each_response():
+    responses = ["x</think>\\boxed{5}", "y</think>done"]
+    assert assistant_text(responses) == "\\boxed{5}\ndone"
+    assert assistant_text(responses, thoughts=True) == "x</think>\\boxed{5}\ny</think>done"
     assert assistant_text([]) == ""
 
 

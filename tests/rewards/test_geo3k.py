@@ -18,9 +18,9 @@ from task_options import RewardOptions
 THOUGHT = "<think>sum of angles</think>"
 
 
-def outcome(*replies: str, truth: str | None = "5", response: str | None = None) -> EpisodeResult:
-    whole = "<|im_end|>\n".join(replies) if response is None else response
-    return EpisodeResult({"id": "r", "answer": truth}, "completed", list(replies), whole, [])
+def outcome(*responses: str, truth: str | None = "5", response: str | None = None) -> EpisodeResult:
+    whole = "<|im_end|>\n".join(responses) if response is None else response
+    return EpisodeResult({"id": "r", "answer": truth}, "completed", list(responses), whole, [])
 
 
 def boxed(text: str) -> str:
@@ -28,7 +28,7 @@ def boxed(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("reward", "replies", "truth", "args", "value"),
+    ("reward", "responses", "truth", "args", "value"),
     [
         (math_reward, [boxed("5")], "5", {}, 1.0),
         (math_reward, [boxed("6")], "5", {}, 0.0),
@@ -55,8 +55,8 @@ def boxed(text: str) -> str:
         (format_reward, ["sum of angles</think>" + boxed("4")], "5", {"format_weight": 1.0}, 1.0),
     ],
 )
-def test_worked_examples(reward, replies, truth, args, value):
-    one = outcome(*replies, truth=truth)
+def test_worked_examples(reward, responses, truth, args, value):
+    one = outcome(*responses, truth=truth)
     assert reward(one, args)["reward"] == pytest.approx(value, abs=1e-12)
     assert reward.begin(one, args)() == reward(one, args)
 
@@ -70,8 +70,8 @@ def test_worked_examples(reward, replies, truth, args, value):
 )
 def test_worked_examples_of_the_grading_scope(response):
     """The original looks for the last box in all text after the prompt, that of the environment included."""
-    replies = ["\\boxed{5}", "final: 5"] if "final" in response else ["\\boxed{5}"]
-    one = outcome(*replies, response=response)
+    responses = ["\\boxed{5}", "final: 5"] if "final" in response else ["\\boxed{5}"]
+    one = outcome(*responses, response=response)
     assert math_reward(one, {})["reward"] == 1.0
     assert math_reward(one, {"grade_scope": "response"})["reward"] == 0.0
     assert math_reward(one, {"preset": "slime_exact"})["reward"] == 0.0
@@ -134,7 +134,7 @@ def test_equal_rewards_that_binary_floats_cannot_hold_give_no_advantage():
 
 @pytest.mark.parametrize("weight", [0.1, 0.3, 1 / 3, 0.7])
 @pytest.mark.parametrize("size", [2, 3, 7, 8, 64])
-def test_groups_of_one_kind_of_reply_give_no_advantage(weight, size):
+def test_groups_of_one_kind_of_response_give_no_advantage(weight, size):
     kinds = [outcome(boxed("5")), outcome(THOUGHT + boxed("5")), outcome(THOUGHT + boxed("4")), outcome("?")]
     rewards = [format_reward(kind, {"format_weight": weight})["reward"] for kind in kinds for _ in range(size)]
     groups = np.repeat(np.arange(len(kinds)), size)

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import EnvOptions, RewardOptions
 
 PROMPT = "nine char"
-Reply = tuple[str, str]
+Response = tuple[str, str]
 
 
 class CharacterCodec:
@@ -35,7 +35,7 @@ class CharacterCodec:
     def decode(self, token_ids: Iterable[int]) -> str:
         return "".join(chr(token) for token in token_ids)
 
-    decode_reply = decode
+    decode_response = decode
 
 
 class CharacterPolicy:
@@ -47,12 +47,14 @@ class CharacterPolicy:
 
 
 class ScriptedEngine:
-    """Gives each conversation its replies in order, one conversation a poll, and keeps what it was asked."""
+    """Gives each conversation its responses in order, one conversation a poll, and keeps what it was asked."""
 
     name, software_version, seeded, version = "scripted", "1", True, 0
 
-    def __init__(self, replies: dict[int, list[Reply]] | list[Reply]) -> None:
-        self.replies = {0: list(replies)} if isinstance(replies, list) else {k: list(v) for k, v in replies.items()}
+    def __init__(self, responses: dict[int, list[Response]] | list[Response]) -> None:
+        self.responses = (
+            {0: list(responses)} if isinstance(responses, list) else {k: list(v) for k, v in responses.items()}
+        )
         self.requests: list[Request] = []
         self.released: list[int] = []
         self.versions: Callable[[int], int] = lambda answered: 3
@@ -68,7 +70,7 @@ class ScriptedEngine:
             return []
         # Last in, first out: the loop must not depend on the order of the answers.
         request = self._queue.pop()
-        text, reason = self.replies[request.id].pop(0)
+        text, reason = self.responses[request.id].pop(0)
         ids = np.array([ord(character) for character in text], np.int32)
         version, self._answered = self.versions(self._answered), self._answered + 1
         return [Result(request.id, ids, np.full(len(ids), -0.5, np.float32), reason, version)]
@@ -78,8 +80,8 @@ class ScriptedEngine:
         dropped = set(ids)
         for request in self._queue:
             if request.id in dropped:
-                text, _ = self.replies[request.id].pop(0)
-                self.replies[request.id].insert(0, (text[: len(text) // 2], "abort"))
+                text, _ = self.responses[request.id].pop(0)
+                self.responses[request.id].insert(0, (text[: len(text) // 2], "abort"))
 
     def release(self, ids: Iterable[int]) -> None:
         self.released += ids
@@ -91,7 +93,7 @@ class ScriptedEngine:
 
 
 class TalkEnv:
-    """Answers every reply with the same two characters; ends after so many of them, or never."""
+    """Answers every response with the same two characters; ends after so many of them, or never."""
 
     def __init__(self, ends_after: int | None = None, raises: str = "", observation: str = "ok") -> None:
         self.ends_after, self.raises, self.observation = ends_after, raises, observation
@@ -131,12 +133,14 @@ def build_env(sample: dict[str, Any], args: dict[str, Any]) -> TalkEnv:
     return made[-1]
 
 
-def one_per_reply(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
-    """Reward: number of replies, times a factor."""
-    return {"reward": float(len(outcome.replies)) * args.get("factor", 1.0), "length": float(len(outcome.response))}
+def one_per_response(outcome: Any, args: dict[str, Any]) -> dict[str, float]:
+    """Reward: number of responses, times a factor."""
+    return {"reward": float(len(outcome.responses)) * args.get("factor", 1.0), "length": float(len(outcome.response))}
 
 
-def make_settings(env: dict[str, Any] | None = None, reward: str = "one_per_reply", **rollout: Any) -> RolloutSettings:
+def make_settings(
+    env: dict[str, Any] | None = None, reward: str = "one_per_response", **rollout: Any
+) -> RolloutSettings:
     """Settings over the stand-ins; the separator is off, so that an observation costs 8 tokens more than its text."""
     rules = RolloutRules(turn_separator=False, **rollout.pop("rules", {}))
     options = RolloutOptions(**{"max_tokens_per_turn": None, "max_failed_share": 1.0, "rules": rules} | rollout)
@@ -152,11 +156,13 @@ def make_settings(env: dict[str, Any] | None = None, reward: str = "one_per_repl
 
 
 def play_scripted(
-    replies: dict[int, list[Reply]] | list[Reply], settings: RolloutSettings, rows: list[dict[str, Any]] | None = None
+    responses: dict[int, list[Response]] | list[Response],
+    settings: RolloutSettings,
+    rows: list[dict[str, Any]] | None = None,
 ) -> tuple[list[Trajectory], ScriptedEngine]:
-    """Play one episode per row (one row by default) with scripted replies."""
+    """Play one episode per row (one row by default) with scripted responses."""
     made.clear()
-    engine = ScriptedEngine(replies)
+    engine = ScriptedEngine(responses)
     rows = rows or [{}]
     tasks = [EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
     return rollout(engine, CharacterPolicy(), tasks, settings), engine

@@ -42,7 +42,7 @@ def test_four_tokens_and_done(limits):
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_two_replies_with_an_observation_between(limits):
+def test_two_responses_with_an_observation_between(limits):
     (episode,), engine = play_scripted([FOUR, THREE], make_settings({"ends_after": 2}, **limits))
     assert episode.status == "completed"
     assert mask_of(episode) == "1×4 0×10 1×3"
@@ -61,7 +61,7 @@ def test_max_turns_keeps_the_last_observation():
 
 
 @pytest.mark.parametrize(("reason", "status", "reward"), [("length", "truncated", 1.0), ("abort", "aborted", None)])
-def test_a_reply_that_was_cut_never_reaches_the_environment(reason, status, reward):
+def test_a_response_that_was_cut_never_reaches_the_environment(reason, status, reward):
     (episode,), _ = play_scripted([("abcd", reason)], make_settings())
     assert (episode.status, episode.finish_reason, episode.reward) == (status, reason, reward)
     assert made[0].heard == []
@@ -79,12 +79,12 @@ def test_no_limits_send_none():
     [
         # The prompt alone fills the context: nothing is asked.
         ({"max_context_tokens": 9}, "truncated", "", []),
-        # The reply fills it: the environment is not stepped.
+        # The response fills it: the environment is not stepped.
         ({"max_context_tokens": 13}, "truncated", "1×4", [(9, 4)]),
         # The observation passes it: it stays.
         ({"max_context_tokens": 20}, "truncated", "1×4 0×10", [(9, 11)]),
         ({"max_context_tokens": 23}, "truncated", "1×4 0×10", [(9, 14)]),
-        # The last reply fills it exactly: truncated, although the environment would have ended the episode.
+        # The last response fills it exactly: truncated, although the environment would have ended the episode.
         ({"max_context_tokens": 26}, "truncated", "1×4 0×10 1×3", [(9, 17), (23, 3)]),
         ({"max_response_tokens": 14}, "truncated", "1×4 0×10", [(9, 14)]),
         ({"max_tokens_per_turn": 6}, "completed", "1×4 0×10 1×3", [(9, 6), (23, 6)]),
@@ -132,10 +132,10 @@ def exact(env=None, **limits):
 
 
 @pytest.mark.parametrize(
-    ("replies", "env", "limits", "status", "mask", "heard"),
+    ("responses", "env", "limits", "status", "mask", "heard"),
     [
         ([FOUR, THREE], {"ends_after": 2}, {}, "completed", "1×4 0×10 1×3", 2),
-        # The environment acts on a truncated or aborted reply too, and may end the episode by it.
+        # The environment acts on a truncated or aborted response too, and may end the episode by it.
         ([("abcd", "length")], {}, {}, "truncated", "1×4", 1),
         ([("abcd", "length")], {"ends_after": 1}, {}, "completed", "1×4", 1),
         ([("abcd", "abort")], {}, {}, "aborted", "1×4", 1),
@@ -148,8 +148,8 @@ def exact(env=None, **limits):
         ([FOUR], {}, {"max_response_tokens": 13}, "truncated", "1×4", 1),
     ],
 )
-def test_slime_exact(replies, env, limits, status, mask, heard):
-    (episode,), _ = play_scripted(replies, exact(env, **limits))
+def test_slime_exact(responses, env, limits, status, mask, heard):
+    (episode,), _ = play_scripted(responses, exact(env, **limits))
     assert (episode.status, mask_of(episode), len(made[0].heard)) == (status, mask, heard)
 
 

@@ -94,12 +94,12 @@ def test_a_failing_reward_fails_the_episode(name, message):
 def test_too_many_failures_stop_the_run(allowed, stops):
     rows = [{"env": {"raises": "step"}}, {"env": {"ends_after": 1}}, {"env": {"ends_after": 1}}]
     settings_ = make_settings(max_failed_share=allowed)
-    replies = {n: [STOP] for n in range(3)}
+    responses = {n: [STOP] for n in range(3)}
     if not stops:
-        assert len(play_scripted(replies, settings_, rows)[0]) == 3
+        assert len(play_scripted(responses, settings_, rows)[0]) == 3
         return
     with pytest.raises(TooManyFailuresError, match=r"1 of 3 episodes failed.*max_failed_share.*t0: RuntimeError"):
-        play_scripted(replies, settings_, rows)
+        play_scripted(responses, settings_, rows)
 
 
 def test_progress_counts_every_episode():
@@ -119,27 +119,29 @@ def test_aborted_episodes_keep_metrics_without_reward():
     check([episode])
 
 
-reply = st.tuples(st.text("ab", min_size=1, max_size=5), st.sampled_from(["stop", "stop", "stop", "length", "abort"]))
+response = st.tuples(
+    st.text("ab", min_size=1, max_size=5), st.sampled_from(["stop", "stop", "stop", "length", "abort"])
+)
 places = st.sampled_from(["", "", "step", "reset", "format_observation"])
-world = st.fixed_dictionaries(
+setup = st.fixed_dictionaries(
     {"ends_after": st.one_of(st.none(), st.integers(1, 4))},
     optional={"raises": places, "observation": st.text("x", max_size=4)},
 )
 
 
 @given(
-    worlds=st.lists(st.tuples(world, st.lists(reply, min_size=6, max_size=6)), min_size=1, max_size=4),
+    setups=st.lists(st.tuples(setup, st.lists(response, min_size=6, max_size=6)), min_size=1, max_size=4),
     preset=st.sampled_from(["default", "slime_exact"]),
     max_turns=st.integers(1, 4),
     context=st.one_of(st.none(), st.integers(5, 60)),
     per_turn=st.one_of(st.none(), st.integers(5, 8)),
 )
 @settings(max_examples=80, deadline=None)
-def test_every_episode_keeps_the_contract(worlds, preset, max_turns, context, per_turn):
+def test_every_episode_keeps_the_contract(setups, preset, max_turns, context, per_turn):
     limits = {"max_turns": max_turns, "max_context_tokens": context, "max_tokens_per_turn": per_turn, "preset": preset}
-    rows = [{"env": env} for env, _ in worlds]
-    replies = {number: talk for number, (_, talk) in enumerate(worlds)}
-    episodes, engine = play_scripted(replies, make_settings(**limits), rows)
+    rows = [{"env": env} for env, _ in setups]
+    responses = {number: talk for number, (_, talk) in enumerate(setups)}
+    episodes, engine = play_scripted(responses, make_settings(**limits), rows)
     check(episodes)
     for number, episode in enumerate(episodes):
         assert episode.sample_index == number
@@ -159,7 +161,7 @@ def build_env(sample, args):
     return TalkEnv(ends_after=args["turns"])
 
 def reward(outcome, args):
-    return {"reward": args["worth"] * len(outcome.replies), "status_known": float(outcome.status == "completed")}
+    return {"reward": args["worth"] * len(outcome.responses), "status_known": float(outcome.status == "completed")}
 
 def rollout(engine, policy, tasks, settings, progress=None):
     return play(engine, policy, tasks[:1], settings, progress)
@@ -198,7 +200,7 @@ def test_own_code_by_dotted_path(tmp_path, monkeypatch):
 
 
 def test_a_wrong_name_stops_before_any_episode():
-    own = own_settings("rollout.scripted.build_envs", "rollout.scripted.one_per_reply")
+    own = own_settings("rollout.scripted.build_envs", "rollout.scripted.one_per_response")
     with pytest.raises(PluginError, match="build_envs"):
         rollout(ScriptedEngine([]), CharacterPolicy(), [], own)
 

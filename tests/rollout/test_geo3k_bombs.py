@@ -35,7 +35,7 @@ def bomb(number: int) -> str:
     return f"(x+y+{number})^{{99}}(x-y)^{{99}}(x+3y)^{{99}}"
 
 
-def reply(answer: str) -> str:
+def response(answer: str) -> str:
     call = json.dumps({"name": "calc_score", "arguments": {"answer": answer}})
     return f"<tool_call>{call}</tool_call> \\boxed{{{answer}}}"
 
@@ -54,8 +54,8 @@ def settings() -> RolloutSettings:
 @pytest.mark.slow
 def test_a_batch_of_bombs_ends_by_its_deadlines(monkeypatch):
     monkeypatch.setattr(Grader, "submit", partialmethod(Grader.submit, patience=PATIENCE))
-    talks = {n: [reply(bomb(TURNS * n + turn)) for turn in range(TURNS)] for n in range(BOMBS)}
-    talks[BOMBS] = [reply("x+y"), "\\boxed{xy}"]  # right by rule at the end
+    talks = {n: [response(bomb(TURNS * n + turn)) for turn in range(TURNS)] for n in range(BOMBS)}
+    talks[BOMBS] = [response("x+y"), "\\boxed{xy}"]  # right by rule at the end
     tasks = [EpisodeTask(f"e{n}", {"id": f"e{n}", "prompt": "p", "answer": LABEL}, n, 0, n) for n in talks]
     engine = BatchEngine({n: [(text, "stop") for text in texts] for n, texts in talks.items()})
     start = time.monotonic()

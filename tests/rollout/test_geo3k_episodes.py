@@ -57,7 +57,7 @@ def rows() -> Rows:
     return list(make_prompts(raw, index, options, "geo3k_multi_turn")[0])  # type: ignore[arg-type]
 
 
-def reply(answer: str) -> str:
+def response(answer: str) -> str:
     call = f'<tool_call>{{"name": "calc_score", "arguments": {{"answer": "{answer}"}}}}</tool_call>'
     return f"{call}\\boxed{{{answer}}}"
 
@@ -69,7 +69,7 @@ def demonstrate(policy: Policy, rows: Rows, generator: random.Random) -> TrainSa
     episode.start(build_env)
     while episode.is_pending:
         ids = np.append(
-            policy.codec.encode_text(reply(generator.choice(rows)["answer"])), np.int32(policy.codec.end_id)
+            policy.codec.encode_text(response(generator.choice(rows)["answer"])), np.int32(policy.codec.end_id)
         )
         episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
     assert episode.error is None
@@ -132,7 +132,7 @@ def test_episodes_with_the_scoring_tool(caller: Policy, rows: Rows, preset: str)
 
 
 @pytest.mark.slow
-def test_episodes_with_one_reply(caller: Policy, rows: Rows) -> None:
+def test_episodes_with_one_response(caller: Policy, rows: Rows) -> None:
     chosen = settings("answer_env", "format_reward", max_turns=1)
     episodes = check(caller, play(caller, rows, chosen))
     assert {len(episode.turns) for episode in episodes} == {2}
@@ -140,12 +140,12 @@ def test_episodes_with_one_reply(caller: Policy, rows: Rows) -> None:
     assert boxed
     for episode in boxed:
         info = episode.turns[1].info
-        if info:  # a reply that was cut off is graded, but no step was made with it
+        if info:  # a response that was cut off is graded, but no step was made with it
             assert info["score"] == episode.metrics["success"]
         assert episode.reward == pytest.approx(0.9 * episode.metrics["success"])
 
 
-def test_a_policy_that_says_anything_ends_each_episode_after_one_reply(tiny_policy: Policy, rows: Rows) -> None:
+def test_a_policy_that_says_anything_ends_each_episode_after_one_response(tiny_policy: Policy, rows: Rows) -> None:
     episodes = check(tiny_policy, play(tiny_policy, rows, settings(), samples=2))
     assert {episode.metrics["turns"] for episode in episodes} == {1.0}
     assert {episode.reward for episode in episodes} == {0.0}

@@ -1,7 +1,7 @@
 """Every field of the rollout options has the effect that its description promises.
 
 Each effect is a function under the names of its fields; a new field without one fails the first test. Budgets and rules
-are counted in characters with scripted replies, sizes of the engine by the passes through the model.
+are counted in characters with scripted responses, sizes of the engine by the passes through the model.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def test_every_field_is_shown_to_have_an_effect() -> None:
     assert set(EFFECTS) == {name for name in leaves(RolloutOptions) if not name.startswith(tuple(OTHERS))}
 
 
-def talk(*replies: tuple[str, str], **options: Any) -> tuple[Trajectory, ScriptedEngine]:
-    """An episode with these replies; the environment never ends it and answers `ok`, ten tokens in all."""
-    episodes, engine = play_scripted(list(replies), make_settings(**options))
+def talk(*responses: tuple[str, str], **options: Any) -> tuple[Trajectory, ScriptedEngine]:
+    """An episode with these responses; the environment never ends it and answers `ok`, ten tokens in all."""
+    episodes, engine = play_scripted(list(responses), make_settings(**options))
     return episodes[0], engine
 
 
@@ -85,7 +85,7 @@ def _tokens_per_turn(bench: Bench) -> None:
 
 @effect_of("max_response_tokens")
 def _response_tokens(bench: Bench) -> None:
-    """Replies and observations count, the prompt does not."""
+    """Responses and observations count, the prompt does not."""
     episode, engine = talk(FIVE, FIVE, FIVE, max_turns=3, max_response_tokens=22)
     assert [most for _, most in engine.asked] == [22, 22 - 15]
     assert episode.status == "truncated"
@@ -175,7 +175,7 @@ def _failures(bench: Bench) -> None:
 asked: list[RolloutSettings] = []
 
 
-def own_player(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> list[Trajectory]:
+def own_agent(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> list[Trajectory]:
     asked.append(settings)
     return []
 
@@ -253,7 +253,7 @@ def _cache(bench: Bench) -> None:
 
 @effect_of("draft_share")
 def _drafts(bench: Bench) -> None:
-    """Once enough replies agree, later conversations read several tokens in a pass."""
+    """Once enough responses agree, later conversations read several tokens in a pass."""
     alone, ahead = (count_passes(bench, 12, same=True, max_conversations=1, draft_share=share) for share in (None, 0.9))
     assert len(alone) == 12 * 6 > len(ahead)
     assert alone[-1] == (1, 1) and ahead[-1][1] > 1

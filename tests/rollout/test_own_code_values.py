@@ -74,11 +74,11 @@ together = asyncio.Event()
 begun = []
 
 async def reward(outcome, args):
-    begun.append(len(outcome.replies))
+    begun.append(len(outcome.responses))
     if len(begun) == 3:
         together.set()
     await asyncio.wait_for(together.wait(), 20)
-    return {"reward": float(len(outcome.replies)), "begun": len(begun)}
+    return {"reward": float(len(outcome.responses)), "begun": len(begun)}
 """
 
 
@@ -118,7 +118,7 @@ def test_an_async_reward_that_raises_is_told_with_its_line(tmp_path, monkeypatch
     assert error == "IndexError: list index out of range, in own.py, line 2: return outcome.infos[7]"
 
 
-WORLD = """
+SETUP = """
 class World:
     def reset(self): return {{}}, {{}}
     def step(self, text): {step}
@@ -151,7 +151,7 @@ def test_environments_that_return_something_else_get_a_sentence(tmp_path, parts,
         **parts,
     }
     file = tmp_path / "world.py"
-    file.write_text(WORLD.format(**whole))
+    file.write_text(SETUP.format(**whole))
     settings = replace(make_settings(), env=EnvOptions(factory=str(file)))
     (episode,), _ = play_scripted([STOP], settings)
     source = "final_metrics of the environment" if "metrics" in parts else f"env.factory={file}"
@@ -160,13 +160,13 @@ def test_environments_that_return_something_else_get_a_sentence(tmp_path, parts,
 
 def test_a_reward_sees_the_numbers_of_the_episode(tmp_path):
     file = tmp_path / "own.py"
-    world = WORLD.format(
+    setup = SETUP.format(
         step="return {}, True, {}",
         metrics="{'success': 0.75}",
         close="def close(self): pass",
         build="return World()",
     )
-    file.write_text(f"{world}\ndef reward(outcome, args): return outcome.metrics['success']\n")
+    file.write_text(f"{setup}\ndef reward(outcome, args): return outcome.metrics['success']\n")
     settings = replace(make_settings(reward=f"{file}:reward"), env=EnvOptions(factory=str(file)))
     (episode,), _ = play_scripted([STOP], settings)
     assert (episode.error, episode.reward, episode.metrics) == (None, 0.75, {"turns": 1.0, "success": 0.75})

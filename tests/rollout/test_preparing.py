@@ -33,9 +33,9 @@ class SlowEnv(TalkEnv):
         events.append(("step", self.name, text))
         return super().step(text)
 
-    def conclude(self, replies, status):
-        events.append(("conclude", self.name, *replies, status))
-        self._maybe_raise("conclude")
+    def finalize(self, responses, status):
+        events.append(("finalize", self.name, *responses, status))
+        self._maybe_raise("finalize")
 
     def final_metrics(self):
         events.append(("metrics", self.name))
@@ -71,7 +71,7 @@ class BatchEngine(ScriptedEngine):
         return sorted(results, key=lambda result: result.id)
 
 
-def play(replies, *worlds, **limits):
+def play(responses, *setups, **limits):
     base = make_settings(**limits)
     settings = RolloutSettings(
         EnvOptions(factory=f"{__file__}:build_env"),
@@ -81,9 +81,9 @@ def play(replies, *worlds, **limits):
         0,
         "slow",
     )
-    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(worlds)]
+    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
     seen().clear()
-    return rollout(BatchEngine(dict(enumerate(replies))), CharacterPolicy(), tasks, settings)
+    return rollout(BatchEngine(dict(enumerate(responses))), CharacterPolicy(), tasks, settings)
 
 
 def seen() -> list[tuple[str, ...]]:
@@ -100,9 +100,9 @@ def test_a_batch_is_prepared_before_its_first_step_and_all_rewards_begun_before_
         ("step", "b", "yes"),
         ("prepare", "a", "two"),
         ("step", "a", "two"),
-        ("conclude", "a", "one", "two", "completed"),
+        ("finalize", "a", "one", "two", "completed"),
         ("begin reward", "a"),
-        ("conclude", "b", "yes", "completed"),
+        ("finalize", "b", "yes", "completed"),
         ("begin reward", "b"),
         ("metrics", "a"),
         ("reward", "a"),
@@ -134,12 +134,12 @@ def build_gated(sample, args):
     return GatedEnv(sample["id"], **sample["env"])
 
 
-def play_gated(engine, *worlds):
+def play_gated(engine, *setups):
     base = make_settings()
     settings = RolloutSettings(
         EnvOptions(factory=f"{__file__}:build_gated"), base.reward, base.rollout, base.sampling, 0, "slow"
     )
-    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(worlds)]
+    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
     seen().clear()
     load_object(f"{__file__}:GatedEnv").gates = {"slow": Future()}
     return rollout(engine, CharacterPolicy(), tasks, settings)
@@ -147,7 +147,7 @@ def play_gated(engine, *worlds):
 
 @pytest.mark.parametrize("engine", [ScriptedEngine, BatchEngine])
 def test_an_engine_that_is_not_repeatable_goes_on_while_somebody_waits(engine):
-    """The slow conversation's first reply is graded only after the other one has come to its second: no deadlock."""
+    """The slow conversation's first response is graded only after the other one has come to its second: no deadlock."""
     made = engine({0: [("one", "stop")], 1: [("go", "stop"), ("open", "stop")]})
     made.seeded = False
     episodes = play_gated(made, ("slow", {"ends_after": 1}), ("fast", {"ends_after": 2}))
@@ -167,27 +167,27 @@ def test_where_nothing_else_is_to_come_the_loop_waits(seeded):
     assert sorted(steps) == ["fast", "slow"] and (steps[0] == "slow" or not seeded)
 
 
-def test_the_end_shows_replies_that_were_never_stepped_with():
+def test_the_end_shows_responses_that_were_never_stepped_with():
     play([[("one", "stop"), ("cut", "length")]], ("a", {}))
     assert ("step", "a", "cut") not in seen()
-    assert ("conclude", "a", "one", "cut", "truncated") in seen()
+    assert ("finalize", "a", "one", "cut", "truncated") in seen()
 
 
 def test_aborted_episodes_are_concluded_but_not_rewarded():
     (episode,) = play([[("one", "abort")]], ("a", {}))
-    assert [event[0] for event in seen()] == ["prepare", "conclude", "metrics"]
+    assert [event[0] for event in seen()] == ["prepare", "finalize", "metrics"]
     assert (episode.reward, episode.metrics["success"]) == (None, 1.0)
 
 
-@pytest.mark.parametrize(("place", "sampled"), [("prepare", 3), ("conclude", 3)])
+@pytest.mark.parametrize(("place", "sampled"), [("prepare", 3), ("finalize", 3)])
 def test_what_fails_costs_its_own_episode_alone(place, sampled):
-    replies = [[("one", "stop")], [("two", "stop")]]
-    bad, good = play(replies, ("a", {"ends_after": 1, "raises": place}), ("b", {"ends_after": 1}))
+    responses = [[("one", "stop")], [("two", "stop")]]
+    bad, good = play(responses, ("a", {"ends_after": 1, "raises": place}), ("b", {"ends_after": 1}))
     assert bad.status == "failed"
     assert bad.error.startswith(f"RuntimeError: broken {place}, in tests/rollout/scripted.py, line ")
     assert bad.loss_mask.sum() == sampled, "what was sampled is kept"
     assert (good.status, good.reward) == ("completed", 1.0)
-    assert ("step", "a", "one") not in seen() or place == "conclude"
+    assert ("step", "a", "one") not in seen() or place == "finalize"
 
 
 def test_an_environment_without_these_methods_is_played_as_ever():

@@ -1,4 +1,4 @@
-"""Thinking models, on the real tokenizer: a template that opens the thoughts and leaves them out of earlier replies.
+"""Thinking models, on the real tokenizer: a template that opens the thoughts and leaves them out of earlier responses.
 
 What the policy saw stays what is stored; thoughts are trained like everything it wrote, and never graded or played.
 """
@@ -30,7 +30,7 @@ GEOMETRY, SOKOBAN = "geo_sokoban_pipeline.envs.geo3k", "geo_sokoban_pipeline.env
 
 
 class Writer:
-    """Engine whose replies are given texts, one conversation."""
+    """Engine whose responses are given texts, one conversation."""
 
     name, software_version, seeded, version = "writer", "1", True, 0
 
@@ -159,7 +159,7 @@ def test_moves_are_read_behind_the_thoughts(thinker, sokoban_rows):
     texts = [f"{THOUGHT}\n</think>\n\n<answer>Right</answer>", f"{THOUGHT}\n</think>\n\n<answer>Up</answer>"]
     episode = play(thinker, row, texts, settings)
     assert check_token_parity([episode], thinker.codec) == []
-    replies = [turn for turn in episode.turns if turn.role == "assistant"]
-    assert ["right" in str(turn.action).lower() for turn in replies][0]
-    assert not any("left" in str(turn.action).lower() for turn in replies)
+    responses = [turn for turn in episode.turns if turn.role == "assistant"]
+    assert ["right" in str(turn.action).lower() for turn in responses][0]
+    assert not any("left" in str(turn.action).lower() for turn in responses)
     assert {tuple(grid) for grid in episode.image_grid_thw} == {(1, 24, 24)}

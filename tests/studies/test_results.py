@@ -18,9 +18,9 @@ from geo_sokoban_pipeline.studies.results import (
     ResultsError,
     _check_prompts,
     _describe_machine,
-    _imitation_curve,
     _loop_curve,
     _rows,
+    _sft_curve,
     collect_results,
 )
 from geo_sokoban_pipeline.studies.run import StudyFolder
@@ -69,7 +69,7 @@ def test_curve_of_imitation_has_only_played_rows():
         {"step": 1, "cpu_seconds": 1.0, "validation_loss": 2.0},
         {"step": 2, "cpu_seconds": 2.04, "sampled_solve_rate": 0.125, "greedy_solve_rate": 0.25},
     ]
-    assert _imitation_curve(history) == [[2.0, 0.125, 0.25]]
+    assert _sft_curve(history) == [[2.0, 0.125, 0.25]]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_rows_of_one_table_are_of_the_same_prompts(tmp_path, hashes, good):
     if good:
         _check_prompts(members)
     else:
-        message = "x, x-optimal and x-teacher have played different evaluation prompts: .* Give fresh=true"
+        message = "x, x-optimal and x-expert have played different evaluation prompts: .* Give fresh=true"
         with pytest.raises(ResultsError, match=message):
             _check_prompts(members)
 

@@ -22,8 +22,8 @@ from task_options import TrainOptions
 @pytest.fixture
 def episodes() -> list[Trajectory]:
     """Solved, not solved, truncated, failed; of 4, 8, 4 and 4 sampled tokens with log-probs −1, −2, −3 and −4."""
-    made = [*make_trajectories(4, turns=1, reply_tokens=4)]
-    made[1] = make_trajectories(1, turns=2, reply_tokens=4)[0]
+    made = [*make_trajectories(4, turns=1, response_tokens=4)]
+    made[1] = make_trajectories(1, turns=2, response_tokens=4)[0]
     for number, episode in enumerate(made):
         episode.reward, episode.advantage, episode.trained = float(number), number / 2, number < 2
         episode.rollout_log_probs = np.where(episode.loss_mask == 1, -1.0 - number, 0.0).astype(np.float32)

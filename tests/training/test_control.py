@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.sft import imitate_teacher, sft_optimizer
+from geo_sokoban_pipeline.training.sft import run_sft, sft_optimizer
 from geo_sokoban_pipeline.training.sft_control import (
     Budget,
     ControlError,
@@ -122,7 +122,7 @@ def test_prompts_are_counted_by_group_over_all_files(tmp_path):
     assert drawn_prompts([]) == {}
 
 
-def test_teacher_of_the_control(train_options):
+def test_expert_of_the_control(train_options):
     assert control_options(train_options, ControlOptions()) == train_options
     optimal = control_options(train_options, ControlOptions(imitate="optimal")).warm_start.teacher
     assert (optimal.name, optimal.noise, optimal.solved_only) == ("solver", 0.0, False)
@@ -141,7 +141,7 @@ def imitate(policy, rows, options, **changes):
     warm = options.warm_start.model_copy(update=changes)
     changed = options.model_copy(update={"warm_start": warm})
     policy = copy.deepcopy(policy)
-    history, backend = imitate_teacher(policy, rows, rows[:4], changed, 0)
+    history, backend = run_sft(policy, rows, rows[:4], changed, 0)
     return policy, backend, history
 
 
@@ -172,11 +172,11 @@ def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_
     assert not same_weights(whole, repeated)
     forgetful = load_policy(folder.path)
     longer = options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"steps": 2})})
-    imitate_teacher(forgetful, rows, rows[:4], longer, 0, first=12)
+    run_sft(forgetful, rows, rows[:4], longer, 0, first=12)
     assert not same_weights(whole, forgetful)
 
 
-def test_timing_leaves_no_trace_and_sees_the_cost_of_a_teacher(
+def test_timing_leaves_no_trace_and_sees_the_cost_of_an_expert(
     tiny_policy, sokoban_rows, options, tmp_path, monkeypatch
 ):
     rows = sokoban_rows(24, max_solution=3)
@@ -189,8 +189,8 @@ def test_timing_leaves_no_trace_and_sees_the_cost_of_a_teacher(
     drawn = torch.get_rng_state()
     costs = {}
     for turns in (1, 3):
-        teacher = options.warm_start.teacher.model_copy(update={"name": "random", "max_turns": turns})
-        warm = options.warm_start.model_copy(update={"teacher": teacher, "episodes_per_step": 16})
+        expert = options.warm_start.teacher.model_copy(update={"name": "random", "max_turns": turns})
+        warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 16})
         costs[turns] = time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0)
     assert costs[3] > costs[1] > 0
     assert torch.equal(drawn, torch.get_rng_state())
@@ -203,7 +203,7 @@ import time
 class Expert:
     made = 0
 
-    def reply(self, env, generator):
+    def respond(self, env, generator):
         Expert.made += 1
         if 1 < Expert.made <= 3:
             until = time.process_time() + 0.15
@@ -223,8 +223,8 @@ def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path,
     monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._WARMING", 1)
     rows = sokoban_rows(24, max_solution=3)
     (tmp_path / "busy.py").write_text(BUSY, encoding="utf-8")
-    teacher = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
-    warm = options.warm_start.model_copy(update={"teacher": teacher, "episodes_per_step": 1})
+    expert = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
+    warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 1})
     folder = write_policy(
         tmp_path / "policy", CheckpointWriter(build_backend(copy.deepcopy(tiny_policy), sft_optimizer(warm)), {})
     )

@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.training import collecting
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import TinyPolicyOptions, TrainOptions
-from training.world import SIZES, by_iteration, settings
+from training.setup import SIZES, by_iteration, settings
 
 GROUPS, SIZE, ITERATIONS, COMPARED = 8, 8, 20, 5
 NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}

@@ -18,10 +18,10 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.runs.storage import Complete, Rewind
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo, update_policy
-from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from task_options import TrainOptions
-from training.world import by_iteration
+from training.setup import by_iteration
 
 NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
 SMALL = {
@@ -53,11 +53,11 @@ def start(
     train_options: TrainOptions,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> PolicyFolder:
-    """A policy that knows the form of a reply."""
+    """A policy that knows the form of a response."""
     import copy
 
     policy = copy.deepcopy(tiny_policy)
-    imitate_teacher(policy, rows, rows, TrainOptions.model_validate(merged(train_options.model_dump(), SMALL)), seed=0)
+    run_sft(policy, rows, rows, TrainOptions.model_validate(merged(train_options.model_dump(), SMALL)), seed=0)
     return write_policy(tmp_path_factory.mktemp("start") / "policy", policy_writer(policy, {}))
 
 

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from task_options import TrainOptions
 from training import reference
-from training.world import World, by_iteration, copied, settings
+from training.setup import Setup, by_iteration, copied, settings
 
 NOTHING_STORED = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
 FRESH = {
@@ -45,9 +45,9 @@ OF_THE_ENGINE = {
 }
 
 
-def run(world: World, options: TrainOptions, folder: Path, resume: dict[str, Any] | None = None) -> list[Any]:
+def run(setup: Setup, options: TrainOptions, folder: Path, resume: dict[str, Any] | None = None) -> list[Any]:
     """Chunks of a run; checkpoints are written to folders of their partition's name."""
-    inputs = RunInputs("train_sokoban", 3, options, {}, world.folder, world.rows, world.rows[:8])
+    inputs = RunInputs("train_sokoban", 3, options, {}, setup.folder, setup.rows, setup.rows[:8])
     chunks = []
     for chunk in by_iteration(run_grpo(inputs, resume or NOTHING_STORED)):
         for name, checkpoint in chunk[3].items() if isinstance(chunk[3], dict) else ():
@@ -68,10 +68,10 @@ def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("changes", [FRESH, OF_THE_ENGINE], ids=["fresh log-probs", "log-probs of the engine"])
-def test_two_iterations_equal_the_written_out_ones(world: World, changes: dict[str, Any], tmp_path: Path) -> None:
-    options = settings(world.options, changes | {"loop.iterations": 2})
-    _, *chunks, _ = run(world, options, tmp_path)
-    policy, moments = copied(world.policy), reference.Moments.empty()
+def test_two_iterations_equal_the_written_out_ones(setup: Setup, changes: dict[str, Any], tmp_path: Path) -> None:
+    options = settings(setup.options, changes | {"loop.iterations": 2})
+    _, *chunks, _ = run(setup, options, tmp_path)
+    policy, moments = copied(setup.policy), reference.Moments.empty()
     for iteration, chunk in enumerate(chunks):
         episodes = episodes_of(chunk)
         given = [[turn.advantage for turn in reference.responses(episode)] for episode in episodes]
@@ -96,7 +96,7 @@ def test_two_iterations_equal_the_written_out_ones(world: World, changes: dict[s
             temperature=options.rollout.sampling.temperature,
             iteration=iteration,
             seed=3,
-            reference=world.policy,
+            reference=setup.policy,
             moments=moments,
         )
         row = chunk[2][f"iter={iteration:05d}"]
@@ -111,10 +111,10 @@ def test_two_iterations_equal_the_written_out_ones(world: World, changes: dict[s
             assert error <= 1e-5, (iteration, name, error)
 
 
-def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> None:
+def test_the_loop_goes_on_from_a_checkpoint(setup: Setup, tmp_path: Path) -> None:
     """Weights, moments, solve rates and prompts after a restart are those of the loop that never stopped."""
-    options = settings(world.options, FRESH | {"loop.iterations": 2})
-    rewind, first, second, _ = run(world, options, tmp_path)
+    options = settings(setup.options, FRESH | {"loop.iterations": 2})
+    rewind, first, second, _ = run(setup, options, tmp_path)
     assert rewind == (Rewind(-1),) * 4, "a new run keeps nothing"
     entries = first[3]["iter=00000"].write.entries
     (tmp_path / "again").mkdir()
@@ -124,7 +124,7 @@ def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> Non
         "manifest": entries,
         "stored": [0],
     }
-    rewind, again, _ = run(world, options, tmp_path / "again", resume)
+    rewind, again, _ = run(setup, options, tmp_path / "again", resume)
     # Validations are numbered by the weights that played: the stored checkpoint's is one further.
     assert rewind == (Rewind(0), Rewind(1), Rewind(0), Rewind(0))
     one, other = (stored_weights(folder / "iter=00001") for folder in (tmp_path, tmp_path / "again"))
@@ -133,16 +133,16 @@ def test_the_loop_goes_on_from_a_checkpoint(world: World, tmp_path: Path) -> Non
     assert again[3]["iter=00001"].write.entries == second[3]["iter=00001"].write.entries
 
 
-def test_the_prompts_are_those_of_the_sampler(world: World, tmp_path: Path) -> None:
+def test_the_prompts_are_those_of_the_sampler(setup: Setup, tmp_path: Path) -> None:
     """The loop draws with the run's seed and options, and its solve rates follow what was played."""
     changes = {"loop.iterations": 2, "prompts.order": "prompt_solve_rate", "prompts.smoothing": 0.5}
-    options = settings(world.options, changes)
-    _, *chunks, _ = run(world, options, tmp_path)
-    sampler = build_sampler(world.rows, options, 3, None)
+    options = settings(setup.options, changes)
+    _, *chunks, _ = run(setup, options, tmp_path)
+    sampler = build_sampler(setup.rows, options, 3, None)
     for iteration, chunk in enumerate(chunks):
         drawn = sampler.draw(iteration, options.grpo.groups)
         played = episodes_of(chunk)
         groups = [[e for e in played if e.group_index == group] for group in range(options.grpo.groups)]
-        assert [group[0].task_id for group in groups] == [world.rows[index]["level_hash"] for index in drawn]
+        assert [group[0].task_id for group in groups] == [setup.rows[index]["level_hash"] for index in drawn]
         sampler.update(drawn, [float(np.mean([e.metrics["success"] for e in group])) for group in groups])
         assert chunk[3][f"iter={iteration:05d}"].write.entries["sampler"] == sampler.state()

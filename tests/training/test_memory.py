@@ -1,7 +1,7 @@
-"""A long run takes no more memory than a short one, once the caches of pictures are full.
+"""A long run takes no more memory than a short one, once the caches of images are full.
 
 The sizes are such that a leak shows. All 720 levels have been played once after 30 iterations, and by then the caches
-are full: encoded pictures (32 MiB), those of boards, and what has been worked out of a level. Boards are
+are full: encoded images (32 MiB), those of boards, and what has been worked out of a level. Boards are
 large and go on changing, so that the caches would grow by a hundred megabytes were they unbounded; all trajectories
 together are twice what is allowed.
 """

@@ -42,7 +42,7 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy, w
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.training import grpo_loop
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
-from training.world import World, settings
+from training.setup import Setup, settings
 
 IDENTITY: dict[str, Any] = {"id": "levels", "settings": {}}
 RUN = {"run": "train_sokoban", "run_id": "default"}
@@ -83,13 +83,13 @@ class Stored:
         ]
 
 
-def train(world: World, root: Path, changes: dict[str, Any], stop_after: int | None = None) -> Stored:
+def train(setup: Setup, root: Path, changes: dict[str, Any], stop_after: int | None = None) -> Stored:
     """Train a run below a data root, or go on with the one that is there; `stop_after` so many iterations."""
-    options = settings(world.options, SMALL | changes)
+    options = settings(setup.options, SMALL | changes)
     folder = root / "06_models/train_sokoban/default"
     if not folder.exists():
-        shutil.copytree(world.folder.path, folder / "policy")
-    tables = [pd.DataFrame(world.rows[part]) for part in (slice(0, 12), slice(12, 18), slice(18, 24))]
+        shutil.copytree(setup.folder.path, folder / "policy")
+    tables = [pd.DataFrame(setup.rows[part]) for part in (slice(0, 12), slice(12, 18), slice(18, 24))]
     stored = Stored(root, options, open_policy(folder / "policy"), *tables)
     outputs = root / "07_model_output/train_sokoban/default"
     places = [
@@ -110,9 +110,9 @@ def train(world: World, root: Path, changes: dict[str, Any], stop_after: int | N
 
 
 @pytest.fixture(scope="module")
-def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+def stored(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 4, "evaluation.samples": 1}
-    return train(world, tmp_path_factory.mktemp("stored"), changes)
+    return train(setup, tmp_path_factory.mktemp("stored"), changes)
 
 
 def keys(rows: pd.DataFrame) -> set[str]:
@@ -137,7 +137,7 @@ def test_training_plays_its_prompts_and_validates_on_others(stored: Stored) -> N
 
 
 def test_from_the_node_to_the_ratio_are_six_calls(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who reads how a step is computed opens five files, one after the other."""
     stacks = []
@@ -148,7 +148,7 @@ def test_from_the_node_to_the_ratio_are_six_calls(
         return policy_loss(*arguments, **named)
 
     monkeypatch.setattr(loss, "policy_loss", noted)
-    train(world, tmp_path, {"loop.iterations": 1})
+    train(setup, tmp_path, {"loop.iterations": 1})
     names = [function for _, function in stacks[0]]
     calls = stacks[0][: names.index("train_grpo") + 1]
     assert len(calls) <= 6, calls
@@ -227,7 +227,7 @@ BEST = {
 @pytest.mark.parametrize("stop_after", [None, 4], ids=["at once", "interrupted"])
 @pytest.mark.parametrize(("rates", "interval", "best", "kept"), BEST.values(), ids=BEST)
 def test_the_best_policy_is_kept_and_becomes_the_final_one(
-    world: World,
+    setup: Setup,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     rates: list[float],
@@ -245,8 +245,8 @@ def test_the_best_policy_is_kept_and_becomes_the_final_one(
     changes = {"loop.iterations": 5, "loop.eval_interval": 1, "loop.save_interval": interval, "loop.keep_last": 1}
     changes |= {"grpo.groups": 1, "grpo.group_size": 2, "rollout.max_turns": 1, "evaluation.checkpoint": "best"}
     if stop_after is not None:
-        train(world, tmp_path, changes, stop_after)
-    run = train(world, tmp_path, changes)
+        train(setup, tmp_path, changes, stop_after)
+    run = train(setup, tmp_path, changes)
     checkpoints = CheckpointsDataset(str(run.models / "checkpoints")).load()
     assert list(checkpoints) == [f"iter={iteration:05d}" for iteration in kept]
     final = write_policy(tmp_path / "final", select_policy(checkpoints, run.start, run.options.evaluation, "sokoban"))

@@ -34,19 +34,19 @@ from geo_sokoban_pipeline.training.grpo_loop import (
     run_grpo,
     update_policy,
 )
-from geo_sokoban_pipeline.training.sft import imitate_teacher
+from geo_sokoban_pipeline.training.sft import run_sft
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 from task_options import TrainOptions
 from training import reference
+from training.setup import Setup, by_iteration, copied, settings, weights
 from training.step_cases import CASES
-from training.world import World, by_iteration, copied, settings, weights
 
 SECTIONS = ("grpo", "optimizer", "prompts", "loop", "warm_start", "rollout.sampling")
 # Options of other parts, with tests of their own; a section that is neither here nor above fails.
 OTHERS = {"task", "policy", "env", "reward", "rollout", "evaluation"}
 # Effects that need other processes: fields and the tests that show them.
-ELSEWHERE = {"processes": ("test_crew.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit")}
-Effect = Callable[[World, Path], None]
+ELSEWHERE = {"processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit")}
+Effect = Callable[[Setup, Path], None]
 EFFECTS: dict[str, Effect] = {}
 
 
@@ -87,44 +87,44 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-def run(world: World, changes: dict[str, Any]) -> list[Any]:
+def run(setup: Setup, changes: dict[str, Any]) -> list[Any]:
     """Chunks of a run, see `by_iteration`."""
-    options = settings(world.options, changes)
-    inputs = RunInputs("train_sokoban", 0, options, {}, world.folder, world.rows, world.rows[:8])
+    options = settings(setup.options, changes)
+    inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:8])
     nothing_stored = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
     return list(by_iteration(run_grpo(inputs, nothing_stored)))
 
 
-def collect(world: World, changes: dict[str, Any]) -> list[Trajectory]:
+def collect(setup: Setup, changes: dict[str, Any]) -> list[Trajectory]:
     """Episodes of a first iteration."""
-    options = settings(world.options, changes)
-    engine = build_engine(world.policy, options.rollout)
-    collector = Collector("train_sokoban", 0, options, world.rows, world.policy, engine)
-    played, _ = collector.collect(0, build_sampler(world.rows, options, 0, None))
+    options = settings(setup.options, changes)
+    engine = build_engine(setup.policy, options.rollout)
+    collector = Collector("train_sokoban", 0, options, setup.rows, setup.policy, engine)
+    played, _ = collector.collect(0, build_sampler(setup.rows, options, 0, None))
     engine.close()
     return played
 
 
 @effect_of("grpo.groups", "grpo.group_size")
-def groups_and_their_size(world: World, _: Path) -> None:
-    played = collect(world, {"grpo.groups": 3, "grpo.group_size": 2})
+def groups_and_their_size(setup: Setup, _: Path) -> None:
+    played = collect(setup, {"grpo.groups": 3, "grpo.group_size": 2})
     assert Counter(episode.group_index for episode in played) == {0: 2, 1: 2, 2: 2}
 
 
 @effect_of("grpo.max_refill")
-def refills(world: World, _: Path) -> None:
+def refills(setup: Setup, _: Path) -> None:
     # A response of one token solves nothing, so no group is ever kept.
     hopeless = {"grpo.groups": 2, "grpo.filter": "mixed_success", "grpo.min_groups": 0}
     hopeless |= {"rollout.max_tokens_per_turn": 1}
-    played = [collect(world, hopeless | {"grpo.max_refill": share}) for share in (1.0, 2.5)]
+    played = [collect(setup, hopeless | {"grpo.max_refill": share}) for share in (1.0, 2.5)]
     assert [len({episode.group_index for episode in episodes}) for episodes in played] == [2, 5]
 
 
 @effect_of("grpo.filter", "grpo.min_groups")
-def dropped_groups(world: World, _: Path) -> None:
+def dropped_groups(setup: Setup, _: Path) -> None:
     """Group 0 solves some, 1 all, 2 none with rewards that vary, 3 none with equal ones."""
     solved = {0: [1, 0, 0], 1: [1, 1, 1], 2: [0, 0, 0], 3: [0, 0, 0]}
-    episodes = copy.deepcopy(world.episodes)
+    episodes = copy.deepcopy(setup.episodes)
     for episode in episodes:
         success = solved[episode.group_index][episode.sample_index]
         episode.metrics["success"] = float(success)
@@ -138,18 +138,18 @@ def dropped_groups(world: World, _: Path) -> None:
     }
     for (kind, least), groups in wanted.items():
         changes = {"grpo.filter": kind, "grpo.min_groups": least, "grpo.credit": "episode"}
-        apply_scores(episodes, score_groups(episodes, settings(world.options, changes).grpo, {}))
+        apply_scores(episodes, score_groups(episodes, settings(setup.options, changes).grpo, {}))
         assert sorted({episode.group_index for episode in episodes if episode.trained}) == groups, (kind, least)
 
 
 @effect_of("grpo.max_log_prob_difference")
-def gap_of_trainer_and_engine(world: World, _: Path) -> None:
+def gap_of_trainer_and_engine(setup: Setup, _: Path) -> None:
     """The trained policy is not the one that played: the mean gap decides, from either side of the bound."""
-    options = settings(world.options, {"grpo.old_log_probs": "recompute"})
-    episodes = copy.deepcopy(world.episodes)
+    options = settings(setup.options, {"grpo.old_log_probs": "recompute"})
+    episodes = copy.deepcopy(setup.episodes)
     apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
-    backend = TorchBackend(copied(world.trained), options.optimizer)
-    samples = [build_sample(episode, world.policy) for episode in episodes]
+    backend = TorchBackend(copied(setup.trained), options.optimizer)
+    samples = [build_sample(episode, setup.policy) for episode in episodes]
     gaps = [np.abs(values - s.rollout_log_probs) for values, s in zip(backend.log_probs(samples), samples, strict=True)]
     mean = float(np.concatenate(gaps).mean())
     assert mean > 0.01
@@ -165,18 +165,18 @@ def gap_of_trainer_and_engine(world: World, _: Path) -> None:
 
 
 @effect_of("optimizer.max_tokens", "optimizer.logit_chunk")
-def size_of_passes(world: World, _: Path) -> None:
+def size_of_passes(setup: Setup, _: Path) -> None:
     """How many rows the output head gets at once; that the step stays the same is a case of the reference step."""
-    episodes = copy.deepcopy(world.episodes)
-    apply_scores(episodes, score_groups(episodes, world.options.grpo, world.options.reward.args))
-    samples = [build_sample(episode, world.policy) for episode in episodes]
+    episodes = copy.deepcopy(setup.episodes)
+    apply_scores(episodes, score_groups(episodes, setup.options.grpo, setup.options.reward.args))
+    samples = [build_sample(episode, setup.policy) for episode in episodes]
     tokens = sum(len(sample.targets) for sample in samples)
 
     def rows(**changes: int) -> list[int]:
         seen: list[int] = []
-        policy = copied(world.policy)
+        policy = copied(setup.policy)
         policy.model.lm_head.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
-        options = world.options.optimizer.model_copy(update=changes)
+        options = setup.options.optimizer.model_copy(update=changes)
         TorchBackend(policy, options).log_probs(samples)
         return seen
 
@@ -189,21 +189,21 @@ def size_of_passes(world: World, _: Path) -> None:
 
 
 @effect_of("optimizer.max_skipped")
-def steps_without_a_finite_gradient(world: World, _: Path) -> None:
-    sample = build_sample(world.episodes[0], world.policy)
+def steps_without_a_finite_gradient(setup: Setup, _: Path) -> None:
+    sample = build_sample(setup.episodes[0], setup.policy)
     broken = [replace(sample, advantages=np.full(len(sample.targets), np.nan, np.float32))]
-    options = settings(world.options, {"optimizer.max_skipped": 2})
-    backend = TorchBackend(copied(world.policy), options.optimizer)
+    options = settings(setup.options, {"optimizer.max_skipped": 2})
+    backend = TorchBackend(copied(setup.policy), options.optimizer)
     backend.step(broken, GrpoObjective(options.grpo), 1e-3)
     with pytest.raises(DivergedError, match="2 optimizer steps in a row"):
         backend.step(broken, GrpoObjective(options.grpo), 1e-3)
 
 
-def shares(world: World, changes: dict[str, Any], rate: float) -> dict[str, float]:
+def shares(setup: Setup, changes: dict[str, Any], rate: float) -> dict[str, float]:
     """How often each length is drawn once the prompts of the first one are solved at a rate, those of others at 1/2."""
-    options = settings(world.options, changes | {"prompts.smoothing": 1.0})
-    sampler = build_sampler(world.rows, options, 0, None)
-    lengths = [str(row["solution_length"]) for row in world.rows]
+    options = settings(setup.options, changes | {"prompts.smoothing": 1.0})
+    sampler = build_sampler(setup.rows, options, 0, None)
+    lengths = [str(row["solution_length"]) for row in setup.rows]
     first = sorted(set(lengths))[0]
     sampler.update(range(len(lengths)), [rate if length == first else 0.5 for length in lengths])
     drawn = Counter(lengths[index] for turn in range(400) for index in sampler.draw(turn, 1))
@@ -211,15 +211,15 @@ def shares(world: World, changes: dict[str, Any], rate: float) -> dict[str, floa
 
 
 @effect_of("prompts.order")
-def order_of_prompts(world: World, _: Path) -> None:
-    count = len(world.rows)
-    sampler = build_sampler(world.rows, settings(world.options, {"prompts.order": "shuffle"}), 0, None)
+def order_of_prompts(setup: Setup, _: Path) -> None:
+    count = len(setup.rows)
+    sampler = build_sampler(setup.rows, settings(setup.options, {"prompts.order": "shuffle"}), 0, None)
     assert sorted(sampler.draw(0, count)) == list(range(count)), "an epoch has every prompt once"
-    even = shares(world, {"prompts.order": "shuffle"}, 1.0)
-    of_length = shares(world, {"prompts.order": "solve_rate"}, 1.0)
-    of_prompt = shares(world, {"prompts.order": "prompt_solve_rate"}, 1.0)
+    even = shares(setup, {"prompts.order": "shuffle"}, 1.0)
+    of_length = shares(setup, {"prompts.order": "solve_rate"}, 1.0)
+    of_prompt = shares(setup, {"prompts.order": "prompt_solve_rate"}, 1.0)
     first, *others = even
-    members = Counter(str(row["solution_length"]) for row in world.rows)
+    members = Counter(str(row["solution_length"]) for row in setup.rows)
     assert abs(even[first] - members[first] / count) < 0.05, "shuffled: as often as there are prompts"
     solved, half = 0.03, 0.25 + 0.03
     assert abs(of_length[first] - solved / (solved + half * len(others))) < 0.05, "what is always solved is rare"
@@ -228,32 +228,32 @@ def order_of_prompts(world: World, _: Path) -> None:
 
 
 @effect_of("prompts.floor")
-def floor_of_weights(world: World, _: Path) -> None:
-    low, high = (shares(world, {"prompts.order": "solve_rate", "prompts.floor": floor}, 0.0) for floor in (1e-4, 1.0))
+def floor_of_weights(setup: Setup, _: Path) -> None:
+    low, high = (shares(setup, {"prompts.order": "solve_rate", "prompts.floor": floor}, 0.0) for floor in (1e-4, 1.0))
     first = next(iter(low))
     assert low[first] < 0.02
     assert abs(high[first] - 1 / len(high)) < 0.06
 
 
 @effect_of("prompts.smoothing")
-def smoothing_of_rates(world: World, _: Path) -> None:
-    sampler = build_sampler(world.rows, settings(world.options, {"prompts.smoothing": 0.3}), 0, None)
+def smoothing_of_rates(setup: Setup, _: Path) -> None:
+    sampler = build_sampler(setup.rows, settings(setup.options, {"prompts.smoothing": 0.3}), 0, None)
     sampler.update([0], [1.0])
     assert list(sampler.state()["bucket_rates"].values()) == pytest.approx([0.7 * 0.5 + 0.3 * 1.0])
 
 
 @effect_of("threads")
-def threads_of_torch(world: World, _: Path) -> None:
+def threads_of_torch(setup: Setup, _: Path) -> None:
     for threads in (2, 1):
-        run(world, {"grpo.groups": 1, "grpo.group_size": 1, "rollout.max_turns": 1, "threads": threads})
+        run(setup, {"grpo.groups": 1, "grpo.group_size": 1, "rollout.max_turns": 1, "threads": threads})
         assert torch.get_num_threads() == threads
 
 
 @effect_of("loop.iterations", "loop.save_interval", "loop.eval_interval", "loop.eval_prompts", "loop.keep_last")
-def length_and_intervals(world: World, _: Path) -> None:
+def length_and_intervals(setup: Setup, _: Path) -> None:
     changes = {"loop.iterations": 5, "loop.save_interval": 2, "loop.eval_interval": 2, "loop.eval_prompts": 3}
     changes |= {"loop.keep_last": 1, "loop.keep_best": False, "grpo.groups": 1}
-    _, *chunks, done = run(world, changes)
+    _, *chunks, done = run(setup, changes)
     assert done[3] == Complete(5) and len(chunks) == 5
     saved = [name for chunk in chunks for name in chunk[3]]
     assert saved == ["iter=00001", "iter=00003", "iter=00004"]
@@ -271,33 +271,33 @@ def length_and_intervals(world: World, _: Path) -> None:
     assert evaluated == ["iter=00000/part-000", "iter=00002/part-000", "iter=00004/part-000"]
     for chunk in chunks:
         for table in chunk[1].values():
-            assert {e.task_id for e in table_to_trajectories(table)} == {row["level_hash"] for row in world.rows[:3]}
+            assert {e.task_id for e in table_to_trajectories(table)} == {row["level_hash"] for row in setup.rows[:3]}
 
 
 @effect_of("loop.keep_best")
-def the_best_checkpoint(world: World, _: Path) -> None:
+def the_best_checkpoint(setup: Setup, _: Path) -> None:
     """No validation can be better than the first one where a response of one token solves nothing."""
     changes = {"loop.iterations": 3, "loop.eval_interval": 1, "loop.eval_prompts": 2, "loop.keep_last": 1}
     changes |= {"grpo.groups": 1, "rollout.max_tokens_per_turn": 1}
-    kept = [run(world, changes | {"loop.keep_best": best})[-2][3]["iter=00002"].keep for best in (True, False)]
+    kept = [run(setup, changes | {"loop.keep_best": best})[-2][3]["iter=00002"].keep for best in (True, False)]
     assert kept == [[0, 2], [2]]
 
 
 @effect_of("rollout.sampling.top_k", "rollout.sampling.top_p", "rollout.sampling.greedy")
-def narrow_sampling(world: World, _: Path) -> None:
+def narrow_sampling(setup: Setup, _: Path) -> None:
     """One token to choose from is the likeliest one, so all episodes of a group are the same."""
     responses = [
-        [e.response for e in collect(world, {"rollout.sampling.top_k": top_k, "rollout.sampling.top_p": top_p})]
+        [e.response for e in collect(setup, {"rollout.sampling.top_k": top_k, "rollout.sampling.top_p": top_p})]
         for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 1e-9))
     ]
     assert responses[1] == responses[2] != responses[0]
     assert len(set(responses[1][:3])) == 1 < len(set(responses[0][:3]))
     with pytest.raises(ValueError, match="training needs sampled episodes"):
-        settings(world.options, {"rollout.sampling.greedy": True})
+        settings(setup.options, {"rollout.sampling.greedy": True})
 
 
 @effect_of("backend", "placement")
-def one_choice(world: World, _: Path) -> None:
+def one_choice(setup: Setup, _: Path) -> None:
     """Nothing can be chosen yet: whoever adds a value adds its test."""
     for name, value in (("backend", "fsdp"), ("placement", "local")):
         assert typing.get_args(TrainOptions.model_fields[name].annotation) == (value,)
@@ -333,66 +333,66 @@ SFT_RUNS: list[dict[str, Any]] = [
 ]
 
 
-def sft(world: World, changes: dict[str, Any], *, written_out: bool) -> torch.Tensor:
+def sft(setup: Setup, changes: dict[str, Any], *, written_out: bool) -> torch.Tensor:
     """Displacement of the weights by a short SFT."""
-    options = settings(world.options, SHORT | changes)
-    policy, warm = copied(world.trained), options.warm_start
+    options = settings(setup.options, SHORT | changes)
+    policy, warm = copied(setup.trained), options.warm_start
     if written_out:
-        teacher = Demonstrator(world.rows, policy, options, 0, "training")
+        expert = Demonstrator(setup.rows, policy, options, 0, "training")
         size = warm.episodes_per_step
         numbers = [range(step * size, (step + 1) * size) for step in range(warm.steps)]
-        reference.imitate(policy, [[teacher.demonstrate(n) for n in step] for step in numbers], warm)
+        reference.imitate(policy, [[expert.demonstrate(n) for n in step] for step in numbers], warm)
     else:
-        imitate_teacher(policy, world.rows, world.rows, options, 0)
-    return weights(policy) - weights(world.trained)
+        run_sft(policy, setup.rows, setup.rows, options, 0)
+    return weights(policy) - weights(setup.trained)
 
 
 @effect_of(*(name for changes in SFT_RUNS for name in changes))
-def sft_steps(world: World, _: Path) -> None:
+def sft_steps(setup: Setup, _: Path) -> None:
     for changes in SFT_RUNS:
-        wanted = sft(world, changes, written_out=True)
-        error = float((sft(world, changes, written_out=False) - wanted).norm() / wanted.norm())
+        wanted = sft(setup, changes, written_out=True)
+        error = float((sft(setup, changes, written_out=False) - wanted).norm() / wanted.norm())
         assert error < 1e-3, (changes, error)
         for name in changes:
-            without = sft(world, {other: changes[other] for other in changes if other != name}, written_out=True)
+            without = sft(setup, {other: changes[other] for other in changes if other != name}, written_out=True)
             effect = float((without - wanted).norm() / wanted.norm())
             assert effect > 1e-2, (name, effect)
 
 
 @effect_of("warm_start.max_tokens")
-def size_of_sft_passes(world: World, _: Path) -> None:
+def size_of_sft_passes(setup: Setup, _: Path) -> None:
     seen: list[int] = []
-    policy = copied(world.policy)
+    policy = copied(setup.policy)
     policy.model.lm_head.register_forward_hook(lambda *_: seen.append(1))
     counts = []
     for budget in (8192, 1):
         changes = {"warm_start.steps": 1, "warm_start.episodes_per_step": 2, "warm_start.max_tokens": budget}
-        imitate_teacher(policy, world.rows, world.rows, settings(world.options, SHORT | changes), 0)
+        run_sft(policy, setup.rows, setup.rows, settings(setup.options, SHORT | changes), 0)
         counts.append(len(seen))
         seen.clear()
     assert counts == [1 + 1, 2 + 1], "two demonstrations together or apart, and the validation"
 
 
 @effect_of("warm_start.validate_every", "warm_start.validation_episodes", "warm_start.play_every")
-def sft_validations(world: World, _: Path) -> None:
+def sft_validations(setup: Setup, _: Path) -> None:
     changes = {"warm_start.steps": 5, "warm_start.validate_every": 2, "warm_start.validation_episodes": 3}
     changes |= {"warm_start.play_every": 3, "loop.eval_prompts": 1}
-    options = settings(world.options, SHORT | changes)
-    policy = copied(world.policy)
-    history, _ = imitate_teacher(policy, world.rows, world.rows, options, 0)
+    options = settings(setup.options, SHORT | changes)
+    policy = copied(setup.policy)
+    history, _ = run_sft(policy, setup.rows, setup.rows, options, 0)
     assert [row["step"] for row in history if "validation_loss" in row] == [2, 4, 5]
     assert [row["step"] for row in history if "greedy_solve_rate" in row] == [3, 5]
-    held_out = Demonstrator(world.rows, policy, options, 0, "validation")
+    held_out = Demonstrator(setup.rows, policy, options, 0, "validation")
     with torch.no_grad():
         values = [reference.demonstrated_log_probs(policy, held_out.demonstrate(number)) for number in range(3)]
     assert history[-1]["validation_loss"] == pytest.approx(-float(torch.cat(values).mean()), rel=1e-3)
 
 
 @effect_of("warm_start.stop_below")
-def end_of_sft(world: World, _: Path) -> None:
+def end_of_sft(setup: Setup, _: Path) -> None:
     for bound, steps in ((100.0, 1), (1e-6, 3)):
-        options = settings(world.options, SHORT | {"warm_start.stop_below": bound})
-        history, _ = imitate_teacher(copied(world.policy), world.rows, world.rows, options, 0)
+        options = settings(setup.options, SHORT | {"warm_start.stop_below": bound})
+        history, _ = run_sft(copied(setup.policy), setup.rows, setup.rows, options, 0)
         assert history[-1]["step"] == steps
 
 
@@ -401,7 +401,7 @@ class Expert:
     def __init__(self, *words):
         self.words = words
 
-    def reply(self, env, generator):
+    def respond(self, env, generator):
         return " ".join(self.words)
 
 
@@ -411,24 +411,24 @@ def build_teacher(name, patience, noise, word=""):
 
 
 @effect_of(*(f"warm_start.teacher.{name}" for name in ("factory", "name", "patience", "noise", "args", "max_turns")))
-def the_expert(world: World, folder: Path) -> None:
+def the_expert(setup: Setup, folder: Path) -> None:
     """An own expert that says what it was made with, in so many turns; what the built-in ones do has its own tests."""
     (folder / "expert.py").write_text(EXPERT, encoding="utf-8")
-    teacher = {"factory": str(folder / "expert.py"), "name": "random", "patience": 7, "noise": 0.25}
-    teacher |= {"args": {"word": "hello"}, "max_turns": 2}
-    options = settings(world.options, {f"warm_start.teacher.{name}": value for name, value in teacher.items()})
-    sample = Demonstrator(world.rows, world.policy, options, 0, "training").demonstrate(0)
-    text = world.policy.tokenizer.decode(sample.labels, skip_special_tokens=True)
+    expert = {"factory": str(folder / "expert.py"), "name": "random", "patience": 7, "noise": 0.25}
+    expert |= {"args": {"word": "hello"}, "max_turns": 2}
+    options = settings(setup.options, {f"warm_start.teacher.{name}": value for name, value in expert.items()})
+    sample = Demonstrator(setup.rows, setup.policy, options, 0, "training").demonstrate(0)
+    text = setup.policy.tokenizer.decode(sample.labels, skip_special_tokens=True)
     assert text == "random 7 0.25 hello" * 2
 
 
 @effect_of("warm_start.teacher.solved_only")
-def solved_demonstrations(world: World, folder: Path) -> None:
+def solved_demonstrations(setup: Setup, folder: Path) -> None:
     (folder / "expert.py").write_text(EXPERT, encoding="utf-8")
     for only in (False, True):
         changes = {"factory": str(folder / "expert.py"), "solved_only": only}
-        options = settings(world.options, {f"warm_start.teacher.{name}": value for name, value in changes.items()})
-        expert = Demonstrator(world.rows, world.policy, options, 0, "training")
+        options = settings(setup.options, {f"warm_start.teacher.{name}": value for name, value in changes.items()})
+        expert = Demonstrator(setup.rows, setup.policy, options, 0, "training")
         if only:
             with pytest.raises(RuntimeError, match="no usable demonstration"):
                 expert.demonstrate(0)
@@ -437,5 +437,5 @@ def solved_demonstrations(world: World, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(EFFECTS.values()), ids=lambda check: check.__name__)
-def test_effects(check: Effect, world: World, tmp_path: Path) -> None:
-    check(world, tmp_path)
+def test_effects(check: Effect, setup: Setup, tmp_path: Path) -> None:
+    check(setup, tmp_path)

@@ -21,7 +21,7 @@ def play(engine, pasts=(None, None), enough=None):
     return rollout(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}, **SETTINGS), enough=enough)
 
 
-def test_an_aborted_reply_is_gone_on_with():
+def test_an_aborted_response_is_gone_on_with():
     engine = ScriptedEngine({0: [("abcdef", "stop")], 1: [("xyz", "stop")]})
     first = play(engine, enough=lambda over: True)
     assert [episode.status for episode in first] == ["aborted", "completed"]
@@ -43,7 +43,7 @@ def test_an_aborted_reply_is_gone_on_with():
     assert (len(request.token_ids), request.max_new_tokens, request.sampled) == (start + 3, 6, 3)
 
 
-def test_a_whole_reply_of_a_broken_group_is_not_asked_for_again():
+def test_a_whole_response_of_a_broken_group_is_not_asked_for_again():
     done = Result(-1, np.array([97, 98], np.int32), np.full(2, -0.5, np.float32), "stop", 3)
     engine = ScriptedEngine({})
     (episode,) = play(engine, [done])

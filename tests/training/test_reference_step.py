@@ -19,13 +19,13 @@ from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from training import reference
+from training.setup import Setup, copied, settings, weights
 from training.step_cases import CASES, StepCase
-from training.world import World, copied, settings, weights
 
 
-def played(world: World, case: StepCase) -> list[Trajectory]:
+def played(setup: Setup, case: StepCase) -> list[Trajectory]:
     """Copies of the episodes, with the tokens of earlier weights that the case wants."""
-    episodes = copy.deepcopy(world.episodes)
+    episodes = copy.deepcopy(setup.episodes)
     if case.stale:
         for episode in episodes[::2]:
             places = np.flatnonzero(episode.loss_mask)
@@ -36,12 +36,12 @@ def played(world: World, case: StepCase) -> list[Trajectory]:
     return episodes
 
 
-def expected(world: World, changes: dict[str, Any], case: StepCase, cache: dict[str, Any]) -> Any:
+def expected(setup: Setup, changes: dict[str, Any], case: StepCase, cache: dict[str, Any]) -> Any:
     """Displacement of the weights and metrics of the written-out update."""
     key = json.dumps([changes, case.iteration, case.stale], sort_keys=True)
     if key not in cache:
-        options = settings(world.options, changes)
-        policy, episodes = copied(world.trained), played(world, case)
+        options = settings(setup.options, changes)
+        policy, episodes = copied(setup.trained), played(setup, case)
         reference.score(episodes, options.grpo, options.reward.args)
         metrics = reference.train(
             policy,
@@ -51,24 +51,24 @@ def expected(world: World, changes: dict[str, Any], case: StepCase, cache: dict[
             temperature=options.rollout.sampling.temperature,
             iteration=case.iteration,
             seed=7,
-            reference=world.policy,
+            reference=setup.policy,
         )
-        cache[key] = weights(policy) - weights(world.trained), metrics
+        cache[key] = weights(policy) - weights(setup.trained), metrics
     return cache[key]
 
 
-def updated(world: World, changes: dict[str, Any], case: StepCase) -> tuple[Tensor, dict[str, float]]:
+def updated(setup: Setup, changes: dict[str, Any], case: StepCase) -> tuple[Tensor, dict[str, float]]:
     """The same by the project's own trainer."""
-    options = settings(world.options, changes)
-    policy = copied(world.trained)
+    options = settings(setup.options, changes)
+    policy = copied(setup.trained)
     backend = TorchBackend(policy, options.optimizer, options.rollout.sampling.temperature)
-    scorer = TorchBackend(world.policy, options.optimizer, options.rollout.sampling.temperature)
-    episodes = played(world, case)
+    scorer = TorchBackend(setup.policy, options.optimizer, options.rollout.sampling.temperature)
+    episodes = played(setup, case)
     apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
     metrics = update_policy(
         episodes, policy, backend, options.grpo, options.optimizer, case.iteration, 7, scorer.log_probs
     )
-    return weights(policy) - weights(world.trained), metrics
+    return weights(policy) - weights(setup.trained), metrics
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +78,15 @@ def cache() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_step_equals_the_written_out_one(world: World, cache: dict[str, Any], case: StepCase) -> None:
-    wanted, metrics = expected(world, case.given | case.changed, case, cache)
-    got, ours = updated(world, case.given | case.changed, case)
+def test_the_step_equals_the_written_out_one(setup: Setup, cache: dict[str, Any], case: StepCase) -> None:
+    wanted, metrics = expected(setup, case.given | case.changed, case, cache)
+    got, ours = updated(setup, case.given | case.changed, case)
     error, size = float((got - wanted).abs().max()), float(wanted.abs().max())
     assert error <= 1e-5, f"weights differ by {error:.1e} after moves of up to {size:.1e}"
     assert {name for name in ours if name.startswith("train/")} == set(metrics)
     for name, value in metrics.items():
         assert np.isclose(ours[name], value, rtol=1e-3, atol=2e-5), (name, ours[name], value)
     if case.changed:
-        without, _ = expected(world, case.given, case, cache)
+        without, _ = expected(setup, case.given, case, cache)
         effect = float((wanted - without).abs().max())
         assert case.same or effect >= 2e-4, f"{case.name} moves no weight by more than {effect:.1e}"

@@ -32,7 +32,7 @@ from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
-from task_options import TeacherOptions, TinyPolicyOptions, TrainOptions
+from task_options import ExpertOptions, TinyPolicyOptions, TrainOptions
 
 Stream = tuple[int, ...]
 
@@ -44,7 +44,7 @@ def smallest() -> Policy:
 
 @pytest.fixture
 def options(train_options: TrainOptions) -> TrainOptions:
-    """One reply of six tokens, so that equal streams show and others differ."""
+    """One response of six tokens, so that equal streams show and others differ."""
     values = train_options.model_dump()
     values["env"] = {"factory": "coins.build_env"}
     values["reward"] = {"function": "coins.solved_reward"}
@@ -119,7 +119,7 @@ def test_groups_that_are_fetched_later_have_streams_of_their_own(smallest: Polic
 def test_solve_rates_of_what_was_played_are_followed(smallest: Policy, options: TrainOptions) -> None:
     rows = [{**row, "sure": row["solution_length"] == 2} for row in rows_of(8, (1, 2, 3))]
     options = changed(options, "grpo", groups=6, group_size=4)
-    # Replies of a random policy hit the limit of tokens; the environment judges those, too.
+    # Responses of a random policy hit the limit of tokens; the environment judges those, too.
     options = changed(options, "rollout", rules=RolloutRules(step_before_finish_check=True))
     engine = build_engine(smallest, options.rollout)
     sampler = build_sampler(rows, options, 0, None)
@@ -200,8 +200,8 @@ def test_demonstrations_are_of_run_seed_purpose_and_number(
     rows = sokoban_rows(64)
 
     def demonstrate(seed: int, purpose: str, first: int) -> tuple[Any, ...]:
-        teacher = Demonstrator(rows, tiny_policy, train_options, seed, purpose)
-        return tuple(identify(teacher.demonstrate(number)) for number in range(first, first + 4))
+        expert = Demonstrator(rows, tiny_policy, train_options, seed, purpose)
+        return tuple(identify(expert.demonstrate(number)) for number in range(first, first + 4))
 
     keys = list(itertools.product((0, 1), ("training", "validation"), (0, 4)))
     found = {key: demonstrate(*key) for key in keys}
@@ -224,8 +224,8 @@ def test_demonstrations_of_a_seed_stay_as_they_are(
     smallest: Policy, options: TrainOptions, seed: int, purpose: str, expected: list[str]
 ) -> None:
     """Which prompt each one shows, and what the expert does: warm starts are continued by later versions."""
-    teacher = options.warm_start.teacher.model_copy(update={"factory": "coins.build_teacher", "solved_only": False})
-    options = changed(options, "warm_start", teacher=teacher)
+    expert = options.warm_start.teacher.model_copy(update={"factory": "coins.build_teacher", "solved_only": False})
+    options = changed(options, "warm_start", teacher=expert)
     rows = [{**row, "prompt": f"{number:02d}"} for number, row in enumerate(rows_of(12, (1, 2, 3)))]
     demonstrator = Demonstrator(rows, smallest, options, seed, purpose)
     texts = [smallest.codec.decode(demonstrator.demonstrate(number).input_ids) for number in range(6)]
@@ -247,7 +247,7 @@ def test_an_episode_is_repeated_from_its_row(smallest: Policy, options: TrainOpt
 
 
 def identify(sample: TrainSample) -> tuple[Any, ...]:
-    """What tells samples apart: all tokens, and the pictures."""
+    """What tells samples apart: all tokens, and the images."""
     return tuple(sample.input_ids.tolist()), tuple(sample.labels.tolist()), tuple(image.key for image in sample.images)
 
 
@@ -337,7 +337,7 @@ def test_noisy_players_are_of_run_seed_name_and_prompt(train_options: TrainOptio
     rows = sokoban_rows(24)
 
     def play(name: str, seed: int, rows: list[dict[str, Any]]) -> list[Any]:
-        return play_baseline(TeacherOptions(name=name), rows, train_options, seed)  # type: ignore[arg-type]
+        return play_baseline(ExpertOptions(name=name), rows, train_options, seed)  # type: ignore[arg-type]
 
     assert play("random", 0, rows) == play("random", 0, rows)
     assert play("random", 0, rows) != play("random", 1, rows)
@@ -347,11 +347,11 @@ def test_noisy_players_are_of_run_seed_name_and_prompt(train_options: TrainOptio
     assert numbers[0] != numbers[1]
 
 
-def test_shuffled_pictures_are_of_the_run_seed() -> None:
+def test_shuffled_images_are_of_the_run_seed() -> None:
     prompts = [{"id": str(number), "images": [str(number)]} for number in range(12)]
 
     def shown(seed: int) -> Iterator[str]:
         return (row["images"][0] for row in shuffle_images(prompts, seed))
 
     assert list(shown(0)) == list(shown(0)) != list(shown(1))
-    assert all(picture != str(number) for number, picture in enumerate(shown(0)))
+    assert all(image != str(number) for number, image in enumerate(shown(0)))

@@ -11,10 +11,10 @@ from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples, deal_groups
 
 
-def sample(length: int, *pictures: str) -> TrainSample:
-    """So many tokens and pictures of ten patches each."""
+def sample(length: int, *names: str) -> TrainSample:
+    """So many tokens and images of ten patches each."""
     none = np.zeros(0, np.int64)
-    images = [EncodedImage(name, b"", np.zeros((10, 1), np.uint8), (1, 2, 5)) for name in pictures]
+    images = [EncodedImage(name, b"", np.zeros((10, 1), np.uint8), (1, 2, 5)) for name in names]
     return TrainSample(np.zeros(length, np.int64), none, none, none, images)
 
 
@@ -50,9 +50,9 @@ def test_ranges_are_cut_in_order(numbers: range, parts: int, cut: list[range]) -
         ([sample(9), sample(1), sample(4), sample(5)], 2, [[9, 1], [4, 5]]),
         ([sample(9), sample(1), sample(4), sample(5)], 3, [[9], [1, 4], [5]]),
         ([sample(3)], 2, [[3]]),
-        # Alone the tokens would be cut in the middle; then both parts would encode picture b.
+        # Alone the tokens would be cut in the middle; then both parts would encode image b.
         ([sample(2, "a"), sample(3, "b"), sample(1, "b")], 2, [[2], [3, 1]]),
-        # A picture that comes again in a part costs nothing there.
+        # An image that comes again in a part costs nothing there.
         ([sample(2, "a"), sample(2, "a"), sample(2, "a"), sample(2, "b")], 2, [[2, 2, 2], [2]]),
     ],
 )

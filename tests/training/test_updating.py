@@ -27,11 +27,11 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module")
 def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions) -> list[TrainSample]:
-    teacher = Demonstrator(sokoban_rows(24), tiny_policy, train_options, 0, "test")
+    expert = Demonstrator(sokoban_rows(24), tiny_policy, train_options, 0, "test")
     rng = np.random.default_rng(0)
     made = []
     for number in range(7):
-        sample = teacher.demonstrate(number)
+        sample = expert.demonstrate(number)
         count = len(sample.targets)
         values = {
             "old_log_probs": rng.normal(-1, 0.1, count).astype(np.float32),

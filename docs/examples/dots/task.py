@@ -14,7 +14,7 @@ from pydantic import Field
 from geo_sokoban_pipeline.config.base import Setting
 from geo_sokoban_pipeline.config.data import DataOptions, SplitCounts
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Task, Vocabulary, Words
 from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, count_solved, mean_of, read_record
 
@@ -118,7 +118,7 @@ class Counter:
     def __init__(self, name: str, noise: float, most: int = 4) -> None:
         self.name, self.noise, self.most = name, noise, most
 
-    def reply(self, env: DotsEnv, generator: random.Random) -> str:
+    def respond(self, env: DotsEnv, generator: random.Random) -> str:
         guesses = self.name == "guesses" or generator.random() < self.noise
         answer = str(generator.randint(1, self.most)) if guesses else env.answer
         return f"<answer>{'1' if self.name == 'ones' else answer}</answer>"
@@ -170,7 +170,7 @@ class DotsTask(Task):
     columns = (Column("off by", lambda row: row.get("off"), "number", note="mean distance from the right number"),)
     breakdowns = (Breakdown("dots", lambda row: {cell["dots"]: cell for cell in row.get("by_dots") or []}),)
 
-    def baselines(self, options: TrainOptions, training: Any) -> Mapping[str, TeacherOptions]:
+    def baselines(self, options: TrainOptions, training: Any) -> Mapping[str, ExpertOptions]:
         names = {"random number": "guesses", "always one": "ones"}
         expert = options.warm_start.teacher
         return {row: expert.model_copy(update={"name": name, "noise": 0.0}) for row, name in names.items()}

@@ -209,7 +209,7 @@ class EvaluationOptions(StrictModel):
 
     @property
     def disguises(self) -> int:
-        """Ways in which the final policy plays with pictures that tell nothing."""
+        """Ways in which the final policy plays with images that tell nothing."""
         return int(self.blank_images) + int(self.shuffled_images)
 
 

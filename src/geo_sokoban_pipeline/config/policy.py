@@ -113,7 +113,7 @@ class PolicyOptions(StrictModel):
         return self
 
 
-class TeacherOptions(StrictModel):
+class ExpertOptions(StrictModel):
     """Who is imitated in the warm start."""
 
     factory: str = Field(
@@ -143,7 +143,7 @@ class WarmStartOptions(StrictModel):
     decay_to: Share = Field(0.05, description="Share of the highest rate at the end.")
     clip: GradientNorm = Field(1.0, description="Largest gradient norm.")
     max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
-    teacher: TeacherOptions = Field(description="Who is imitated.")
+    teacher: ExpertOptions = Field(description="Who is imitated.")
     validate_every: Count = Field(100, description="Steps between validations on held-out demonstrations.")
     validation_episodes: Count = Field(64, description="Held-out demonstrations of a validation.")
     play_every: CountOrZero = Field(

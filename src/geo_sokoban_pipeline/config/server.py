@@ -1,4 +1,4 @@
-"""Options of the SGLang servers that sample replies.
+"""Options of the SGLang servers that sample responses.
 
 What may be a secret never stands in a stored file: values of `environment` are secrets of pydantic's, which write
 themselves as stars, and of an API key the options only name the environment variable.
@@ -19,9 +19,9 @@ from pydantic import Field, SecretStr, model_validator
 
 from geo_sokoban_pipeline.config.base import MOST, Count, Port, Seconds, StrictModel
 
-# Variables of a server that decide what its replies mean, and why they are not free.
+# Variables of a server that decide what its responses mean, and why they are not free.
 FIXED_VARIABLES = {
-    "SGLANG_VLM_CACHE_SIZE_MB": "cached features of pictures outlive the vision weights that made them",
+    "SGLANG_VLM_CACHE_SIZE_MB": "cached features of images outlive the vision weights that made them",
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "log-probs must be those after temperature, as the trainer's are",
 }
 # Flags of a server that have an option of their own here, or would undo what others promise.
@@ -254,7 +254,7 @@ class ServerOptions(StrictModel):
 
     @property
     def shaping(self) -> dict[str, object]:
-        """What of the options changes the distribution that replies are drawn from, as JSON values."""
+        """What of the options changes the distribution that responses are drawn from, as JSON values."""
         names = {"dtype", "tensor_parallel", "attention_backend", "mm_attention_backend", "deterministic"}
         names |= {"random_seed", "context_tokens", "extra_arguments"}
         trusted = {"trust_remote_code": True} if self.trust_remote_code else {}

@@ -23,7 +23,7 @@ class ControlOptions(StrictModel):
     source: SourceOptions = Field(description="Run whose warm start is continued.")
     imitate: Imitated = Field(
         "teacher",
-        description="`teacher`: the warm start's own teacher and prompts. `optimal`: the solver or the label, "
+        description="`teacher`: the warm start's own expert and prompts. `optimal`: the solver or the label, "
         "on the prompts that the source run's GRPO drew, each as often as it was drawn.",
     )
     share: float = Field(

@@ -128,8 +128,8 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
 
     def rewind(self, after: int) -> None:
         """Delete the partitions of iterations later than `after` and temporary files of killed processes."""
-        for leftover in [*self._path.glob(".*.tmp"), *self._path.glob("iter=*/.*.tmp")]:
-            _remove(leftover)
+        for unfinished in [*self._path.glob(".*.tmp"), *self._path.glob("iter=*/.*.tmp")]:
+            _remove(unfinished)
         for name in reversed(self.partitions()):
             if read_iteration(name) > after:
                 self._remove(self._place(name))

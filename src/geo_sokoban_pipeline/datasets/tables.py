@@ -199,7 +199,7 @@ class FrameDataset(AbstractDataset[Any, Any]):
 
 
 class RowStreamDataset(FrameDataset):
-    """The same file, loaded as a `RowStream`: for tables whose pictures should not all be in memory."""
+    """The same file, loaded as a `RowStream`: for tables whose images should not all be in memory."""
 
     def load(self) -> RowStream:
         """The rows, read while somebody walks through them.

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from geo_sokoban_pipeline.config.base import Setting, with_defaults
 from geo_sokoban_pipeline.config.data import DataOptions
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample
 from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, Rows, read_record
 from geo_sokoban_pipeline.envs.plugins import load_object
@@ -37,15 +37,16 @@ class InteractionEnv(Protocol):
     Optional beyond these: `final_metrics() -> dict[str, float]` (success, steps, optimal_steps, …), `turn_rewards`
     (one per step), `final_bonus`, and in the info of `step` a `turn_reward`. Also `prepare(text)`: begin, without
     waiting for it, slow work that `step(text)` will need, and return the futures of it, or None; it is called for all
-    replies of a batch before the first of them is stepped with. And `conclude(replies, status)`: called once when the
-    episode is over, before its numbers are asked for, with all replies, those that it was not stepped with included.
+    responses of a batch before the first of them is stepped with. And `finalize(responses, status)`: called once when
+    the episode is over, before its numbers are asked for, with all responses, those that it was not stepped with
+    included.
     """
 
     def reset(self) -> tuple[Observation | None, Info]:
         """Start the episode anew; returns the first observation and info."""
 
     def step(self, text: str) -> tuple[Observation | None, bool, Info]:
-        """Answer a reply of the policy: next observation, whether the episode is over, info."""
+        """Answer a response of the policy: next observation, whether the episode is over, info."""
 
     def format_observation(self, observation: Observation | None) -> dict[str, Any]:
         """The observation as a user message: `{"role": "user", "content": [images…, one text]}`."""
@@ -62,14 +63,14 @@ def user_message(observation: Observation | None) -> dict[str, Any]:
             gives an empty text. A role inside the observation is ignored.
 
     Returns:
-        `{"role": "user", "content": [{"type": "image", "image": …}, …, {"type": "text", "text": …}]}`: the pictures
+        `{"role": "user", "content": [{"type": "image", "image": …}, …, {"type": "text", "text": …}]}`: the images
         of every list in order, then exactly one text.
     """
     observation = observation or {}
     content: list[dict[str, Any]] = [
-        {"type": "image", "image": picture}
-        for pictures in (observation.get("multi_modal_data") or {}).values()
-        for picture in pictures
+        {"type": "image", "image": image}
+        for images in (observation.get("multi_modal_data") or {}).values()
+        for image in images
     ]
     content.append({"type": "text", "text": observation.get("obs_str", "")})
     return {"role": "user", "content": content}
@@ -281,7 +282,7 @@ class Task(Protocol):
         """Difficulty of a prompts row; None where it is not known."""
         return row.get(self.difficulty)
 
-    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, TeacherOptions]:
+    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
         """Agents without a policy, by the name of their row; the expert of the warm start may be one of them.
 
         Args:
@@ -316,7 +317,7 @@ def prompt_key(row: Row) -> str:
 # Experts and baselines by their options: who writes the responses where no policy does.
 
 
-def make_teacher(options: TeacherOptions, row: Mapping[str, Any]) -> Any:
+def make_expert(options: ExpertOptions, row: Mapping[str, Any]) -> Any:
     """The agent of one episode; agents keep state, so every episode gets its own.
 
     Args:
@@ -324,30 +325,30 @@ def make_teacher(options: TeacherOptions, row: Mapping[str, Any]) -> Any:
         row: of the prompts.
     """
     build = load_object(options.factory, default_name="build_teacher")
-    teacher = build(options.name, options.patience, options.noise, **options.args)
-    if hasattr(teacher, "begin"):
-        teacher.begin(row)
-    return teacher
+    expert = build(options.name, options.patience, options.noise, **options.args)
+    if hasattr(expert, "begin"):
+        expert.begin(row)
+    return expert
 
 
 PATIENT = ", never gives up"  # end of the name of an expert who plays on to the last action
 
 
-def describe_teacher(teacher: TeacherOptions, own: str) -> str:
+def expert_label(expert: ExpertOptions, own: str) -> str:
     """Name of the expert's row in the summary: who plays, and with how much noise.
 
     Args:
         own: factory of the task's own experts.
     """
-    name = teacher.name if teacher.factory == own else f"{teacher.name} of {teacher.factory}"
-    return f"teacher ({name}, noise {teacher.noise:g})" if teacher.noise else f"teacher ({name})"
+    name = expert.name if expert.factory == own else f"{expert.name} of {expert.factory}"
+    return f"teacher ({name}, noise {expert.noise:g})" if expert.noise else f"teacher ({name})"
 
 
-def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:
+def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
     """Whom the warm start imitates, in words: what the factory's module says in `describe_expert`, else its name.
 
     Args:
-        options: of the teacher.
+        options: of the expert.
         rows: of the prompts.
     """
     build = load_object(options.factory, default_name="build_teacher")

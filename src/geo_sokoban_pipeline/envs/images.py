@@ -34,7 +34,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-# Pictures from bytes: the size is known before a pixel is decoded, and what comes out is RGB.
+# Images from bytes: the size is known before a pixel is decoded, and what comes out is RGB.
 
 
 Transparency = Literal["white", "drop"]
@@ -44,50 +44,50 @@ _DAMAGED = (OSError, EOFError, SyntaxError, IndexError, struct.error, zlib.error
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
-def decode_picture(
+def decode_image(
     raw: bytes, *, max_pixels: int, max_aspect: float | None = None, transparency: Transparency = "drop"
 ) -> Image.Image:
-    """Picture of an image file, in RGB; of an animation the first frame.
+    """Image of an image file, in RGB; of an animation the first frame.
 
     Args:
         raw: PNG, JPEG, WebP, GIF or BMP.
         max_pixels: width times height.
         max_aspect: longer side over shorter side; None: any.
-        transparency: `white` lays a picture with transparent parts on white, as a page shows it; `drop` takes the
+        transparency: `white` lays an image with transparent parts on white, as a page shows it; `drop` takes the
             colours that lie under them, as Pillow's `convert("RGB")` does.
 
     Raises:
-        ValueError: too large, too long, or no readable picture.
+        ValueError: too large, too long, or no readable image.
     """
     try:
         # Opening reads the header only; the size is checked before pixels are unpacked.
-        with Image.open(io.BytesIO(raw), formats=_FORMATS) as picture:
-            _check_size(*picture.size, max_pixels, max_aspect)
-            return _as_rgb(picture, transparency)
+        with Image.open(io.BytesIO(raw), formats=_FORMATS) as image:
+            _check_size(*image.size, max_pixels, max_aspect)
+            return _as_rgb(image, transparency)
     except _DAMAGED as error:
-        raise ValueError(f"picture cannot be decoded: {error}") from error
+        raise ValueError(f"image cannot be decoded: {error}") from error
 
 
 def _check_size(width: int, height: int, max_pixels: int, max_aspect: float | None) -> None:
     if width * height > max_pixels:
-        raise ValueError(f"picture has {width}×{height} pixels, more than limits.max_pixels={max_pixels}")
+        raise ValueError(f"image has {width}×{height} pixels, more than limits.max_pixels={max_pixels}")
     if max_aspect is not None and max(width, height) > max_aspect * min(width, height):
-        raise ValueError(f"picture is {width}×{height}, longer than limits.max_aspect={max_aspect:g} allows")
+        raise ValueError(f"image is {width}×{height}, longer than limits.max_aspect={max_aspect:g} allows")
 
 
-def _as_rgb(picture: Image.Image, transparency: Transparency) -> Image.Image:
-    if picture.mode.startswith("I"):
+def _as_rgb(image: Image.Image, transparency: Transparency) -> Image.Image:
+    if image.mode.startswith("I"):
         # 16-bit grey: Pillow would cut values off at 255 instead of scaling them.
-        return Image.fromarray((np.asarray(picture, np.uint32) >> 8).astype(np.uint8)).convert("RGB")
-    if transparency == "white" and picture.has_transparency_data:
-        layer = picture.convert("RGBA")
+        return Image.fromarray((np.asarray(image, np.uint32) >> 8).astype(np.uint8)).convert("RGB")
+    if transparency == "white" and image.has_transparency_data:
+        layer = image.convert("RGBA")
         page = Image.new("RGBA", layer.size, "white")
         page.alpha_composite(layer)
         return page.convert("RGB")
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
-# Pictures inside rows: PNG data URIs out, checked pictures in.
+# Images inside rows: PNG data URIs out, checked images in.
 
 
 PNG_PREFIX = "data:image/png;base64,"
@@ -99,21 +99,21 @@ def png_data_uri(png: bytes) -> str:
 
 
 def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Image:
-    """Picture of a base64 data URI, in RGB.
+    """Image of a base64 data URI, in RGB.
 
     Args:
         uri: any media type is accepted; published rows are known to say `image/None`.
-        max_bytes: of the encoded picture.
+        max_bytes: of the encoded image.
         max_pixels: width times height.
 
     Raises:
-        ValueError: not a data URI (remote or local), not base64, too large, or no readable picture.
+        ValueError: not a data URI (remote or local), not base64, too large, or no readable image.
     """
     if not isinstance(uri, str):
-        raise ValueError(f"picture is a {type(uri).__name__}; only data: URIs are read")
+        raise ValueError(f"image is a {type(uri).__name__}; only data: URIs are read")
     if not uri.startswith("data:"):
-        raise ValueError(f"picture {uri[:60]!r} is no data: URI; remote and local pictures are not read")
-    return decode_picture(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
+        raise ValueError(f"picture {uri[:60]!r} is no data: URI; remote and local images are not read")
+    return decode_image(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
 
 
 def data_uri_bytes(uri: str, max_bytes: int) -> bytes:
@@ -137,8 +137,8 @@ def base64_bytes(body: str, max_bytes: int) -> bytes:
     # Four characters hold three bytes, less one for each of at most two signs of padding.
     size = len(body) * 3 // 4 - body[-2:].count("=")
     if size > max_bytes:
-        raise ValueError(f"picture has {size} bytes, more than limits.max_bytes={max_bytes}")
+        raise ValueError(f"image has {size} bytes, more than limits.max_bytes={max_bytes}")
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError(f"picture is not valid base64: {error}") from error
+        raise ValueError(f"image is not valid base64: {error}") from error

@@ -23,7 +23,7 @@ class Ending:
         row: of the prompts.
         metrics: the environment's numbers; empty where the episode failed.
         ret: reward; None where it was not graded.
-        replies: texts, in order.
+        responses: texts, in order.
         tokens: written by the policy; None where no policy played.
         truncated: cut off at a limit.
     """
@@ -31,7 +31,7 @@ class Ending:
     row: Mapping[str, Any]
     metrics: Mapping[str, float]
     ret: float | None
-    replies: Sequence[str] = ()
+    responses: Sequence[str] = ()
     tokens: int | None = None
     truncated: bool = False
 
@@ -93,7 +93,7 @@ def read_record(ending: Ending) -> dict[str, Any]:
         "prompt_id": str(ending.row["id"]),
         "success": ending.metrics.get("success", 0.0) >= 0.5,
         "ret": ending.ret,
-        "turns": int(ending.metrics.get("turns", len(ending.replies))),
+        "turns": int(ending.metrics.get("turns", len(ending.responses))),
         "invalid_turns": int(ending.metrics.get("invalid_turns", 0.0)),
     }
 
@@ -133,16 +133,16 @@ def mean_of(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-# pass@k: the chance that at least one of k replies is right, estimated without bias from n >= k replies.
+# pass@k: the chance that at least one of k responses is right, estimated without bias from n >= k responses.
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate `1 - C(n - c, k) / C(n, k)` for one prompt (arXiv 2107.03374, eq. 1), in [0, 1].
 
     Args:
-        n: replies sampled, 1 or more.
+        n: responses sampled, 1 or more.
         c: right ones among them, in [0, n].
-        k: replies that a user would draw, in [1, n].
+        k: responses that a user would draw, in [1, n].
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"n={n}, c={c}, k={k}: c must be in [0, n] and k in [1, n].")
@@ -159,7 +159,7 @@ def mean_pass_at_k(counts: Iterable[tuple[int, int]], ks: Sequence[int] | None =
     """pass@k averaged over prompts, keyed by k as text (JSON objects have no other keys).
 
     Args:
-        counts: (n, c) of each prompt: replies and right ones.
+        counts: (n, c) of each prompt: responses and right ones.
         ks: values of k; None: the powers of two up to the smallest n.
 
     Returns:

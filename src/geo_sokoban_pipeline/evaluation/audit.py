@@ -183,8 +183,8 @@ def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
 
 
 def _message(turn: Turn) -> Message:
-    pictures = [{"type": "image"} for _ in turn.image_indices]
-    content = split_placeholders(turn.text, pictures) if pictures else [{"type": "text", "text": turn.text}]
+    images = [{"type": "image"} for _ in turn.image_indices]
+    content = split_placeholders(turn.text, images) if images else [{"type": "text", "text": turn.text}]
     return {"role": turn.role, "content": content}
 
 
@@ -197,9 +197,9 @@ def _check_episode(episode: Trajectory, codec: ChatCodec, turn_separator: bool) 
     for number, turn in enumerate(episode.turns):
         stored = episode.token_ids[turn.token_start : turn.token_end]
         if turn.role == "assistant":
-            expected_text = codec.decode_reply(stored)
+            expected_text = codec.decode_response(stored)
             if expected_text != turn.text:
-                errors.append(_difference(episode, number, "reply text", turn.text, expected_text))
+                errors.append(_difference(episode, number, "response text", turn.text, expected_text))
             continue
         grids = [episode.image_grid_thw[index] for index in turn.image_indices]
         expected = codec.expand(codec.encode_text(next(pieces)), grids)

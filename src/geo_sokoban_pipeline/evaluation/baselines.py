@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
-from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.config.policy import ExpertOptions
+from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.metrics import Ending, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
@@ -40,7 +40,7 @@ def play_baselines(prompts: Rows, training: Rows, options: TrainOptions, seed: i
 
 
 def play_baseline(
-    agent: TeacherOptions, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int
+    agent: ExpertOptions, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int
 ) -> list[Any]:
     """Play every prompt once with an agent, which has as many turns as a policy.
 
@@ -68,25 +68,25 @@ def play_baseline(
 
 
 def _play(
-    chosen: TeacherOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
+    chosen: ExpertOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
 ) -> Ending:
     generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))
     env = build_env(row, options.env.args)
     env.reset()
-    agent = make_teacher(chosen, row)
+    agent = make_expert(chosen, row)
     infos: list[dict[str, Any]] = []
-    replies: list[str] = []
+    responses: list[str] = []
     done = False
     while not done and len(infos) < options.rollout.max_turns:
-        text = agent.reply(env, generator)
+        text = agent.respond(env, generator)
         if text is None:
             break
-        replies.append(text)
+        responses.append(text)
         _, done, info = check_step(env.step(text), options.env.factory)
         infos.append(info)
-    result = finalize_environment(env, EpisodeResult(row, "completed", replies, "", infos))
+    result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
     given = begin_reward(reward, result, options.reward.args)()
     ret = check_reward(given, options.reward.function)["reward"]
-    ending = Ending(row=row, metrics=result.metrics, ret=ret, replies=replies)
+    ending = Ending(row=row, metrics=result.metrics, ret=ret, responses=responses)
     env.close()
     return ending

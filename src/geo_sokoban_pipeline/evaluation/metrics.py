@@ -109,7 +109,7 @@ def read_ending(trajectory: Trajectory, row: Mapping[str, Any]) -> Ending:
         row=row,
         metrics=trajectory.metrics,
         ret=trajectory.reward,
-        replies=[turn.text for turn in trajectory.turns if turn.role == "assistant"],
+        responses=[turn.text for turn in trajectory.turns if turn.role == "assistant"],
         tokens=int(trajectory.loss_mask.sum()),
         truncated=trajectory.status == "truncated",
     )

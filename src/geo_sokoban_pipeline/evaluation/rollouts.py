@@ -44,7 +44,7 @@ def play_prompts(
         label: first part of the trajectory ids, unique within a file.
         samples: episodes of a prompt; they are its `sample_index`.
         iteration: recorded as the iteration; the engine knows the version of its weights.
-        blank: replace every picture by a black one of its size.
+        blank: replace every image by a black one of its size.
         play: plays the episodes; None: `rollout.function`, in this process.
 
     Returns:
@@ -78,7 +78,7 @@ def play_prompts(
 
 
 def blank_image(image: Image.Image) -> Image.Image:
-    """A black picture of the same size: what a policy sees that does not see."""
+    """A black image of the same size: what a policy sees that does not see."""
     return Image.new("RGB", image.size)
 
 

@@ -39,13 +39,13 @@ def evaluate_policies(
     baselines: bool = True,
     disguises: bool = True,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Play the evaluation prompts with policies, pictures that tell nothing, and baselines.
+    """Play the evaluation prompts with policies, images that tell nothing, and baselines.
 
     Args:
         policies: by the name of their row.
         training: prompts, from which baselines may learn what is frequent.
         baselines: players without a policy, too.
-        disguises: the last policy also plays with pictures that tell nothing, where the options say so.
+        disguises: the last policy also plays with images that tell nothing, where the options say so.
 
     Returns:
         The summary (see `docs/architecture.md`), and the policies' trajectories; the partitions `iter=00000/…` are the
@@ -113,7 +113,7 @@ def shuffle_images(prompts: Rows, seed: int) -> list[dict[str, Any]]:
     shown = list(prompts)
     for members in groups.values():
         order = list(members)
-        python_generator(seed, "shuffled pictures", len(order)).shuffle(order)
+        python_generator(seed, "shuffled images", len(order)).shuffle(order)
         for index, other in zip(order, order[1:] + order[:1], strict=True):
             shown[index] = {**prompts[index], "images": prompts[other].get("images")}
     return shown
@@ -121,7 +121,7 @@ def shuffle_images(prompts: Rows, seed: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One row to be played: who, how, what, and whether the pictures tell nothing."""
+    """One row to be played: who, how, what, and whether the images tell nothing."""
 
     name: str
     mode: str
@@ -154,7 +154,7 @@ def _evaluate_policy(
     prompts: Rows,
     options: TrainOptions,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
-    """Rows of one policy, and its trajectories with true pictures."""
+    """Rows of one policy, and its trajectories with true images."""
     policy = load_as(options.policy, folder.path)
     task = task_of(options.task)
     rows, trajectories = [], []

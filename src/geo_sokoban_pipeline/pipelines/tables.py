@@ -36,7 +36,7 @@ class SourceUnavailableError(RuntimeError):
 
 
 def hub_rows(options: HubSource, *, section: str, streaming: bool = False, batch_rows: int = 1024) -> RowStream:
-    """Rows as plain Python values; pictures stay as they are stored, nothing is decoded.
+    """Rows as plain Python values; images stay as they are stored, nothing is decoded.
 
     Args:
         options: which data set.

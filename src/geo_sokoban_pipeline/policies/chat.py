@@ -44,7 +44,7 @@ class ChatCodec:
         """(L,) int32 ids of the template's rendering with the generation prompt.
 
         Raises:
-            ValueError: the number of pictures in the text differs from that of the grids.
+            ValueError: the number of images in the text differs from that of the grids.
         """
         key = (*map(_message_key, messages), tuple(grids), repr(tools))
         return self._remember(key, lambda: self.expand(self._encode(self.render(messages, tools=tools)), grids))
@@ -57,11 +57,11 @@ class ChatCodec:
         separator: bool,
         tools: list[Any] | None = None,
     ) -> np.ndarray:
-        """(L,) int32 ids that an observation adds: its turn and the header of the next reply.
+        """(L,) int32 ids that an observation adds: its turn and the header of the next response.
 
         Args:
-            separator: begin with what the template writes between a reply's end token and the next turn (a newline in
-                ChatML); the original system left it out.
+            separator: begin with what the template writes between a response's end token and the next turn (a newline
+                in ChatML); the original system left it out.
         """
         key = (_message_key(message), separator, tuple(grids), repr(tools))
         return self._remember(key, lambda: self.expand(self._encode_delta(message, separator, tools), grids))
@@ -69,28 +69,28 @@ class ChatCodec:
     def render(
         self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: list[Any] | None = None
     ) -> str:
-        """Text of messages by the chat template, one `<|image_pad|>` a picture."""
-        plain = [_without_pictures(message) for message in messages]
+        """Text of messages by the chat template, one `<|image_pad|>` an image."""
+        plain = [_without_images(message) for message in messages]
         text = self.tokenizer.apply_chat_template(
             plain, tokenize=False, add_generation_prompt=generation_prompt, tools=tools, chat_template=self.template
         )
         return str(text)
 
     def render_observation(self, message: Message, *, tools: list[Any] | None = None) -> str:
-        """Text that an observation adds behind a reply's end token, as `encode_observation` with separator."""
+        """Text that an observation adds behind a response's end token, as `encode_observation` with separator."""
         before = self.render(_DUMMIES, generation_prompt=False, tools=tools)
         return self._separator() + self.render([*_DUMMIES, message], tools=tools).removeprefix(before)
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether the template shows a reply differently once it lies behind, as those of Thinking models do: they
-        open the thoughts themselves, and leave them out of earlier replies.
+        """Whether the template shows a response differently once it lies behind, as those of Thinking models do: they
+        open the thoughts themselves, and leave them out of earlier responses.
         """
         question: Message = {"role": "user", "content": "d"}
-        reply = "<think>\nd\n</think>\n\nd"
-        later = self.render([question, {"role": "assistant", "content": reply}, question])
+        response = "<think>\nd\n</think>\n\nd"
+        later = self.render([question, {"role": "assistant", "content": response}, question])
         end = self.decode([self.end_id])
-        return later != self.render([question]) + reply + end + self.render_observation(question)
+        return later != self.render([question]) + response + end + self.render_observation(question)
 
     def encode_text(self, text: str) -> np.ndarray:
         """(L,) int32 ids of a text, special tokens recognised, nothing added."""
@@ -102,7 +102,7 @@ class ChatCodec:
         ids = np.asarray(token_ids, np.int64).tolist()
         return str(self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=not keep_special))
 
-    def decode_reply(self, token_ids: np.ndarray | list[int]) -> str:
+    def decode_response(self, token_ids: np.ndarray | list[int]) -> str:
         """Text of a sampled span without its end token."""
         ids = tuple(map(int, token_ids))
         known = self._decoded.get(ids)
@@ -111,14 +111,14 @@ class ChatCodec:
         return known
 
     def expand(self, token_ids: np.ndarray, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:
-        """Repeat each image pad by the number of tokens its picture takes.
+        """Repeat each image pad by the number of tokens its image takes.
 
         Raises:
             ValueError: as many pads as grids are needed.
         """
         pads = token_ids == self.image_pad_id
         if int(pads.sum()) != len(grids):
-            raise ValueError(f"the text holds {int(pads.sum())} pictures, but {len(grids)} were given.")
+            raise ValueError(f"the text holds {int(pads.sum())} images, but {len(grids)} were given.")
         if not len(grids):
             return token_ids
         repeats = np.ones(len(token_ids), np.int64)
@@ -163,10 +163,10 @@ class ChatCodec:
 
 
 def split_placeholders(text: str, images: Sequence[Any], placeholder: str = "<image>") -> list[dict[str, Any]]:
-    """Content items of a text whose placeholders stand for pictures; empty pieces are dropped.
+    """Content items of a text whose placeholders stand for images; empty pieces are dropped.
 
     Raises:
-        AssertionError: too few or too many pictures for the placeholders (the loader's rule, seed section 2).
+        AssertionError: too few or too many images for the placeholders (the loader's rule, seed section 2).
     """
     pieces = text.split(placeholder)
     needed = len(pieces) - 1
@@ -183,20 +183,20 @@ def split_placeholders(text: str, images: Sequence[Any], placeholder: str = "<im
 
 
 def join_placeholders(content: str | list[dict[str, Any]], placeholder: str = "<image>") -> str:
-    """Text of content items with a placeholder where each picture stands; the inverse of `split_placeholders`."""
+    """Text of content items with a placeholder where each image stands; the inverse of `split_placeholders`."""
     if isinstance(content, str):
         return content
     return "".join(item["text"] if item["type"] == "text" else placeholder for item in content)
 
 
 def _message_key(message: Message) -> Hashable:
-    """What a rendering depends on: of pictures only that they are there, which no text can imitate."""
+    """What a rendering depends on: of images only that they are there, which no text can imitate."""
     content = message["content"]
     parts = content if isinstance(content, str) else tuple(i["text"] if i["type"] == "text" else None for i in content)
     return (message["role"], parts, repr({**message, "content": None}) if len(message) > 2 else None)
 
 
-def _without_pictures(message: Message) -> Message:
+def _without_images(message: Message) -> Message:
     content = message["content"]
     if isinstance(content, str):
         return message

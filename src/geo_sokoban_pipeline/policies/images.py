@@ -1,4 +1,4 @@
-"""Pictures become patches once: decoded, resized and cut exactly as the stock Qwen processor does, then cached by
+"""Images become patches once: decoded, resized and cut exactly as the stock Qwen processor does, then cached by
 content.
 
 Patches stay uint8 until the vision tower needs them (a quarter of the memory, and a still image holds its frame once
@@ -23,7 +23,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
 from geo_sokoban_pipeline.seeding import content_hash
 
-# About 1,190 pictures of 96 × 96 pixels; an iteration of the default run shows 130 to each of its processes.
+# About 1,190 images of 96 × 96 pixels; an iteration of the default run shows 130 to each of its processes.
 DEFAULT_CACHE_BYTES = 32 << 20
 # Rows were checked against the limits of the data options; these only guard against what never passed them.
 _MAX_IMAGE_BYTES = 64 << 20
@@ -32,11 +32,11 @@ _MAX_IMAGE_PIXELS = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class EncodedImage:
-    """One picture as the policy sees it.
+    """One image as the policy sees it.
 
     Attributes:
-        key: content hash of the PNG; equal pictures share it.
-        png: the picture as stored in trajectories.
+        key: content hash of the PNG; equal images share it.
+        png: the image as stored in trajectories.
         patches: (t·h·w, 3·patch²) uint8, merge blocks together, each patch channel by channel.
         grid: (t, h, w) in patches.
     """
@@ -47,13 +47,13 @@ class EncodedImage:
     grid: tuple[int, int, int]
 
     def token_count(self, merge_size: int) -> int:
-        """Language tokens that the picture takes: t·h·w / merge²."""
+        """Language tokens that the image takes: t·h·w / merge²."""
         time, height, width = self.grid
         return time * height * width // merge_size**2
 
 
 class PatchReader:
-    """Turns pictures into `EncodedImage`s; holds a cache bounded in bytes, least recently used out first."""
+    """Turns images into `EncodedImage`s; holds a cache bounded in bytes, least recently used out first."""
 
     def __init__(self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self.processor = processor
@@ -88,7 +88,7 @@ class PatchReader:
         return self._cache.get(key) or self._remember(EncodedImage(key, png, *self._cut(pixels)))
 
     def read_png(self, png: bytes) -> EncodedImage:
-        """Encode a stored picture; looked up by the hash of its file bytes."""
+        """Encode a stored image; looked up by the hash of its file bytes."""
         key = png_key(png)
         known = self._cache.get(key)
         if known is not None:
@@ -111,7 +111,7 @@ class PatchReader:
         return image
 
     def _drop_aliases(self) -> None:
-        """Forget the aliases of pictures that are no longer held, once they are many."""
+        """Forget the aliases of images that are no longer held, once they are many."""
         most = 2 * len(self._cache)
         if len(self._alias) > most + 256:
             held = {content: key for content, key in self._alias.items() if key in self._cache}
@@ -184,7 +184,7 @@ def _rgb_pixels(image: Image.Image) -> np.ndarray:
 
 
 def png_key(png: bytes) -> str:
-    """Hash by which a picture is known everywhere: of its PNG bytes."""
+    """Hash by which an image is known everywhere: of its PNG bytes."""
     return hashlib.blake2b(png, digest_size=16).hexdigest()
 
 

@@ -73,12 +73,12 @@ class Policy:
 
     @cached_property
     def reader(self) -> PatchReader:
-        """Picture encoding of this policy, with its cache."""
+        """Image encoding of this policy, with its cache."""
         return PatchReader(self.image_processor)
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a reply: the chat's end of a turn first, then the other ends of text of model and tokenizer."""
+        """Ids that end a response: the chat's end of a turn first, then other ends of text of model and tokenizer."""
         found, sources = [self.codec.end_id], [self.tokenizer]
         if self.model is not None:  # a pre-flight looks at policies without one
             config = self.model.config
@@ -90,7 +90,7 @@ class Policy:
 
     @cached_property
     def banned_ids(self) -> np.ndarray:
-        """(K,) int64 sorted ids that are never sampled: picture and vision marks, and rows that pad the vocabulary.
+        """(K,) int64 sorted ids that are never sampled: image and vision marks, and rows that pad the vocabulary.
 
         The trainer removes the same ids from its softmax, so sampling and training compare like with like.
         """

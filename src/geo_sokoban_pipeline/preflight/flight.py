@@ -156,12 +156,12 @@ def _inspect_episode(subject: Subject, findings: Findings) -> None:
     try:
         checks, findings.shape = play_one(model.encoding, findings.rows, options, subject.parameters.seed)
         findings.checks += checks
-    except Exception as error:  # own environments, rewards and teachers may raise anything
+    except Exception as error:  # own environments, rewards and experts may raise anything
         findings.checks.append(failure_of("own code", "one episode", error))
         return
     shape = findings.shape
     longest = shape.longest(options, model.context)
-    findings.checks += check_lengths(subject.run, options, longest, model.context, shape.prompt, shape.reply)
+    findings.checks += check_lengths(subject.run, options, longest, model.context, shape.prompt, shape.response)
 
 
 def _check_arguments(subject: Subject) -> list[Check]:

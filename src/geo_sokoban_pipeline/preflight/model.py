@@ -108,11 +108,11 @@ def _size(shape: ModelShape, where: str) -> Check:
 
 
 def _special_tokens(shape: ModelShape) -> list[Check]:
-    """The codec refuses a tokenizer without picture or end marks; the model must mean the same picture mark."""
+    """The codec refuses a tokenizer without image or end marks; the model must mean the same image mark."""
     assert shape.encoding is not None  # read from a folder
     pad, expected = shape.encoding.codec.image_pad_id, int(shape.config.image_token_id)
     if pad == expected:
-        return [Check(_GROUP, "tokens and template", "ok", f"picture mark {pad}, chat template renders")]
+        return [Check(_GROUP, "tokens and template", "ok", f"image mark {pad}, chat template renders")]
     text = f"the tokenizer's <|image_pad|> is {pad}, the model expects {expected}"
     return [Check(_GROUP, "tokens and template", "failure", text, "take tokenizer and weights from one source")]
 

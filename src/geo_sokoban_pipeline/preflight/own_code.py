@@ -16,7 +16,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.inspection import Check, State, guard
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -49,23 +49,24 @@ _PROMPTS = 32  # that are encoded to find the longest one
 
 @dataclass(frozen=True)
 class EpisodeShape:
-    """Tokens, pictures and bytes of an episode's parts; a picture's tokens are among those of its message.
+    """Tokens, images and bytes of an episode's parts; an image's tokens are among those of its message.
 
     Attributes:
         prompt: tokens of the longest of the prompts that were encoded.
         observation: tokens of the longest observation; of a prompt where there was none.
-        reply: tokens of the teacher's longest reply, the end token included; 0 where it gave up at once, or none plays.
-        patches: patches of the largest picture; 0 without pictures.
-        picture_tokens: language tokens of the largest picture.
-        picture_bytes: of the largest picture's PNG.
+        response: tokens of the expert's longest response, the end token included; 0 where it gave up at once, or none
+            plays.
+        patches: patches of the largest image; 0 without images.
+        image_tokens: language tokens of the largest image.
+        image_bytes: of the largest image's PNG.
     """
 
     prompt: int
     observation: int
-    reply: int
+    response: int
     patches: int
-    picture_tokens: int
-    picture_bytes: int
+    image_tokens: int
+    image_bytes: int
 
     def longest(self, options: TrainOptions, context: int) -> int | None:
         """Tokens of the longest episode that the run's limits allow; None where only the context limits it."""
@@ -88,8 +89,8 @@ def check_signatures(run: str, options: TrainOptions) -> list[Check]:
         ("rollout.function", options.rollout.function, "rollout", ("engine", "policy", [], "settings", None), {}),
     ]
     if options.warm_start.steps:  # without one, nobody is imitated
-        teacher = options.warm_start.teacher
-        wanted.append(("warm_start.teacher.factory", teacher.factory, "build_teacher", ("name", 1, 0.0), teacher.args))
+        expert = options.warm_start.teacher
+        wanted.append(("warm_start.teacher.factory", expert.factory, "build_teacher", ("name", 1, 0.0), expert.args))
     found: list[Check] = []
     for name, spec, default, arguments, named in wanted:
         check = partial(_check_call, f"{run}.{name}", spec, default, arguments, named)
@@ -111,13 +112,13 @@ def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], 
     return Check(_GROUP, path, "ok", spec)
 
 
-class _Teacher:
+class _Expert:
     """Names of the engine, for an episode that no engine plays."""
 
     name, software_version, seeded = "teacher", "", True
 
 
-class _NoWorld:
+class _NoEnv:
     """Stands where no environment is needed: a prompt is written without it."""
 
     def reset(self) -> None: ...
@@ -129,14 +130,14 @@ class _NoWorld:
 def play_one(
     encoding: Policy, rows: list[dict[str, Any]], options: TrainOptions, seed: int
 ) -> tuple[list[Check], EpisodeShape]:
-    """Let the teacher play one episode, or answer once where there is no warm start; check its row as a save would.
+    """Let the expert play one episode, or answer once where there is no warm start; check its row as a save would.
 
     Args:
         encoding: a policy, whose model may be None.
         rows: prompts; the hardest one is played, where that is known, and a few dozen are encoded.
 
     Raises:
-        RuntimeError: the environment, the teacher or the reward raised; the message has the error.
+        RuntimeError: the environment, the expert or the reward raised; the message has the error.
     """
     task = task_of(options.task)
     row = max(rows, key=lambda one: task.difficulty_of(one) or 0) if task.ordered else rows[0]
@@ -148,7 +149,7 @@ def play_one(
     shape = _shape(episode, prompts, encoding, options)
     reward = "no reward" if episode.reward is None else f"reward {episode.reward:.2f}"
     turns = int(episode.metrics.get("turns", 0))
-    player = f"teacher {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain reply"
+    player = f"teacher {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain response"
     text = f"{player}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
     return [Check(_GROUP, "one episode", "ok", text)], shape
 
@@ -158,38 +159,38 @@ def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: in
     episode = _begin(encoding, row, options, seed)
     codec = encoding.codec
     episode.start(load_object(options.env.factory, default_name="build_env"))
-    replies = _replies(episode, options, seed)
-    while episode.is_pending and (text := next(replies, None)) is not None:
+    responses = _responses(episode, options, seed)
+    while episode.is_pending and (text := next(responses, None)) is not None:
         ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
         episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
     if episode.is_pending:
-        episode.status = "completed"  # the teacher gave up, which no policy can
+        episode.status = "completed"  # the expert gave up, which no policy can
     episode.finalize(reward)
-    return episode.finish(_Teacher(), 0.0)  # type: ignore[arg-type]  # only its names are read
+    return episode.finish(_Expert(), 0.0)  # type: ignore[arg-type]  # only its names are read
 
 
 def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Episode:
-    # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
+    # The rules of truncation belong to the policy's own responses; an expert writes whole ones.
     rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
     settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
     return Episode(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
 
 
-def _replies(episode: Episode, options: TrainOptions, seed: int) -> Iterator[str]:
-    """What the teacher answers until it gives up; one plain reply where a run asks no teacher."""
+def _responses(episode: Episode, options: TrainOptions, seed: int) -> Iterator[str]:
+    """What the expert answers until it gives up; one plain response where a run asks no expert."""
     if not options.warm_start.steps:
         yield task_of(options.task).plain_response
         return
     chosen = options.warm_start.teacher
-    teacher = make_teacher(chosen, episode.task.prompt)
+    expert = make_expert(chosen, episode.task.prompt)
     generator = python_generator(seed, "preflight")
-    while (text := teacher.reply(episode.env, generator)) is not None:
+    while (text := expert.respond(episode.env, generator)) is not None:
         yield text
 
 
 def _encode_prompt(encoding: Policy, row: dict[str, Any], options: TrainOptions) -> Trajectory:
     episode = _begin(encoding, row, options, 0)
-    episode.start(lambda sample, args: _NoWorld())
+    episode.start(lambda sample, args: _NoEnv())
     if episode.error is not None:
         raise RuntimeError(f"the prompt {row.get('id')} cannot be encoded: {episode.error}")
     return episode.snapshot()
@@ -203,10 +204,10 @@ def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, opt
     return EpisodeShape(
         prompt=max(spans["user"][0], *(one.prompt_length for one in prompts)),
         observation=max(spans["user"][1:], default=spans["user"][0]),
-        reply=max(spans["assistant"], default=0) if options.warm_start.steps else 0,
+        response=max(spans["assistant"], default=0) if options.warm_start.steps else 0,
         patches=patches,
-        picture_tokens=patches // encoding.codec.merge_size**2,
-        picture_bytes=max((len(image) for one in (episode, *prompts) for image in one.images), default=0),
+        image_tokens=patches // encoding.codec.merge_size**2,
+        image_bytes=max((len(image) for one in (episode, *prompts) for image in one.images), default=0),
     )
 
 
@@ -247,7 +248,7 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
 def _try_episode(
     row: Row, options: TrainOptions, seed: int, *, cut: bool = False
 ) -> tuple[dict[str, float], list[Any]]:
-    """Parts of the reward, and (reply's reward, info) of each turn.
+    """Parts of the reward, and (response's reward, info) of each turn.
 
     Args:
         cut: the first response is cut off, so that the environment never sees it.
@@ -258,18 +259,18 @@ def _try_episode(
     check_environment(env, options.env.factory)
     try:
         env.reset()
-        replies: list[str] = []
+        responses: list[str] = []
         infos: list[dict[str, Any]] = []
-        for text in _trial_replies(env, row, options, seed):
-            replies.append(text[: len(text) // 2] if cut else text)
+        for text in _trial_responses(env, row, options, seed):
+            responses.append(text[: len(text) // 2] if cut else text)
             if cut:
                 break
             _, done, info = check_step(env.step(text), options.env.factory)
             infos.append(info)
-            if done or len(replies) >= options.rollout.max_turns:
+            if done or len(responses) >= options.rollout.max_turns:
                 break
         status = "truncated" if cut else "completed"
-        result = finalize_environment(env, EpisodeResult(row, status, replies, "".join(replies), infos))
+        result = finalize_environment(env, EpisodeResult(row, status, responses, "".join(responses), infos))
         parts = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)
         _ = result.metrics
     finally:
@@ -277,17 +278,17 @@ def _try_episode(
     return parts, infos
 
 
-def _trial_replies(env: Any, row: Row, options: TrainOptions, seed: int) -> Iterator[str]:
+def _trial_responses(env: Any, row: Row, options: TrainOptions, seed: int) -> Iterator[str]:
     if not options.warm_start.steps:
         yield task_of(options.task).plain_response
         return
-    teacher = make_teacher(options.warm_start.teacher, row)
+    expert = make_expert(options.warm_start.teacher, row)
     generator = python_generator(seed, "preflight")
-    while (text := teacher.reply(env, generator)) is not None:
+    while (text := expert.respond(env, generator)) is not None:
         if not isinstance(text, str):
             raise TypeError(
-                f"warm_start.teacher.factory={options.warm_start.teacher.factory}: reply must return a str, or None to "
-                f"end the episode; it returned {type(text).__name__}"
+                f"warm_start.teacher.factory={options.warm_start.teacher.factory}: respond must return a str, or None "
+                f"to end the episode; it returned {type(text).__name__}"
             )
         yield text
 

@@ -70,7 +70,7 @@ def check_counts(
 
 
 def check_lengths(
-    run: str, options: TrainOptions, episode: int | None, context: int, prompt: int, reply: int
+    run: str, options: TrainOptions, episode: int | None, context: int, prompt: int, response: int
 ) -> list[Check]:
     """Findings about the tokens of an episode, against the model's context and the budgets.
 
@@ -78,14 +78,14 @@ def check_lengths(
         episode: tokens of the longest episode that the limits allow; None: nothing limits it but the context.
         context: positions of the model.
         prompt: tokens of the longest prompt that was looked at.
-        reply: tokens of the longest reply of the teacher, its end token included.
+        response: tokens of the longest response of the expert, its end token included.
     """
     rollout = options.rollout
     found: list[Check] = []
     if prompt >= context or (rollout.max_context_tokens is not None and prompt >= rollout.max_context_tokens):
         room = min(context, rollout.max_context_tokens or context)
         text = f"a prompt takes {prompt} tokens, the context holds {room}"
-        way_out = f"make the pictures smaller, or raise {run}.rollout.max_context_tokens"
+        way_out = f"make the images smaller, or raise {run}.rollout.max_context_tokens"
         return [_check("tokens of an episode", "failure", text, way_out)]
     if episode is None:
         text = f"no limit but the model's context of {context} tokens"
@@ -95,9 +95,9 @@ def check_lengths(
         text = f"up to {episode} with {run}.rollout.max_turns={rollout.max_turns}; the model holds {context}"
         way_out = f"lower max_turns, or set {run}.rollout.max_context_tokens={context} to cut episodes there"
         found.append(_check("tokens of an episode", "warning", f"{text}, and only if all turns are used", way_out))
-    if rollout.max_tokens_per_turn is not None and reply > rollout.max_tokens_per_turn:
-        text = f"the teacher's replies take {reply} tokens; max_tokens_per_turn={rollout.max_tokens_per_turn} cuts them"
-        found.append(_check("tokens of a reply", "warning", text, f"raise {run}.rollout.max_tokens_per_turn"))
+    if (limit := rollout.max_tokens_per_turn) is not None and response > limit:
+        text = f"the expert's responses take {response} tokens; max_tokens_per_turn={limit} cuts them"
+        found.append(_check("tokens of a response", "warning", text, f"raise {run}.rollout.max_tokens_per_turn"))
     if episode is not None and episode > options.optimizer.max_tokens:
         text = f"{run}.optimizer.max_tokens={options.optimizer.max_tokens}: the longest episode has {episode} tokens "
         text += "and is a micro-batch of its own"

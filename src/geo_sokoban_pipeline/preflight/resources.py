@@ -44,7 +44,7 @@ class DiskPlan:
     """Bytes that a run still has to write and keeps, at most, by kind.
 
     Attributes:
-        measured: part of `trajectories` whose size is known from stored ones; a computed one counts no picture twice
+        measured: part of `trajectories` whose size is known from stored ones; a computed one counts no image twice
             and no byte as compressed, and is several times too large where boards repeat.
     """
 
@@ -125,11 +125,11 @@ def _checkpoints(options: TrainOptions, left: int, stored: Stored) -> int:
 
 
 def episode_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
-    """Bytes of one stored episode at most: every turn is played, no picture is shared with another episode."""
+    """Bytes of one stored episode at most: every turn is played, no image is shared with another episode."""
     turns = options.rollout.max_turns
-    reply = options.rollout.max_tokens_per_turn or max(shape.reply, 1)
-    tokens = shape.prompt + turns * (reply + shape.observation)
-    return tokens * _TOKEN_BYTES + (turns + 1) * (shape.picture_bytes + 2 * _TURN_BYTES)
+    response = options.rollout.max_tokens_per_turn or max(shape.response, 1)
+    tokens = shape.prompt + turns * (response + shape.observation)
+    return tokens * _TOKEN_BYTES + (turns + 1) * (shape.image_bytes + 2 * _TURN_BYTES)
 
 
 def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
@@ -239,12 +239,12 @@ def plan_memory(
     grpo, rollout = options.grpo, options.rollout
     episodes = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
     in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
-    imitation = options.warm_start.max_tokens if options.warm_start.steps else 0
-    tokens = max(options.optimizer.max_tokens, imitation, longest)
+    sft = options.warm_start.max_tokens if options.warm_start.steps else 0
+    tokens = max(options.optimizer.max_tokens, sft, longest)
     layer = _WIDTHS_PER_LAYER * text.hidden_size + _MLPS_PER_LAYER * text.intermediate_size
     logits = min(options.optimizer.logit_chunk, tokens) * text.vocab_size * 4 * _LOGIT_COPIES
     patch = _WIDTHS_PER_LAYER * vision.hidden_size + _MLPS_PER_LAYER * vision.intermediate_size
-    pictures = 0 if not shape.patches else rollout.max_turns + 1
+    images = 0 if not shape.patches else rollout.max_turns + 1
     heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     rows = min(rollout.max_conversations, episodes)
@@ -255,10 +255,10 @@ def plan_memory(
         "gradients": weights * (2 * options.processes - 1),
         "optimizer moments": 2 * weights,
         "activations of a micro-batch": tokens * text.num_hidden_layers * layer * wide + logits,
-        "vision activations of a step": in_step * pictures * shape.patches * vision.depth * patch * wide,
+        "vision activations of a step": in_step * images * shape.patches * vision.depth * patch * wide,
         "key-value cache": rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide,
-        "picture features": episodes * pictures * shape.picture_tokens * text.hidden_size * features * wide,
-        "picture cache": min(DEFAULT_CACHE_BYTES, episodes * pictures * (shape.patches * 768 + shape.picture_bytes)),
+        "image features": episodes * images * shape.image_tokens * text.hidden_size * features * wide,
+        "image cache": min(DEFAULT_CACHE_BYTES, episodes * images * (shape.patches * 768 + shape.image_bytes)),
     }
     if options.processes > 1:
         plan["further processes"] = (options.processes - 1) * _PROCESS_BYTES
@@ -343,10 +343,10 @@ def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 _WAYS_OUT = {
     "activations of a micro-batch": "lower optimizer.max_tokens or optimizer.logit_chunk",
-    "vision activations of a step": "lower grpo.groups_per_step or the size of the pictures",
+    "vision activations of a step": "lower grpo.groups_per_step or the size of the images",
     "further processes": "lower processes",
     "key-value cache": "lower rollout.max_conversations or rollout.max_turns",
-    "picture features": "lower grpo.groups or the size of the pictures",
+    "image features": "lower grpo.groups or the size of the images",
 }
 
 # The estimate of a run: what one timed iteration took, and what is still to do, become seconds by part.
@@ -360,7 +360,7 @@ class Timing:
     """What one iteration took, in seconds, bytes and counts.
 
     Attributes:
-        imitation_step: seconds of a step of the warm start; None where none was made, as where the run has its policy.
+        sft_step: seconds of a step of the warm start; None where none was made, as where the run has its policy.
         rollout, update, save: seconds.
         episodes, tokens: of the rollout; tokens count what the model saw and wrote.
         steps: optimizer steps. skipped: those without a finite gradient.
@@ -368,7 +368,7 @@ class Timing:
         peak_bytes: largest resident memory so far, of all processes.
     """
 
-    imitation_step: float | None
+    sft_step: float | None
     rollout: float
     update: float
     save: float
@@ -429,9 +429,9 @@ def estimate_run(
     episode = timing.rollout / max(timing.episodes, 1)
     validated = 2 * validation * episode
     parts: dict[str, float] = {}
-    if timing.imitation_step is not None:
+    if timing.sft_step is not None:
         played = -(-warm.steps // warm.play_every) if warm.play_every else 0
-        parts["warm start"] = timing.imitation_step * warm.steps + played * validated
+        parts["warm start"] = timing.sft_step * warm.steps + played * validated
     parts["iterations"] = timing.iteration * max(options.loop.iterations - done, 0)
     parts["validations"] = count_validations(options.loop, done) * validated
     per_prompt = chosen.samples + int(chosen.greedy)
@@ -476,25 +476,23 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
     prepare_process(subject.options.threads)
     place = nearest_folder(subject.data_root)
     with tempfile.TemporaryDirectory(dir=place, prefix=".preflight-") as folder:
-        policy, imitation = _ready_policy(subject, rows, model, Path(folder) / "policy")
-        return _time(subject, rows, policy, imitation, Path(folder) / "saved")
+        policy, sft = _ready_policy(subject, rows, model, Path(folder) / "policy")
+        return _time(subject, rows, policy, sft, Path(folder) / "saved")
 
 
-def _time(
-    subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, imitation: float | None, folder: Path
-) -> Timing:
+def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft: float | None, folder: Path) -> Timing:
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.factory import build_backend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
-    from geo_sokoban_pipeline.training.worker_group import open_crew
+    from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
     options, seed = subject.options, subject.parameters.seed
     engine = build_engine(policy, options.rollout)
     sampler = build_sampler(rows, options, seed, None)
-    with open_crew(policy, options) as crew:
-        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, crew)
-        play = None if crew is None else crew.play
+    with open_worker_group(policy, options) as workers:
+        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
+        play = None if workers is None else workers.play
         began = time.perf_counter()
         trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, play).collect(0, sampler)
         played = time.perf_counter()
@@ -505,7 +503,7 @@ def _time(
         sizes = _save(folder, policy, backend, trajectories)
         saved = time.perf_counter()
     return Timing(
-        imitation_step=imitation,
+        sft_step=sft,
         rollout=played - began,
         update=updated - played,
         save=saved - updated,
@@ -543,12 +541,12 @@ def _ready_policy(
         steps = min(steps, _FEW_STEPS)
     if not steps:
         return policy, None
-    from geo_sokoban_pipeline.training.sft import imitate_teacher
+    from geo_sokoban_pipeline.training.sft import run_sft
 
     few = {"steps": steps, "warmup_steps": min(options.warm_start.warmup_steps, steps // 4), "validate_every": steps}
     warm = options.warm_start.model_copy(update={**few, "validation_episodes": 1, "play_every": 0})
     brief = options.model_copy(update={"warm_start": warm})
-    history, _ = imitate_teacher(policy, rows, rows[:1], brief, subject.parameters.seed)
+    history, _ = run_sft(policy, rows, rows[:1], brief, subject.parameters.seed)
     return policy, history[-1]["seconds"] / steps
 
 

@@ -229,7 +229,7 @@ def check_sampling_servers(
     found = list(_check_cache(name, options, longest))
     if server.mode == "attach":
         server.api_key()
-        return [*found, _note_pictures(name)]
+        return [*found, _note_images(name)]
     versions = read_versions(server)
     if versions is None:
         text = f"{name}.python={server.python}: no interpreter that runs"
@@ -338,9 +338,9 @@ def _check_cache(name: str, options: TrainOptions, longest: int | None) -> Itera
         )
 
 
-def _note_pictures(name: str) -> Check:
-    text = f"{name}.urls: given servers do not say whether they cache picture features, which outlive vision weights"
-    return Check(_SAMPLING, "picture cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")
+def _note_images(name: str) -> Check:
+    text = f"{name}.urls: given servers do not say whether they cache image features, which outlive vision weights"
+    return Check(_SAMPLING, "image cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")
 
 
 def _capabilities() -> list[int]:

@@ -269,12 +269,12 @@ def check_docs(docs: Path, name: str) -> None:
 def write_study(docs: Path, results: Mapping[str, Any]) -> list[Path]:
     """Write everything that follows from a study's results; returns the paths."""
     name = results["study"]
-    stored, picture = docs / "results" / f"{name}.json", docs / "img" / f"learning_{name}.svg"
+    stored, image = docs / "results" / f"{name}.json", docs / "img" / f"learning_{name}.svg"
     write_json(stored, results)
-    _write_text(picture, draw_study(results))
+    _write_text(image, draw_study(results))
     for (path, marker), content in zip(_documents(docs, name), render_sections(results), strict=True):
         _write_text(path, replace_section(path.read_text(encoding="utf-8"), marker, content, path))
-    return [stored, picture, *(path for path, _ in _documents(docs, name))]
+    return [stored, image, *(path for path, _ in _documents(docs, name))]
 
 
 def render_sections(results: Mapping[str, Any]) -> list[str]:

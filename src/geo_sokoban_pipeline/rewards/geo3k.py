@@ -137,7 +137,7 @@ class AnswerReward:
         options = read_options("reward.args", args, self._options)
         truth, grader, tolerance = outcome.prompt.get("answer"), options.grader, options.tolerance
         grade = prepare_grade(_graded_text(outcome, options), truth, grader=grader, tolerance=tolerance)
-        form = float(has_format(assistant_text(outcome.replies, thoughts=True)))
+        form = float(has_format(assistant_text(outcome.responses, thoughts=True)))
         return lambda: _parts(float(grade.result().correct), form, options.format_share)
 
 
@@ -149,7 +149,7 @@ format_reward = AnswerReward(FormatRewardOptions)
 def _graded_text(outcome: Any, options: AnswerRewardOptions) -> str:
     if options.grade_scope == "response":
         return str(outcome.response)
-    return assistant_text(outcome.replies, thoughts=options.keeps_thoughts)
+    return assistant_text(outcome.responses, thoughts=options.keeps_thoughts)
 
 
 def _parts(correct: float, form: float, share: float) -> dict[str, float]:

@@ -13,19 +13,19 @@ _THINK_END = "</think>"
 _BOX = "\\boxed{"
 
 
-def visible_text(reply: str) -> str:
-    """A reply from behind its last `</think>` on; all of it where there is none."""
-    return reply.rpartition(_THINK_END)[2]
+def visible_text(response: str) -> str:
+    """A response from behind its last `</think>` on; all of it where there is none."""
+    return response.rpartition(_THINK_END)[2]
 
 
-def assistant_text(replies: Iterable[str], *, thoughts: bool = False) -> str:
-    """Replies of an episode as one text, in order.
+def assistant_text(responses: Iterable[str], *, thoughts: bool = False) -> str:
+    """Responses of an episode as one text, in order.
 
     Args:
-        thoughts: keep them. They are taken out of each reply, so that an answer of an earlier reply stays when a later
-            one thinks.
+        thoughts: keep them. They are taken out of each response, so that an answer of an earlier response stays when a
+            later one thinks.
     """
-    return "\n".join(reply if thoughts else visible_text(reply) for reply in replies)
+    return "\n".join(response if thoughts else visible_text(response) for response in responses)
 
 
 def has_box(text: str) -> bool:

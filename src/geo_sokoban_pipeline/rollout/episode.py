@@ -336,7 +336,9 @@ class Episode:
     def _decode(self, result: Result) -> str:
         """A response as text, without its end token."""
         ids = result.token_ids
-        return self._policy.codec.decode_reply(ids[:-1] if len(ids) and int(ids[-1]) in self._policy.end_ids else ids)
+        return self._policy.codec.decode_response(
+            ids[:-1] if len(ids) and int(ids[-1]) in self._policy.end_ids else ids
+        )
 
     def _encode_source(self, source: str) -> EncodedImage:
         """An image of a prompt, given as a data URI."""
@@ -473,9 +475,9 @@ class EpisodeResult:
     Attributes:
         prompt: the prompt's row.
         status: `completed` or `truncated`; aborted and failed episodes get no reward.
-        replies: text of each response, without end tokens.
+        responses: text of each response, without end tokens.
         response: decoded text of everything after the prompt, observations and special tokens included.
-        infos: what the environment reported of each turn that it was stepped with: fewer than replies where the last
+        infos: what the environment reported of each turn that it was stepped with: fewer than responses where the last
             one was cut off, none where the first one was.
         env: `env.metadata()` where the environment has it: turn rewards, final bonus, distances, …
         measure: gives `metrics`.
@@ -483,7 +485,7 @@ class EpisodeResult:
 
     prompt: dict[str, Any]
     status: str
-    replies: list[str]
+    responses: list[str]
     response: str
     infos: list[dict[str, Any]]
     env: dict[str, Any] = field(default_factory=dict)
@@ -499,9 +501,9 @@ class EpisodeResult:
 
 
 def finalize_environment(env: Any, result: EpisodeResult) -> EpisodeResult:
-    """Tell an environment that its episode is over (`InteractionEnv.conclude`), and add its state to the result."""
-    if hasattr(env, "conclude"):
-        env.conclude(result.replies, result.status)
+    """Tell an environment that its episode is over (`InteractionEnv.finalize`), and add its state to the result."""
+    if hasattr(env, "finalize"):
+        env.finalize(result.responses, result.status)
     known = env.metadata() if hasattr(env, "metadata") else {}
     return replace(result, env=known, measure=partial(measure_episode, env))
 

@@ -26,7 +26,7 @@ _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_resp
 # run that was out of memory goes on with smaller sizes.
 _SIZES = frozenset({"optimizer.logit_chunk", "optimizer.max_tokens", "warm_start.max_tokens"})
 _LIMITS = frozenset({"optimizer.max_skipped", "rollout.max_failed_share"})
-# These also decide when a reply is there, and with over-sampling that decides which groups are aborted.
+# These also decide when a response is there, and with over-sampling that decides which groups are aborted.
 _PLAYED_SIZES = frozenset(
     {"rollout.draft_share", "rollout.max_conversations", "rollout.prefill_tokens", "rollout.reuse_cache"}
 )
@@ -104,7 +104,7 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
     """Parameters that the warm-start policy depends on."""
     rollout = options.rollout.model_dump(mode="json", include=_DEMONSTRATED)
     values = options.model_dump(mode="json", include={"task", "policy", "env"})
-    values["warm_start"] = _imitation(options)
+    values["warm_start"] = _sft(options)
     named = {"env.factory": options.env.factory}
     if options.warm_start.steps:  # without one, nobody is imitated
         named["warm_start.teacher.factory"] = options.warm_start.teacher.factory
@@ -116,7 +116,7 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
     apart = {"loop", "evaluation", "threads", "processes", "placement", "warm_start"}
     values = options.model_dump(mode="json", exclude=apart)
     values["rollout"] = _playing(options)
-    values["warm_start"] = _imitation(options)
+    values["warm_start"] = _sft(options)
     values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
     values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}
     named = {
@@ -139,14 +139,14 @@ def _described(name: str) -> str:
 
 
 def _playing(options: TrainOptions) -> dict[str, Any]:
-    """Options of the rollout; of servers only what replies depend on, and nothing where there are none."""
+    """Options of the rollout; of servers only what responses depend on, and nothing where there are none."""
     values = options.rollout.model_dump(mode="json", exclude={"server"})
     if options.rollout.engine == "sglang":
         values["server"] = options.rollout.server.shaping
     return values
 
 
-def _imitation(options: TrainOptions) -> dict[str, Any]:
+def _sft(options: TrainOptions) -> dict[str, Any]:
     """Options of the warm start without how often it is looked at, unless that decides when it stops."""
     looks = {"play_every"} | ({"validate_every"} if options.warm_start.stop_below is None else set())
     return options.warm_start.model_dump(mode="json", exclude=looks)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 Row = dict[str, Any]
-# Rows that are handled together: with pictures of a hundred kilobytes, a few megabytes.
+# Rows that are handled together: with images of a hundred kilobytes, a few megabytes.
 BATCH_ROWS = 32
 
 

@@ -94,14 +94,14 @@ def _describe_seed(member: StudyRun, controls: Sequence[StudyRun], record: Mappi
     metrics = RunStore(member.root).metrics(source)
     history = read_json(member.models / "policy" / "manifest.json")["history"]
     spent = {"warm_start": history[-1]["cpu_seconds"] if history else 0.0, "grpo": grpo_cpu_seconds(metrics)}
-    curves = {"warm_start": _imitation_curve(history), "grpo": _loop_curve(metrics)}
+    curves = {"warm_start": _sft_curve(history), "grpo": _loop_curve(metrics)}
     rows = _rows(read_json(member.summary))
     steps = {"warm_start": history[-1]["step"] if history else 0, "grpo": len(metrics)}
     for control in controls:
         manifest = read_json(control.models / "policy" / "manifest.json")
         spent[f"control_{control.part}"] = manifest["cpu_seconds"]
         steps[f"control_{control.part}"] = manifest["budget"]["steps"]
-        curves[f"control_{control.part}"] = _imitation_curve(manifest["history"])
+        curves[f"control_{control.part}"] = _sft_curve(manifest["history"])
         rows += _rows(read_json(control.summary))
     seconds = record.get("seconds")
     return {
@@ -170,7 +170,7 @@ def _player(policy: str, names: Mapping[str, str]) -> str:
     return names.get(policy, policy)
 
 
-def _imitation_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
+def _sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
     """[CPU-seconds, sampled rate, greedy rate] of each played validation."""
     return [
         [round(row["cpu_seconds"], 1), *(round(row[f"{mode}_solve_rate"], 4) for mode in _MODES)]

@@ -1,4 +1,4 @@
-"""Demonstrations: a teacher plays through the same episode code as the policy, so imitation sees exactly its tokens."""
+"""Demonstrations: an expert plays through the same episode code as the policy, so imitation sees exactly its tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.envs.base import make_teacher
+from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
@@ -40,10 +40,10 @@ class Demonstrator:
         self, prompts: Sequence[dict[str, Any]], policy: Policy, options: TrainOptions, seed: int, purpose: str
     ) -> None:
         self._policy = policy
-        self._teacher: TeacherOptions = options.warm_start.teacher
+        self._expert: ExpertOptions = options.warm_start.teacher
         self._build_env = load_object(options.env.factory, default_name="build_env")
-        turns = self._teacher.max_turns or options.rollout.max_turns
-        # The rules of truncation belong to the policy's own replies; a teacher writes whole ones.
+        turns = self._expert.max_turns or options.rollout.max_turns
+        # The rules of truncation belong to the policy's own responses; an expert writes whole ones.
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
         self._settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
         self._seed, self._purpose = seed, purpose
@@ -71,7 +71,7 @@ class Demonstrator:
             if sample is not None:
                 return sample
         raise RuntimeError(
-            f"warm_start.teacher.name={self._teacher.name} gave no usable demonstration in {_MOST_TRIES} "
+            f"warm_start.teacher.name={self._expert.name} gave no usable demonstration in {_MOST_TRIES} "
             f"{self._task.words.units}; turn solved_only off, raise its patience or max_turns, or choose another "
             f"teacher.{self._failure}"
         )
@@ -79,10 +79,10 @@ class Demonstrator:
     def _play(self, generator: random.Random) -> TrainSample | None:
         row = generator.choice(self._buckets[generator.choice(self._labels)])
         episode = Episode(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
-        teacher = make_teacher(self._teacher, row)
+        expert = make_expert(self._expert, row)
         codec = self._policy.codec
         episode.start(self._build_env)
-        while episode.is_pending and (text := teacher.reply(episode.env, generator)) is not None:
+        while episode.is_pending and (text := expert.respond(episode.env, generator)) is not None:
             ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
             episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
         if episode.error is not None:
@@ -91,7 +91,7 @@ class Demonstrator:
             logger.warning("a demonstration failed and is left out: %s", episode.error)
             return None
         trajectory = episode.snapshot()
-        if not trajectory.loss_mask.any() or (self._teacher.solved_only and not trajectory.metrics.get("success")):
+        if not trajectory.loss_mask.any() or (self._expert.solved_only and not trajectory.metrics.get("success")):
             return None
         return build_sample(trajectory, self._policy)
 

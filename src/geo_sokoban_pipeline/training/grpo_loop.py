@@ -51,7 +51,7 @@ from geo_sokoban_pipeline.training.runtime import (
     prepare_process,
     resident_bytes,
 )
-from geo_sokoban_pipeline.training.worker_group import Crew, open_crew
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -122,13 +122,13 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
     with ExitStack() as owned:
         # Everything that holds state, in the order of its making; closed in reverse.
         progress = owned.enter_context(track("GRPO", loop.iterations, first))
-        workers = {"threads": prepare_process(options.threads), "processes": options.processes}
+        layout = {"threads": prepare_process(options.threads), "processes": options.processes}
         freeze_survivors()
-        compare_workers(manifest, workers)
+        compare_workers(manifest, layout)
         compare_sizes(manifest.get("fingerprint", {}), fingerprint)
         policy = load_as(options.policy, inputs.policy.path)
-        crew = owned.enter_context(open_crew(policy, options))
-        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, crew)
+        workers = owned.enter_context(open_worker_group(policy, options))
+        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])
@@ -137,7 +137,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         signal = owned.enter_context(closing(SignalWatch(task)))
-        roll_out = None if crew is None else crew.play
+        roll_out = None if workers is None else workers.play
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
         held_out = len(inputs.validation_prompts[: loop.eval_prompts])
         whole, writing = Stopwatch(), Stopwatch()  # of saving the iteration before
@@ -150,18 +150,18 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             validating = Stopwatch()
             if iteration == 0 and loop.eval_interval:
                 with validating.running():
-                    sync_weights(engine, crew, 0)
+                    sync_weights(engine, workers, 0)
                     episodes, measured = _validate(inputs, 0, policy, engine, roll_out)
                 validations |= episodes
                 # The first row may hold two validations: version 0's metrics have names of their own.
                 row |= start_names(measured)
                 history.note_validation(0, measured, held_out, is_saved=False)
                 signal.follow_start(history.start_rate, options.warm_start.steps)
-            work = Stopwatch() if crew is None else Stopwatch(crew.cpu_clock)
+            work = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
             with work.running():
                 collect_garbage(iteration)
                 # A continued loop has nothing cached: what the engine computed before must not count here either.
-                sync_weights(engine, crew, iteration)
+                sync_weights(engine, workers, iteration)
 
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
                 logger.debug("iteration %d: collect", iteration)
@@ -189,7 +189,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             row["perf/cpu_time"] = work.cpu_seconds
 
             # Sync: from here on the engines sample from the next version.
-            sync_weights(engine, crew, iteration + 1)
+            sync_weights(engine, workers, iteration + 1)
 
             # Validate.
             if loop.eval_interval and is_eval_due(iteration, loop.eval_interval):
@@ -222,7 +222,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                     "sampler": sampler.state(),
                     "best": history.best,
                     "validated": dict(history.validated),
-                    **workers,
+                    **layout,
                 }
                 checkpoint[partition(iteration)] = NewCheckpoint(CheckpointWriter(backend, entries), keep)
             note = f"solved {row['rollout/success_rate'] or 0.0:.0%}, reward {row['rollout/raw_reward'] or 0.0:.2f}"
@@ -248,11 +248,11 @@ def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
     }
 
 
-def sync_weights(engine: RolloutEngine, crew: Crew | None, version: int) -> None:
+def sync_weights(engine: RolloutEngine, workers: WorkerGroup | None, version: int) -> None:
     """Let every engine sample from this version of the policy, and forget what it computed with earlier ones."""
     engine.update_weights(None, version)
-    if crew is not None:
-        crew.renew(version)
+    if workers is not None:
+        workers.renew(version)
 
 
 def _validate(

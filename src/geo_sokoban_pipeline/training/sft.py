@@ -1,4 +1,4 @@
-"""Warm start: supervised imitation of a teacher, until GRPO has something to work with.
+"""Warm start: supervised imitation of an expert, until GRPO has something to work with.
 
 Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
 and the policy it starts from; of several processes each makes the numbers it trains on. Validations only watch, but
@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
 from geo_sokoban_pipeline.training.runtime import Stopwatch, freeze_survivors
 from geo_sokoban_pipeline.training.worker import Appoint
-from geo_sokoban_pipeline.training.worker_group import Crew, open_crew
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
 
 logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
@@ -36,7 +36,7 @@ _MODES = ("sampled", "greedy")
 _TRAINING = "training"
 
 
-def imitate_teacher(
+def run_sft(
     policy: Policy,
     prompts: Rows,
     validation_prompts: Rows,
@@ -54,26 +54,26 @@ def imitate_teacher(
 
     Returns:
         History, one row per validation: `step`, `seconds` and `cpu_seconds` of training so far, and what was measured:
-        `loss` and `validation_loss` (nats per reply token), `sampled_solve_rate` and `greedy_solve_rate`. And the
+        `loss` and `validation_loss` (nats per response token), `sampled_solve_rate` and `greedy_solve_rate`. And the
         backend, whose policy and optimizer state can be saved.
     """
     warm = options.warm_start
-    teacher = Demonstrator(prompts, policy, options, seed, _TRAINING)
+    expert = Demonstrator(prompts, policy, options, seed, _TRAINING)
     history: list[dict[str, float]] = []
     losses: list[float] = []
-    with open_crew(policy, options) as crew, track("warm start", warm.steps) as progress:
-        backend = build_backend(policy, sft_optimizer(warm), crew=crew)
+    with open_worker_group(policy, options) as workers, track("warm start", warm.steps) as progress:
+        backend = build_backend(policy, sft_optimizer(warm), workers=workers)
         if state is not None:
             backend.load_state(state)
-        if crew is not None:
-            crew.tell(Appoint(prompts, seed, _TRAINING))
-        examiner = _Examiner(validation_prompts, policy, options, seed, crew)
-        watch = Stopwatch() if crew is None else Stopwatch(crew.cpu_clock)
+        if workers is not None:
+            workers.tell(Appoint(prompts, seed, _TRAINING))
+        examiner = _Examiner(validation_prompts, policy, options, seed, workers)
+        watch = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
         freeze_survivors()
         for step in range(warm.steps):
             with watch.running():
                 numbers = range(first + step * warm.episodes_per_step, first + (step + 1) * warm.episodes_per_step)
-                metrics = backend.step(Demonstrations(numbers, teacher), SftObjective(), _rate(warm, step))
+                metrics = backend.step(Demonstrations(numbers, expert), SftObjective(), _rate(warm, step))
                 losses.append(metrics["loss"])
             logger.debug("warm start: step %d", step + 1)
             row = examiner.examine(backend, step + 1)
@@ -105,9 +105,11 @@ def sft_optimizer(warm: WarmStartOptions) -> OptimizerOptions:
 class _Examiner:
     """Measures a policy in training where a validation is due, without leaving a trace in it."""
 
-    def __init__(self, prompts: Rows, policy: Policy, options: TrainOptions, seed: int, crew: Crew | None) -> None:
+    def __init__(
+        self, prompts: Rows, policy: Policy, options: TrainOptions, seed: int, workers: WorkerGroup | None
+    ) -> None:
         self._warm, self._options, self._policy, self._seed = options.warm_start, options, policy, seed
-        self._crew = crew
+        self._workers = workers
         self._played = list(prompts[: options.loop.eval_prompts])
         demonstrator = Demonstrator(prompts, policy, options, seed, "validation")
         self._held_out = [demonstrator.demonstrate(number) for number in range(self._warm.validation_episodes)]
@@ -125,9 +127,9 @@ class _Examiner:
 
     def _play(self, step: int) -> dict[str, float]:
         play = None
-        if self._crew is not None:
-            self._crew.renew(step)
-            play = self._crew.play
+        if self._workers is not None:
+            self._workers.renew(step)
+            play = self._workers.play
         with closing(build_engine(self._policy, self._options.rollout)) as engine:
             engine.update_weights(None, step)
             _, metrics = validate_policy(

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import freeze_survivors
-from geo_sokoban_pipeline.training.sft import imitate_teacher, sft_optimizer
+from geo_sokoban_pipeline.training.sft import run_sft, sft_optimizer
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
 Rows = Sequence[dict[str, Any]]
@@ -118,7 +118,7 @@ def plan_budget(
 def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: int) -> float:
     """CPU-seconds of a step of a control, over steps on a copy of the policy that is thrown away.
 
-    The demonstrations are none that are trained on. The first steps are not timed: they fill the caches of pictures and
+    The demonstrations are none that are trained on. The first steps are not timed: they fill the caches of images and
     texts, which a control pays for once. Of several rounds the cheapest counts: what disturbs a round makes a control
     longer, never shorter.
 
@@ -129,13 +129,13 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
     policy = load_as(options.policy, start.path)
     backend = build_backend(policy, sft_optimizer(options.warm_start))
     backend.load_state(start.path)
-    teacher, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step
+    expert, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step
     freeze_survivors()
 
     def take_steps(steps: range) -> float:
         began = time.process_time()
         for step in steps:
-            samples = [teacher.demonstrate(number) for number in range(step * size, (step + 1) * size)]
+            samples = [expert.demonstrate(number) for number in range(step * size, (step + 1) * size)]
             backend.step(samples, SftObjective(), options.warm_start.learning_rate)
         return (time.process_time() - began) / len(steps)
 
@@ -170,16 +170,16 @@ def continue_warm_start(
     """
     warm = options.warm_start.model_copy(update={"steps": budget.steps, "warmup_steps": 0, "stop_below": None})
     longer = options.model_copy(update={"warm_start": warm})
-    return imitate_teacher(policy, prompts, validation_prompts, longer, seed, start, budget.first)
+    return run_sft(policy, prompts, validation_prompts, longer, seed, start, budget.first)
 
 
 def control_options(options: TrainOptions, control: ControlOptions) -> TrainOptions:
-    """Options of the run with the control's teacher."""
+    """Options of the run with the control's expert."""
     if control.imitate == "teacher":
         return options
     own = options.warm_start.teacher
-    teacher = type(own).model_validate({"name": "solver", "patience": None, "max_turns": own.max_turns})
-    return options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"teacher": teacher})})
+    expert = type(own).model_validate({"name": "solver", "patience": None, "max_turns": own.max_turns})
+    return options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"teacher": expert})})
 
 
 def drawn_prompts(files: Iterable[Path]) -> Counter[str]:

@@ -32,8 +32,8 @@ def cut_range(numbers: range, parts: int) -> list[range]:
 def cut_samples(samples: Sequence[TrainSample], parts: int) -> list[list[TrainSample]]:
     """Contiguous parts whose largest is as small as possible; at most `parts`, none of them empty.
 
-    The work of a part is its input tokens and the patches of its distinct pictures: a picture that two parts need is
-    encoded in both, so the groups, which share pictures, stay together unless cutting one evens out more.
+    The work of a part is its input tokens and the patches of its distinct images: an image that two parts need is
+    encoded in both, so the groups, which share images, stay together unless cutting one evens out more.
     """
     low, high = 0, _work(samples)
     while low < high:

@@ -109,11 +109,11 @@ class Appoint:
 
     def __call__(self, member: Member) -> None:
         """Do it."""
-        member.teacher = Demonstrator(self.prompts, member.policy, member.options, self.seed, self.purpose)
+        member.expert = Demonstrator(self.prompts, member.policy, member.options, self.seed, self.purpose)
 
 
 @dataclass(frozen=True)
-class Imitate:
+class SftGradients:
     """Gradients of demonstrations by number, under an objective of the part's own size; after `Appoint`."""
 
     numbers: range
@@ -122,19 +122,19 @@ class Imitate:
 
     def __call__(self, member: Member) -> Part:
         """Do it."""
-        assert member.teacher is not None
-        part = imitate(self.numbers, member.teacher, self.objective, member.gradient_pass(self.setting))
+        assert member.expert is not None
+        part = imitate(self.numbers, member.expert, self.objective, member.gradient_pass(self.setting))
         return Part(part.metrics, part.tokens, tuple(member.hand_over()))
 
 
-def imitate(numbers: range, teacher: Demonstrator, objective: Objective, gradients: GradientPass) -> Part:
+def imitate(numbers: range, expert: Demonstrator, objective: Objective, gradients: GradientPass) -> Part:
     """Make demonstrations and leave their gradients in the parameters, under an objective of their own size."""
-    samples = [teacher.demonstrate(number) for number in numbers]
+    samples = [expert.demonstrate(number) for number in numbers]
     size = StepSize.of(samples)
     return Part(gradients.accumulate(samples, objective, size), size.tokens)
 
 
-# A member of a crew: the child's side, a process that does jobs on weights it shares with its parent.
+# A member of a worker group: the child's side, a process that does jobs on weights it shares with its parent.
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ class Member:
     Attributes:
         policy: on the shared weights.
         options: of the run.
-        teacher: makes demonstrations, once a job has appointed it.
+        expert: makes demonstrations, once a job has appointed it.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions, gradients: SharedTensors) -> None:
         self.policy, self.options = policy, options
-        self.teacher: Demonstrator | None = None
+        self.expert: Demonstrator | None = None
         self._gradients = gradients.views()
         self._passes: dict[PassSetting, GradientPass] = {}
 

@@ -30,8 +30,8 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 _PATIENCE = 5.0  # seconds that a child is given to end
 
 
-class CrewError(RuntimeError):
-    """A process of a crew failed or is gone; the message says which and why."""
+class WorkerGroupError(RuntimeError):
+    """A process of a worker group failed or is gone; the message says which and why."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Child:
         except (EOFError, ConnectionResetError) as error:
             raise self._lost() from error
         if isinstance(answer, Failed):
-            raise CrewError(f"{self.title} failed:\n{answer.text}")
+            raise WorkerGroupError(f"{self.title} failed:\n{answer.text}")
         self.cpu_seconds = answer.cpu_seconds
         return answer.result
 
@@ -84,17 +84,17 @@ class Child:
             self.process.join()
         self.process.close()
 
-    def _lost(self) -> CrewError:
+    def _lost(self) -> WorkerGroupError:
         # A child that failed before it could do anything has said why.
         with suppress(EOFError, OSError):
             while self.pipe.poll():
                 answer = self.pipe.recv()
                 if isinstance(answer, Failed):
-                    return CrewError(f"{self.title} failed:\n{answer.text}")
+                    return WorkerGroupError(f"{self.title} failed:\n{answer.text}")
         self.process.join(_PATIENCE)
         code = self.process.exitcode
         name = f" ({signal.Signals(-code).name})" if code is not None and code < 0 else ""
-        return CrewError(
+        return WorkerGroupError(
             f"{self.title} ended with exit code {code}{name}. The same command continues from what is stored; "
             "with processes=1 there is nobody to lose, and less memory in use."
         )
@@ -125,13 +125,13 @@ def start_child(title: str, blueprint: Blueprint, options: TrainOptions, gradien
     return Child(f"{title} (pid {process.pid})", process, pipe, gradients.views())
 
 
-# A crew: this process and children that do parts of its work on the same weights, in shared memory.
+# A worker group: this process and children that do parts of its work on the same weights, in shared memory.
 
 
 Result = TypeVar("Result")
 
 
-class Crew:
+class WorkerGroup:
     """This process and `options.processes` − 1 children.
 
     Args:
@@ -177,10 +177,11 @@ class Crew:
         """Do `own` here while the first children do one job each; returns all results in order, `own`'s first.
 
         Raises:
-            CrewError: a child failed or is gone, or the crew is closed. Whatever is raised closes the crew.
+            WorkerGroupError: a child failed or is gone, or the worker group is closed. Whatever is raised closes the
+                worker group.
         """
         if not self._children:
-            raise CrewError("this crew is closed.")
+            raise WorkerGroupError("this worker group is closed.")
         chosen = self._children[: len(jobs)]
         try:
             for child, job in zip(chosen, jobs, strict=True):
@@ -262,13 +263,13 @@ def sum_metrics(parts: Sequence[Part], weights: Sequence[float] | None = None) -
 
 
 @contextmanager
-def open_crew(policy: Policy, options: TrainOptions) -> Iterator[Crew | None]:
-    """The crew that the options ask for, for the `with` block; None with one process."""
+def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerGroup | None]:
+    """The worker group that the options ask for, for the `with` block; None with one process."""
     if options.processes == 1:
         yield None
         return
-    crew = Crew(policy, options)
+    workers = WorkerGroup(policy, options)
     try:
-        yield crew
+        yield workers
     finally:
-        crew.close()
+        workers.close()

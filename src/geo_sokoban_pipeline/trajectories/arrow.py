@@ -60,7 +60,7 @@ def derive_columns(metrics: pa.Array, parts: pa.Array, turns: pa.Array) -> dict[
     count = len(spoken.offsets) - 1
     kinds = {"success": pa.bool_(), "optimal_steps": pa.int32()}
     built = {name: _build_known(values, count, kinds.get(name, pa.float64())) for name, values in known.items()}
-    return built | {"n_turns": pa.array(count_in_rows(find_replies(spoken), spoken), pa.int32())}
+    return built | {"n_turns": pa.array(count_in_rows(find_responses(spoken), spoken), pa.int32())}
 
 
 def _build_known(values: np.ndarray | None, count: int, kind: pa.DataType) -> pa.Array:
@@ -347,7 +347,7 @@ class Named:
         return found
 
 
-def find_replies(turns: Ragged) -> np.ndarray:
+def find_responses(turns: Ragged) -> np.ndarray:
     """(turns of all rows,) bool: the assistant's."""
     return flags(pc.equal(turns.values.field("role"), "assistant"))
 

@@ -158,7 +158,7 @@ def split_parts(trajectories: Sequence[Trajectory], limit: int = PART_LIMIT) -> 
     Returns:
         At least one part unless there are no episodes; none is empty.
     """
-    # An episode may show one picture many times, and a group shows the same ones.
+    # An episode may show one image many times, and a group shows the same ones.
     sizes = {image: decoded_size(image) for image in set(chain.from_iterable(item.images for item in trajectories))}
     parts: list[list[Trajectory]] = []
     size = 0

@@ -38,15 +38,15 @@ class Turn:
 
     Attributes:
         role: `user`, `assistant`, `system` or `tool`.
-        text: a user turn's text holds `<image>` where its images stand; an assistant turn's is the decoded reply
+        text: a user turn's text holds `<image>` where its images stand; an assistant turn's is the decoded response
             without its special end token.
         token_start, token_end: half-open span in `token_ids`.
         image_indices: positions in the episode's `images`.
         action: what the environment understood; None where there was nothing to understand.
         reward: of the environment for this turn; None for turns that earn none.
-        credit: share of the episode's reward that credit per turn gives to this reply; the replies' shares add up to
-            the reward. None with credit per episode, and in evaluation.
-        advantage: what the reply was trained with; None unless credit is given per turn.
+        credit: share of the episode's reward that credit per turn gives to this response; the responses' shares add up
+            to the reward. None with credit per episode, and in evaluation.
+        advantage: what the response was trained with; None unless credit is given per turn.
         info: JSON values from the environment; turns of which it said the same may share one dict.
     """
 

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.trajectories.arrow import (
     Named,
     Ragged,
     count_in_rows,
-    find_replies,
+    find_responses,
     flags,
     list_lengths,
     nulls,
@@ -116,9 +116,9 @@ class Episodes:
         return Ragged.of(self.column("turns"))
 
     @cached_property
-    def replies(self) -> np.ndarray:
+    def responses(self) -> np.ndarray:
         """(turns of all rows,) bool: the assistant's."""
-        return find_replies(self.turns)
+        return find_responses(self.turns)
 
     @cached_property
     def images(self) -> Ragged:
@@ -275,7 +275,7 @@ def check_value_columns(episodes: Episodes) -> None:
     _compare(episodes, "optimal_steps", metrics.pick("optimal_steps"), "metrics.optimal_steps")
     for name in PART_COLUMNS:
         _compare(episodes, name, parts.pick(name), f"reward_parts.{name}")
-    counts = count_in_rows(episodes.replies, episodes.turns)
+    counts = count_in_rows(episodes.responses, episodes.turns)
     episodes.fail_row(episodes.numbers("n_turns") != counts, "n_turns", "the number of assistant turns")
 
 
@@ -293,13 +293,13 @@ def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source:
 
 
 def check_credits(episodes: Episodes) -> None:
-    """Where turns have credit, only replies have it, and it adds up to the episode's reward."""
+    """Where turns have credit, only responses have it, and it adds up to the episode's reward."""
     turns = episodes.turns
     field = turns.values.field("credit")
     given = ~nulls(field)
     if not given.any():
         return
-    episodes.fail_item(given & ~episodes.replies, "turns", turns, "credit is of assistant turns")
+    episodes.fail_item(given & ~episodes.responses, "turns", turns, "credit is of assistant turns")
     credited = count_in_rows(given, turns) > 0
     credit = field.to_numpy(zero_copy_only=False)[given]
     total = np.bincount(turns.rows[given], credit, minlength=len(credited))
@@ -432,7 +432,7 @@ def check_generated_runs(episodes: Episodes) -> None:
     turns, offsets = episodes.turns, episodes.token_ids.offsets
     starts, ends = bounds(turns, "token_start", "token_end")
     base = offsets[turns.rows]
-    assistant = episodes.replies
+    assistant = episodes.responses
     inside = np.where(assistant, episodes.mask_sums[base + ends] - episodes.mask_sums[base + starts], 0)
     covered = np.bincount(turns.rows, weights=inside, minlength=len(offsets) - 1)
     total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]

@@ -53,10 +53,10 @@ def process(row, instruction):
         ({"answer": {"value": 1}}, "answer is a dict"),
         ({"images": None}, "0 images, but problem holds <image> 1 times"),
         ({"images": []}, "0 images"),
-        ({"images": 5}, "images is a int; a list of pictures is expected"),
-        ({"images": [5]}, "picture is a int"),
-        ({"images": [None]}, "picture is a NoneType"),
-        ({"images": [{"bytes": "text"}]}, "picture is a dict"),
+        ({"images": 5}, "images is a int; a list of images is expected"),
+        ({"images": [5]}, "image is a int"),
+        ({"images": [None]}, "image is a NoneType"),
+        ({"images": [{"bytes": "text"}]}, "image is a dict"),
         ({"images": ["http://127.0.0.1/a.png"]}, "is remote"),
     ],
     ids=str,
@@ -89,7 +89,7 @@ def test_rejected_rows_show_what_they_held_in_short():
         (source_row(answer=15), "15", 1),
         (source_row(answer=7.5), "7.5", 1),
         (source_row(answer=" 5 \\sqrt { 3 } "), "5 \\sqrt { 3 }", 1),
-        (source_row(images=uri(image_file(drawing()))), "15", 1),  # one picture that is no list
+        (source_row(images=uri(image_file(drawing()))), "15", 1),  # one image that is no list
         (source_row(images=[image_file(drawing())]), "15", 1),
         (source_row(images=None, problem="Find x."), "15", 0),
         (
@@ -102,7 +102,7 @@ def test_rejected_rows_show_what_they_held_in_short():
 )
 def test_rows_that_are_taken(row, answer, images):
     problem = check_problem(raw_of(row), options())
-    assert (problem.answer, len(problem.pictures), problem.repaired) == (answer, images, 0)
+    assert (problem.answer, len(problem.images), problem.repaired) == (answer, images, 0)
 
 
 def test_repairs_are_counted():
@@ -116,7 +116,7 @@ def test_repairs_are_counted():
     assert rejected == []
 
 
-def test_hashes_take_picture_and_question_together():
+def test_hashes_take_image_and_question_together():
     same = source_row(0)
     other_file = source_row(0, images=[image_file(drawing(0), "BMP")])
     instructed = source_row(0, problem=TEMPLATES["tool"].replace("{question}", same["problem"]))
@@ -126,8 +126,8 @@ def test_hashes_take_picture_and_question_together():
     hashes = [row["problem_hash"] for row in found]
     assert hashes[0] == hashes[1] == hashes[2]
     assert len(set(hashes)) == 3
-    pictures = [row["image_hashes"][0] for row in found]
-    assert pictures[0] == pictures[1] == pictures[4] != pictures[3]
+    images = [row["image_hashes"][0] for row in found]
+    assert images[0] == images[1] == images[4] != images[3]
 
 
 def test_ids():

@@ -25,14 +25,14 @@ OPENAI = r'<tool_call>{"function": {"name": "calc_score", "arguments": "{\"answe
 LIST = '<tool_call>{"name": "calc_score", "arguments": ["5"]}</tool_call>'
 
 
-def play(env, *replies):
-    """Reset and give all replies; the steps."""
+def play(env, *responses):
+    """Reset and give all responses; the steps."""
     env.reset()
-    return [env.step(reply) for reply in replies]
+    return [env.step(response) for response in responses]
 
 
 @pytest.mark.parametrize(
-    ("reply", "done", "info"),
+    ("response", "done", "info"),
     [
         (RIGHT, False, {"tool_executed": True, "score": 1.0, "name": "calc_score", "answer": "5"}),
         (OPENAI, False, {"tool_executed": True, "score": 1.0, "name": "calc_score", "answer": "5"}),
@@ -55,9 +55,9 @@ def play(env, *replies):
     ],
 )
 @pytest.mark.parametrize("preset", ["default", "slime_exact"])
-def test_worked_examples(reply, done, info, preset):
+def test_worked_examples(response, done, info, preset):
     """Gold 5, three turns; the default ends after a correct answer, which the original does not."""
-    ((observation, ended, given),) = play(Geo3kEnv("5", 3, preset=preset), reply)
+    ((observation, ended, given),) = play(Geo3kEnv("5", 3, preset=preset), response)
     assert info.items() <= given.items()
     assert observation.get("tool_score") == info.get("score")
     assert ended is (done or (preset == "default" and info.get("score") == 1.0))
@@ -209,9 +209,9 @@ def test_an_observation_is_a_user_message():
     assert env.format_observation({}) == {"role": "user", "content": [{"type": "text", "text": ""}]}
 
 
-def metrics(env, *replies, status="completed", stepped=None):
-    play(env, *replies[:stepped])
-    env.conclude(list(replies), status)
+def metrics(env, *responses, status="completed", stepped=None):
+    play(env, *responses[:stepped])
+    env.finalize(list(responses), status)
     return env.final_metrics()
 
 
@@ -219,7 +219,7 @@ BOXED = "Answer: \\boxed{5}"
 
 
 @pytest.mark.parametrize(
-    ("replies", "expected"),
+    ("responses", "expected"),
     [
         # (success, first attempt, calls, valid calls, invalid turns)
         ([BOXED], (1, 1, 0, 0, 0)),
@@ -235,15 +235,15 @@ BOXED = "Answer: \\boxed{5}"
         ([], (0, 0, 0, 0, 0)),
     ],
 )
-def test_numbers_of_an_episode(replies, expected):
-    numbers = metrics(Geo3kEnv("5", 3, end_on_correct=False), *replies)
+def test_numbers_of_an_episode(responses, expected):
+    numbers = metrics(Geo3kEnv("5", 3, end_on_correct=False), *responses)
     names = ("success", "first_attempt_correct", "tool_calls", "valid_tool_calls", "invalid_turns")
     assert tuple(numbers[name] for name in names) == expected
-    assert numbers["tool_correct"] == float(RIGHT in "".join(replies))
+    assert numbers["tool_correct"] == float(RIGHT in "".join(responses))
     assert (numbers["form_integer"], numbers["truncated"], numbers["repetition"]) == (1.0, 0.0, 0.0)
 
 
-def test_a_reply_that_was_cut_off_counts_though_no_step_was_made_with_it():
+def test_a_response_that_was_cut_off_counts_though_no_step_was_made_with_it():
     env = Geo3kEnv("5", 3)
     numbers = metrics(env, WRONG, RIGHT + BOXED, status="truncated", stepped=1)
     assert (numbers["success"], numbers["truncated"], numbers["valid_tool_calls"]) == (1.0, 1.0, 1.0)
@@ -281,14 +281,14 @@ def test_repetition_is_a_number_of_the_episode():
 
 
 @pytest.mark.parametrize(
-    ("reply", "score", "answer"),
+    ("response", "score", "answer"),
     [(BOXED, 1.0, "5"), ("\\boxed{4}", 0.0, "4"), ("5", 0.0, None), ("<think>\\boxed{4}</think>" + BOXED, 1.0, "5")],
 )
-def test_one_reply_is_graded(reply, score, answer):
+def test_one_response_is_graded(response, score, answer):
     env = answer_env.AnswerEnv("5")
     env.reset()
-    env.prepare(reply)
-    observation, done, info = env.step(reply)
+    env.prepare(response)
+    observation, done, info = env.step(response)
     assert (observation, done, info["score"], info["answer"]) == ({}, True, score, answer)
     assert info["parsed_actions"] == ([answer] if answer else [])
     numbers = env.final_metrics()
@@ -296,7 +296,7 @@ def test_one_reply_is_graded(reply, score, answer):
     assert numbers["invalid_turns"] == float(answer is None)
 
 
-def test_thoughts_of_one_reply_do_not_hide_the_answer_of_another():
+def test_thoughts_of_one_response_do_not_hide_the_answer_of_another():
     numbers = metrics(Geo3kEnv("5", 3), WRONG + BOXED, "<think>hm</think> I am done")
     assert numbers["success"] == 1.0
 
@@ -309,25 +309,25 @@ def test_the_tolerance_grader_can_score():
 PIECES = st.sampled_from(
     [RIGHT, WRONG, LIST, OPENAI, BOXED, "<tool_call>", "</tool_call>", "{", "}", "</think>", "\\boxed{", "5", "\ud800"]
 )
-REPLIES = st.lists(PIECES | st.text(max_size=8), max_size=6).map("".join)
+RESPONSES = st.lists(PIECES | st.text(max_size=8), max_size=6).map("".join)
 
 
-@given(st.lists(REPLIES, min_size=1, max_size=4), st.integers(1, 4), st.sampled_from(["full", "brief"]))
+@given(st.lists(RESPONSES, min_size=1, max_size=4), st.integers(1, 4), st.sampled_from(["full", "brief"]))
 @settings(max_examples=300, deadline=None)
-def test_no_reply_stops_an_episode(replies, max_turns, style):
+def test_no_response_stops_an_episode(responses, max_turns, style):
     env = Geo3kEnv("5", max_turns, feedback=style)
     env.reset()
-    for reply in replies:
-        env.prepare(reply)
-        observation, done, info = env.step(reply)
+    for response in responses:
+        env.prepare(response)
+        observation, done, info = env.step(response)
         json.dumps(info, allow_nan=False)
         assert "<|" not in env.format_observation(observation)["content"][0]["text"]
         if done:
             break
-    assert done or len(replies) < max_turns
-    env.conclude(replies, "completed")
+    assert done or len(responses) < max_turns
+    env.finalize(responses, "completed")
     numbers = env.final_metrics()
-    assert all(0 <= value <= len(replies) for value in numbers.values())
+    assert all(0 <= value <= len(responses) for value in numbers.values())
     assert numbers["valid_tool_calls"] <= numbers["tool_calls"]
     env.close()
     env.close()

@@ -1,4 +1,4 @@
-"""Splits: what is dealt out, what is excluded, what is shared, by picture and question together."""
+"""Splits: what is dealt out, what is excluded, what is shared, by image and question together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def splits_of(rows, published=SPLITS, **changes):
     return {one["row_id"]: one["split"] or one["status"] for one in settled}
 
 
-# One picture in train and eval, one in train and validation, one in validation and eval, one pair in train and eval.
+# One image in train and eval, one in train and validation, one in validation and eval, one pair in train and eval.
 PUBLISHED = [
     row("t1", "train", "A", "x"),
     row("t2", "train", "B", "x"),
@@ -73,7 +73,7 @@ def test_overlaps_are_named():
     assert all(one["shared"] == 0 for pairs in find_overlaps(kept).values() for one in pairs.values())
 
 
-def test_equal_questions_and_equal_pictures_are_no_overlap_of_pairs():
+def test_equal_questions_and_equal_images_are_no_overlap_of_pairs():
     rows = [row("t", "train", "A", "Find x"), row("e", "eval", "B", "Find x"), row("f", "eval", "A", "Find y")]
     assert splits_of(rows, exclude_overlaps="pairs") == {"t": "train", "e": "eval", "f": "eval"}
     assert (
@@ -93,7 +93,7 @@ MANY = [row(f"r{i:03d}", "train", [f"p{i // 2}"], f"q{i}") for i in range(200)]
         (SPLITS, {"train": 200}),
     ],
 )
-def test_dealing_by_picture(published, sizes):
+def test_dealing_by_image(published, sizes):
     splits = splits_of(MANY, published)
     assert {split: list(splits.values()).count(split) for split in sizes} == sizes
     assert all(splits[f"r{i:03d}"] == splits[f"r{i + 1:03d}"] for i in range(0, 200, 2))
@@ -101,7 +101,7 @@ def test_dealing_by_picture(published, sizes):
     assert (splits_of(MANY, published, seed=1) != splits) == (len(published) < 3)
 
 
-def test_rows_with_several_pictures_are_dealt_with_all_that_hangs_together():
+def test_rows_with_several_images_are_dealt_with_all_that_hangs_together():
     chains = [[row(f"{n}{part}", images=(f"{n}/{part}", f"{n}/{part + 1}")) for part in (2, 0, 1)] for n in range(40)]
     splits = splits_of([one for chain in chains for one in chain], published=())
     together = [{splits[one["row_id"]] for one in chain} for chain in chains]
@@ -109,7 +109,7 @@ def test_rows_with_several_pictures_are_dealt_with_all_that_hangs_together():
     assert set().union(*together) == set(SPLITS)
 
 
-def test_problems_without_a_picture_are_dealt_one_by_one():
+def test_problems_without_an_image_are_dealt_one_by_one():
     splits = splits_of([row(f"r{i}", "train", (), f"q{i}") for i in range(100)], ["train"])
     assert [list(splits.values()).count(split) for split in SPLITS] == [80, 10, 10]
 

@@ -26,7 +26,7 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
 
 
 @pytest.mark.parametrize(
-    ("reply", "expected"),
+    ("response", "expected"),
     [
         (scored(), FIVE),
         (f"I think so. {scored()} Answer: \\boxed{{5}}", FIVE),
@@ -86,8 +86,8 @@ def scored(answer: str = '"5"', name: str = "calc_score") -> str:
         (f"<think>{scored('4')}</think>{scored('5')}", FIVE),
     ],
 )
-def test_grammar(reply, expected):
-    assert parse_tool_call(reply) == expected
+def test_grammar(response, expected):
+    assert parse_tool_call(response) == expected
 
 
 def test_known_names():
@@ -155,7 +155,7 @@ PAYLOADS = st.fixed_dictionaries(
     },
 )
 NOISE = st.text(alphabet=st.sampled_from("<>/tool_call{}[]\"':,\\ \n0e+-.ud8\ufffd"), max_size=60)
-REPLIES = st.one_of(
+RESPONSES = st.one_of(
     PAYLOADS.map(json.dumps).map(call),
     st.tuples(PAYLOADS.map(json.dumps), NOISE, st.integers(0, 200)).map(
         lambda p: call(p[0][: p[2]] + p[1] + p[0][p[2] :])
@@ -168,10 +168,10 @@ REPLIES = st.one_of(
 
 
 @pytest.mark.slow
-@given(REPLIES)
+@given(RESPONSES)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_reply_stops_the_parser(reply):
-    for text in (reply, call(reply), f"<think>{reply}</think>{reply}"):
+def test_no_response_stops_the_parser(response):
+    for text in (response, call(response), f"<think>{response}</think>{response}"):
         found = parse_tool_call(text, earlier_call_counts=True)
         assert found is None or (found.name == found.name.strip() and found.answer != "")
         if found is not None and found.answer is not None:
@@ -182,7 +182,7 @@ BIG = 200_000
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "response",
     [
         pytest.param("<tool_call>{" * BIG, id="opened"),
         pytest.param("<tool_call>{}" * BIG, id="opened and braced"),
@@ -206,19 +206,19 @@ BIG = 200_000
         ),
     ],
 )
-def test_large_replies_are_read_at_once(reply):
+def test_large_responses_are_read_at_once(response):
     began = time.process_time()
-    parse_tool_call(reply, earlier_call_counts=True)
+    parse_tool_call(response, earlier_call_counts=True)
     assert time.process_time() - began < 1.0
 
 
-def test_nothing_is_kept_of_a_reply():
-    replies = [scored(json.dumps(f"{index:09d}" * 1000)) for index in range(50)]
-    parse_tool_call(replies[0])
+def test_nothing_is_kept_of_a_response():
+    responses = [scored(json.dumps(f"{index:09d}" * 1000)) for index in range(50)]
+    parse_tool_call(responses[0])
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    for reply in replies:
-        parse_tool_call(reply)
+    for response in responses:
+        parse_tool_call(response)
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 10_000

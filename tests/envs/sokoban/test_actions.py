@@ -1,4 +1,4 @@
-"""Action grammar: which replies ask for which moves."""
+"""Action grammar: which responses ask for which moves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from geo_sokoban_pipeline.envs.sokoban import parse_actions
 
 
 @pytest.mark.parametrize(
-    ("reply", "actions"),
+    ("response", "actions"),
     [
         ("<answer>Up, left</answer>", ["up", "left"]),
         ("<answer>fly</answer> up", []),  # an answer block without a move counts as no move
@@ -31,8 +31,8 @@ from geo_sokoban_pipeline.envs.sokoban import parse_actions
         ("<think><answer>up</answer>", ["up"]),
     ],
 )
-def test_action_grammar(reply, actions):
-    assert parse_actions(reply, 3) == actions
+def test_action_grammar(response, actions):
+    assert parse_actions(response, 3) == actions
 
 
 def test_action_grammar_of_the_original_reads_thoughts_too():

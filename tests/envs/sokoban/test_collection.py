@@ -107,7 +107,7 @@ def test_faulty_run_lengths(text, message):
 
 
 def test_own_collection():
-    """Ragged, indented levels are those of the padded rectangles: same boards, pictures, and fewest moves."""
+    """Ragged, indented levels are those of the padded rectangles: same boards, images, and fewest moves."""
     reading = reading_of(FOLDER / "own.txt")
     assert (reading.rows_read, reading.rejected) == (10, [])
     texts = [part for part in (FOLDER / "own.txt").read_text().split("\n\n") if "#" in part]

@@ -23,17 +23,17 @@ LEVEL = Board.from_text("######\n#P___#\n#_X_O#\n#____#\n#____#\n######")
 ROW = Board.from_text("#######\n#_PXO_#\n#######")
 
 
-def test_reset_shows_a_384_pixel_picture_and_the_distance():
+def test_reset_shows_a_384_pixel_image_and_the_distance():
     env = SokobanEnv(LEVEL)
     observation, info = env.reset()
-    (picture,) = observation["multi_modal_data"]["<image>"]
-    assert (picture.mode, picture.size) == ("RGB", (384, 384))
+    (image,) = observation["multi_modal_data"]["<image>"]
+    assert (image.mode, image.size) == ("RGB", (384, 384))
     assert env.box_target_distance() == info["box_target_distance"] == 2
     assert isinstance(env, InteractionEnv)
 
 
 @pytest.mark.parametrize(
-    ("board", "replies", "rewards", "done", "effective", "steps"),
+    ("board", "responses", "rewards", "done", "effective", "steps"),
     [
         (LEVEL, ["Up"], [-0.05], False, False, 1),
         (LEVEL, ["Right"], [0.01], False, True, 1),
@@ -44,11 +44,11 @@ def test_reset_shows_a_384_pixel_picture_and_the_distance():
         (LEVEL, ["Up, Right, Up"], [-0.09], False, True, 3),
     ],
 )
-def test_worked_examples(board, replies, rewards, done, effective, steps):
+def test_worked_examples(board, responses, rewards, done, effective, steps):
     env = SokobanEnv(board)
     env.reset()
-    for reply in replies:
-        _, ended, info = env.step(reply)
+    for response in responses:
+        _, ended, info = env.step(response)
     assert env.turn_rewards == pytest.approx(rewards)
     assert ended is done and env.steps == steps
     assert info["metrics"]["turn_metrics"]["action_is_effective"] is effective
@@ -60,8 +60,8 @@ def test_worked_example_reward_of_three_turns_and_of_one():
     env = SokobanEnv(LEVEL)
     env.reset()
     dist0 = env.box_target_distance()
-    for reply in ("Down", "Right", "Right"):
-        env.step(reply)
+    for response in ("Down", "Right", "Right"):
+        env.step(response)
     assert env.board.boxes == ((2, 4),)
     total = sokoban_reward(env.turn_rewards, env.final_bonus, dist0, env.box_target_distance())["total_reward"]
     assert total == pytest.approx(7.343333, abs=1e-6)
@@ -107,7 +107,7 @@ def test_info_has_the_seed_keys_and_two_more():
     json.dumps(info)
 
 
-def test_a_reply_without_a_move_can_cost_reward_and_a_step():
+def test_a_response_without_a_move_can_cost_reward_and_a_step():
     env = SokobanEnv(LEVEL, max_steps=2, rewards=MoveRewards(malformed=-0.1), malformed_counts_step=True)
     env.reset()
     assert env.step("?")[1] is False
@@ -126,7 +126,7 @@ CORNER = Board.from_text("######\n#    #\n# $@.#\n#    #\n######")
 def test_a_lost_level_ends_the_episode_where_that_is_wanted(end_when_lost, rewards, done):
     env = SokobanEnv(CORNER, rewards=MoveRewards(lost=-0.25), end_when_lost=end_when_lost)
     env.reset()
-    ends = [env.step(reply)[1] for reply in ("up", "down", "left")]
+    ends = [env.step(response)[1] for response in ("up", "down", "left")]
     assert (ends, env.turn_rewards) == (done, pytest.approx(rewards))
     assert env.final_metrics()["lost"] == 1.0 and env.final_metrics()["success"] == 0.0
     if end_when_lost:
@@ -134,11 +134,11 @@ def test_a_lost_level_ends_the_episode_where_that_is_wanted(end_when_lost, rewar
             env.step("right")
 
 
-@pytest.mark.parametrize("reply", ["left", "right", "nothing"])
-def test_a_level_that_is_lost_from_its_start_is_played_on(reply):
+@pytest.mark.parametrize("response", ["left", "right", "nothing"])
+def test_a_level_that_is_lost_from_its_start_is_played_on(response):
     env = SokobanEnv(Board.from_text("#####\n#$@.#\n#   #\n#####"), end_when_lost=True, rewards=MoveRewards(lost=-1.0))
     assert env.board.is_lost
-    for text in (reply, "down", "up"):
+    for text in (response, "down", "up"):
         _, done, info = env.step(text)
         assert not done and info["turn_reward"] > -0.9, "this turn has lost nothing"
 
@@ -174,14 +174,14 @@ def test_observation_texts():
     assert "<image>" not in full["obs_str"]
 
 
-def test_messages_hold_pictures_then_one_text():
+def test_messages_hold_images_then_one_text():
     env = SokobanEnv(LEVEL, cell_px=16)
     observation, _ = env.reset()
     message = env.format_observation({"role": "system", **observation})
     assert message["role"] == "user"
-    picture, text = message["content"]
-    assert picture["type"] == "image" and isinstance(picture["image"], Image.Image)
-    assert picture["image"].tobytes() == render(LEVEL, 16).tobytes()
+    image, text = message["content"]
+    assert image["type"] == "image" and isinstance(image["image"], Image.Image)
+    assert image["image"].tobytes() == render(LEVEL, 16).tobytes()
     assert text == {"type": "text", "text": observation["obs_str"]}
     for nothing in (None, {}):
         assert env.format_observation(nothing) == {"role": "user", "content": [{"type": "text", "text": ""}]}

@@ -14,10 +14,10 @@ from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import ImageLimits, SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data import (
     LEGEND,
+    image_text,
     level_from_processed,
     level_from_raw,
     level_from_text,
-    picture_text,
     prompt_row,
     raw_level_row,
     strip_chat_marks,
@@ -45,7 +45,7 @@ def with_grid(grid):
     return raw_row(prompt=RAW.replace(GRID, grid))
 
 
-def picture(size=(8, 8), form="PNG"):
+def image(size=(8, 8), form="PNG"):
     buffer = io.BytesIO()
     Image.new("RGB", size).save(buffer, format=form)
     return buffer.getvalue()
@@ -53,7 +53,7 @@ def picture(size=(8, 8), form="PNG"):
 
 def processed_row(**changes):
     config = Board.from_text(GRID).to_env_config()
-    row = {"prompt": "see <image>", "images": [png_data_uri(picture())], "extra_info": {"env_config": config}}
+    row = {"prompt": "see <image>", "images": [png_data_uri(image())], "extra_info": {"env_config": config}}
     return {**row, **changes}
 
 
@@ -100,7 +100,7 @@ def test_text_of_the_original_and_ours():
 
 def test_text_without_a_symbol_block_gets_no_legend():
     text = f"[Current Observation]:\n{GRID}\nDecide the next action:"
-    assert picture_text(text) == "[Current Observation]:\n<image>\nDecide the next action:"
+    assert image_text(text) == "[Current Observation]:\n<image>\nDecide the next action:"
 
 
 @pytest.mark.parametrize(
@@ -162,18 +162,18 @@ def test_raw_rows_that_are_no_level(row, reason):
         ),
         (processed_row(images=None), "images is NoneType"),
         (processed_row(images=[]), "images is list"),
-        (processed_row(images=[{"bytes": b"", "path": None}]), "picture is a dict"),
-        (processed_row(images=["http://example.com/a.png"]), "remote and local pictures are not read"),
-        (processed_row(images=["/etc/passwd"]), "remote and local pictures are not read"),
+        (processed_row(images=[{"bytes": b"", "path": None}]), "image is a dict"),
+        (processed_row(images=["http://example.com/a.png"]), "remote and local images are not read"),
+        (processed_row(images=["/etc/passwd"]), "remote and local images are not read"),
         (processed_row(images=["data:image/png,raw"]), "not base64"),
         (processed_row(images=["data:image/png;base64,@@@@"]), "not valid base64"),
         (processed_row(images=[png_data_uri(b"nonsense")]), "cannot be decoded"),
-        (processed_row(images=[png_data_uri(picture()[:45])]), "cannot be decoded"),
+        (processed_row(images=[png_data_uri(image()[:45])]), "cannot be decoded"),
         (
-            processed_row(images=[png_data_uri(picture((300, 400)))]),
+            processed_row(images=[png_data_uri(image((300, 400)))]),
             "300×400 pixels, more than limits.max_pixels=100000",
         ),
-        (processed_row(images=[png_data_uri(picture() + bytes(30_000))]), "more than limits.max_bytes=20000"),
+        (processed_row(images=[png_data_uri(image() + bytes(30_000))]), "more than limits.max_bytes=20000"),
         (processed_row(images=processed_row()["images"] * 2), "2 images, but prompt holds <image> 1 times"),
     ],
 )
@@ -184,7 +184,7 @@ def test_processed_rows_that_are_no_level(row, reason):
 
 @pytest.mark.parametrize("media", ["image/png", "image/None", "image/jpeg"])
 def test_processed_rows_are_levels(media):
-    own = f"data:{media};base64," + base64.b64encode(picture(form="JPEG" if "jpeg" in media else "PNG")).decode()
+    own = f"data:{media};base64," + base64.b64encode(image(form="JPEG" if "jpeg" in media else "PNG")).decode()
     level = level_from_processed(processed_row(images=[own], weight=3), 4, "test", ImageLimits())
     assert (level.board, level.row_id, level.columns) == (Board.from_text(GRID), "row_4", {"weight": 3})
     raw = raw_level_row(level, "train", "layout")

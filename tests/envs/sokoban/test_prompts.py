@@ -1,4 +1,4 @@
-"""Rows of sokoban.prompts: the published columns, our own, and pictures that the environment would show."""
+"""Rows of sokoban.prompts: the published columns, our own, and images that the environment would show."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_row():
 
 
 @pytest.mark.parametrize("cell_px", [8, 16, 64])
-def test_picture_is_the_environments(cell_px):
+def test_image_is_the_environments(cell_px):
     uri = prompt_row(raw(), SokobanDataOptions(cell_px=cell_px))["images"][0]
-    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
-        assert np.array_equal(np.asarray(picture.convert("RGB")), np.asarray(render(Board.from_text(LEVEL), cell_px)))
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
+        assert np.array_equal(np.asarray(image.convert("RGB")), np.asarray(render(Board.from_text(LEVEL), cell_px)))
 
 
 @pytest.mark.parametrize(

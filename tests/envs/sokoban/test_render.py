@@ -1,4 +1,4 @@
-"""Pictures: the seed system's colours at the cell centres, any cell size, equal bytes for equal boards."""
+"""Images: the seed system's colours at the cell centres, any cell size, equal bytes for equal boards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from geo_sokoban_pipeline.envs.sokoban import Board, render, render_png
-from geo_sokoban_pipeline.envs.sokoban.drawing import BoardPicture, _tiles, render_observation
+from geo_sokoban_pipeline.envs.sokoban.drawing import BoardImage, _tiles, render_observation
 
 LEVEL = "######\n#@   #\n# $ .#\n#    #\n#  * #\n######"
 CENTRES = [
@@ -27,14 +27,14 @@ CENTRES = [
 @pytest.mark.parametrize("cell_px", [8, 9, 12, 16, 17, 24, 32, 48, 64, 65, 96])
 @pytest.mark.parametrize(("cell", "colour"), CENTRES)
 def test_cell_centres_have_the_seed_colours(cell_px, cell, colour):
-    picture = render(Board.from_text(LEVEL), cell_px)
+    image = render(Board.from_text(LEVEL), cell_px)
     middle = (cell[1] * cell_px + cell_px // 2, cell[0] * cell_px + cell_px // 2)
-    assert picture.getpixel(middle) == colour
+    assert image.getpixel(middle) == colour
 
 
-def test_default_picture_is_64_pixels_a_cell_in_rgb():
-    picture = render(Board.from_text(LEVEL))
-    assert (picture.mode, picture.size) == ("RGB", (384, 384))
+def test_default_image_is_64_pixels_a_cell_in_rgb():
+    image = render(Board.from_text(LEVEL))
+    assert (image.mode, image.size) == ("RGB", (384, 384))
     assert render(Board.from_text("#@   #"), 16).size == (96, 16)
 
 
@@ -65,7 +65,7 @@ def test_cells_below_eight_pixels_are_refused():
         render(Board.from_text(LEVEL), 7)
 
 
-def test_png_is_the_picture_and_equal_for_equal_boards():
+def test_png_is_the_image_and_equal_for_equal_boards():
     board = Board.from_text(LEVEL)
     png = render_png(board, 16)
     assert png == render_png(Board.from_text(LEVEL), 16)
@@ -75,48 +75,48 @@ def test_png_is_the_picture_and_equal_for_equal_boards():
     assert render_png(board.move("right").board, 16) != png
 
 
-def saved(picture):
+def saved(image):
     file = io.BytesIO()
-    picture.save(file, "PNG")
+    image.save(file, "PNG")
     return Image.open(file)
 
 
 LOOKS = {
-    "numpy": lambda picture: picture,
+    "numpy": lambda image: image,
     "its own copy in numpy": np.array,
-    "pillow": lambda picture: picture.load() and picture,
-    "twice": lambda picture: np.asarray(picture).any() and picture.load() and picture,
-    "bytes": lambda picture: Image.frombytes("RGB", picture.size, picture.tobytes()),
-    "convert": lambda picture: picture.convert("RGB"),
-    "copy": lambda picture: picture.copy(),
+    "pillow": lambda image: image.load() and image,
+    "twice": lambda image: np.asarray(image).any() and image.load() and image,
+    "bytes": lambda image: Image.frombytes("RGB", image.size, image.tobytes()),
+    "convert": lambda image: image.convert("RGB"),
+    "copy": lambda image: image.copy(),
     "deepcopy": copy.deepcopy,
-    "another process": lambda picture: pickle.loads(pickle.dumps(picture)),
+    "another process": lambda image: pickle.loads(pickle.dumps(image)),
     "file": saved,
-    "crop": lambda picture: picture.crop((0, 0, *picture.size)),
-    "split": lambda picture: Image.merge("RGB", picture.split()),
+    "crop": lambda image: image.crop((0, 0, *image.size)),
+    "split": lambda image: Image.merge("RGB", image.split()),
 }
 
 
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("cell_px", [8, 16, 33])
-def test_an_observation_is_the_picture_however_it_is_looked_at(look, cell_px):
+def test_an_observation_is_the_image_however_it_is_looked_at(look, cell_px):
     board = Board.from_text(LEVEL)
-    picture = BoardPicture(board, cell_px)
-    assert (picture.mode, picture.size) == ("RGB", (6 * cell_px, 6 * cell_px))
-    np.testing.assert_array_equal(np.asarray(LOOKS[look](picture)), np.asarray(render(board, cell_px)))
-    np.testing.assert_array_equal(np.asarray(picture), np.asarray(render(board, cell_px)))
+    image = BoardImage(board, cell_px)
+    assert (image.mode, image.size) == ("RGB", (6 * cell_px, 6 * cell_px))
+    np.testing.assert_array_equal(np.asarray(LOOKS[look](image)), np.asarray(render(board, cell_px)))
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(render(board, cell_px)))
 
 
-def test_what_is_drawn_on_a_picture_is_seen_by_all():
-    picture = BoardPicture(Board.from_text(LEVEL), 16)
-    ImageDraw.Draw(picture).point((3, 4), (1, 2, 3))
-    assert picture.getpixel((3, 4)) == (1, 2, 3) == tuple(np.asarray(picture)[4, 3])
-    assert picture.content_key is None, "a cache must not take it for the board's picture"
+def test_what_is_drawn_on_an_image_is_seen_by_all():
+    image = BoardImage(Board.from_text(LEVEL), 16)
+    ImageDraw.Draw(image).point((3, 4), (1, 2, 3))
+    assert image.getpixel((3, 4)) == (1, 2, 3) == tuple(np.asarray(image)[4, 3])
+    assert image.content_key is None, "a cache must not take it for the board's image"
 
 
-def test_equal_boards_share_a_picture():
+def test_equal_boards_share_an_image():
     board = Board.from_text(LEVEL)
-    picture = render_observation(board, 16)
-    assert render_observation(Board.from_text(LEVEL), 16) is picture
+    image = render_observation(board, 16)
+    assert render_observation(Board.from_text(LEVEL), 16) is image
     others = [render_observation(board, 17), render_observation(board.move("right").board, 16)]
-    assert len({each.content_key for each in (picture, *others)}) == 3
+    assert len({each.content_key for each in (image, *others)}) == 3

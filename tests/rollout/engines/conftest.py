@@ -1,4 +1,4 @@
-"""A policy whose replies differ in length."""
+"""A policy whose responses differ in length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(scope="session")
 def talker(tiny_policy):
-    """The tiny policy with a bias to end its replies, so that they differ in length and episodes in turns."""
+    """The tiny policy with a bias to end its responses, so that they differ in length and episodes in turns."""
     policy = copy.deepcopy(tiny_policy)
     bias = torch.zeros(policy.model.config.text_config.vocab_size)
     bias[policy.codec.end_id] = 4.5

@@ -17,7 +17,7 @@ SAMPLED = SamplingOptions()
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversation: its seed, its level, and tokens per reply."""
+    """A conversation: its seed, its level, and tokens per response."""
 
     seed: int
     level: int
@@ -28,7 +28,7 @@ BOARDS = [Board.from_text(f"#####\n#{row}#\n#   #\n#####\n#####\n#####") for row
 
 
 def say(policy, text, level):
-    """Ids and pictures of a user turn about a board, or of the first one."""
+    """Ids and images of a user turn about a board, or of the first one."""
     image = policy.reader.read(render_observation(BOARDS[level % len(BOARDS)], 16))
     message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}
     if text == "Go":

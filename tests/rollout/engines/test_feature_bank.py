@@ -1,4 +1,4 @@
-"""Feature bank: rows of a picture stay findable while the tables grow."""
+"""Feature bank: rows of an image stay findable while the tables grow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def features(names, counts):
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
-def test_every_picture_keeps_its_rows(batches):
+def test_every_image_keeps_its_rows(batches):
     bank, sizes = FeatureBank(), {}
     for number, counts in enumerate(batches):
         names = [f"{number}/{index}" for index in range(len(counts))]

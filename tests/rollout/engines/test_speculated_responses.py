@@ -29,19 +29,20 @@ class Oracle(NgramProposer):
     """Proposes from responses that it was given beforehand.
 
     Args:
-        kind: `right`: the rest of such a reply, cut anywhere; `corrupted`: with one token changed; `random`: anything.
+        kind: `right`: the rest of such a response, cut anywhere; `corrupted`: with one token changed; `random`:
+            anything.
     """
 
-    def __init__(self, kind: str, replies: list[list[int]], seed: int) -> None:
+    def __init__(self, kind: str, responses: list[list[int]], seed: int) -> None:
         super().__init__()
-        self.kind, self.replies, self.random = kind, replies, random.Random(seed)
+        self.kind, self.responses, self.random = kind, responses, random.Random(seed)
 
     def propose(self, prefix):
         draw = self.random
         if self.kind == "random":
             return [draw.randrange(250) for _ in range(draw.randint(0, 7))]
-        begun = [reply for reply in self.replies if len(reply) > len(prefix)]
-        known = [reply for reply in begun if reply[: len(prefix)] == list(prefix)]
+        begun = [response for response in self.responses if len(response) > len(prefix)]
+        known = [response for response in begun if response[: len(prefix)] == list(prefix)]
         rest = draw.choice(known)[len(prefix) :] if known else []
         rest = rest[: draw.randint(1, 8)]
         if self.kind == "corrupted" and rest:
@@ -61,7 +62,7 @@ def grouped():
 
 
 def converse(engine, talks, draw):
-    """All talks to their ends, in random company; log-probs of each reply, by talk."""
+    """All talks to their ends, in random company; log-probs of each response, by talk."""
     heard = {talk.id: [] for talk in talks}
     asked: set[int] = set()
     rows = engine._rows

@@ -66,8 +66,8 @@ def test_log_probs_equal_a_plain_forward_pass(talker, reference, kind):
 def test_the_episodes_compared_are_ragged(reference, talker):
     """Without this the equivalences below would prove little."""
     episodes = reference["sampled"]
-    replies = {turn.token_end - turn.token_start for e in episodes for turn in e.turns if turn.role == "assistant"}
-    assert len(replies) > 5
+    responses = {turn.token_end - turn.token_start for e in episodes for turn in e.turns if turn.role == "assistant"}
+    assert len(responses) > 5
     assert len({len(episode.turns) for episode in episodes}) > 2
     assert {episode.finish_reason for episode in episodes} == {"stop", "length"}
     banned = set(talker.banned_ids.tolist())
@@ -124,7 +124,7 @@ def test_an_episode_is_the_same_in_any_company(talker, tasks, reference):
 
 @pytest.mark.parametrize("room", [0, 3, 20, 25])
 def test_an_episode_ends_where_the_context_is_full(talker, tasks, room):
-    """With no token of room there is an empty reply, and the episode is a valid row."""
+    """With no token of room there is an empty response, and the episode is a valid row."""
     policy = copy.deepcopy(talker)
     prompt = play(talker, tasks[:1], turns=1)[0].prompt_length
     policy.model.config.text_config.max_position_embeddings = prompt + room
@@ -132,8 +132,8 @@ def test_an_episode_ends_where_the_context_is_full(talker, tasks, room):
     assert all(e.loss_mask[prompt + room :].sum() == 0 for e in episodes)
     cut = [e for e in episodes if e.status == "truncated"]
     assert cut and {e.finish_reason for e in cut} == {"length"}
-    replies = [turn for e in cut for turn in e.turns if turn.role == "assistant"]
-    assert any(turn.token_start == turn.token_end for turn in replies)
+    responses = [turn for e in cut for turn in e.turns if turn.role == "assistant"]
+    assert any(turn.token_start == turn.token_end for turn in responses)
     validate_trajectories(trajectories_to_table(episodes, policy.table_context))
 
 

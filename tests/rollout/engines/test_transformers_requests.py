@@ -115,7 +115,7 @@ def test_only_new_tokens_are_prefilled(talker, passes):
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_a_picture_is_encoded_once_per_weight_version(talker, monkeypatch, reuse):
+def test_an_image_is_encoded_once_per_weight_version(talker, monkeypatch, reuse):
     seen: list[str] = []
     encode = talker.network.encode
     monkeypatch.setattr(talker.network, "encode", lambda images: seen.extend(i.key for i in images) or encode(images))
@@ -233,7 +233,7 @@ def test_another_conversation_under_a_known_id_starts_anew(talker):
     assert new.results == play_alone(talker, new.plan)
 
 
-def test_the_models_own_limit_ends_a_reply(talker):
+def test_the_models_own_limit_ends_a_response(talker):
     policy = copy.deepcopy(talker)
     policy.model.lm_head.bias.data[policy.codec.end_id] = -100.0  # it never ends by itself
     talk = Talk(0, Plan(0, 0, (1,)), policy)
@@ -244,7 +244,7 @@ def test_the_models_own_limit_ends_a_reply(talker):
     assert (result.finish_reason, len(result.token_ids)) == ("length", 6)
 
 
-def test_every_end_of_text_of_the_model_ends_a_reply(talker):
+def test_every_end_of_text_of_the_model_ends_a_response(talker):
     """A real Qwen3-VL knows two; servers stop at both."""
     policy = replace(talker, model=copy.deepcopy(talker.model))
     other = policy.codec.encode_text("up")[0].item()
@@ -279,7 +279,7 @@ def test_a_full_context_is_answered_with_nothing(talker, room, passes):
 
 
 def test_a_request_without_any_new_token_starts_anew(talker):
-    """After an empty reply, or one that another system took back, the conversation is asked again as it was."""
+    """After an empty response, or one that another system took back, the conversation is asked again as it was."""
     engine, talk = TransformersEngine(talker), Talk(0, Plan(7, 1, (3, 3)), talker)
     for _ in range(2):
         engine.submit([talk.request()])
@@ -287,8 +287,8 @@ def test_a_request_without_any_new_token_starts_anew(talker):
         assert (result.token_ids.tolist(), result.finish_reason) == play_alone(talker, talk.plan)[0]
 
 
-def test_other_pictures_under_a_known_id_start_anew(talker):
-    """Equal tokens do not make equal conversations: their pictures are pads."""
+def test_other_images_under_a_known_id_start_anew(talker):
+    """Equal tokens do not make equal conversations: their images are pads."""
     engine = TransformersEngine(talker)
     old, new = Talk(0, Plan(1, 0, (5, 5)), talker), Talk(0, Plan(1, 1, (5, 5)), talker)
     engine.submit([old.request()])

@@ -1,4 +1,4 @@
-"""Geometry with one reply: the reply holds the answer in a box, and ends the episode."""
+"""Geometry with one response: the response holds the answer in a box, and ends the episode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AnswerEnvOptions(GradingOptions):
 
 
 class AnswerEnv:
-    """One question, one reply; see `InteractionEnv`.
+    """One question, one response; see `InteractionEnv`.
 
     Args:
         ground_truth: the reference, a text or a number; None: there is none, and no answer is correct.
@@ -44,17 +44,17 @@ class AnswerEnv:
         return {}, {"ground_truth_available": self.ground_truth is not None}
 
     def prepare(self, text: str) -> list[Future[Grade]]:
-        """Begin to grade a reply in the background."""
+        """Begin to grade a response in the background."""
         return [self._sheet.prepare(self._sheet.text([text]))]
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
-        """Grade the reply; the episode is over.
+        """Grade the response; the episode is over.
 
         Returns:
             An empty observation, True, and the info: answer (text in the box, None without one), score (1.0 or 0.0),
             rule (which rule of the grader decided), parsed_actions (the answer, if there is one).
         """
-        self._sheet.replies.append(text)
+        self._sheet.responses.append(text)
         verdict = self._sheet.grade(self._sheet.text([text]))
         answer = verdict.extracted
         info: Info = {
@@ -69,16 +69,16 @@ class AnswerEnv:
         """See `base.user_message`."""
         return user_message(observation)
 
-    def conclude(self, replies: Sequence[str], status: str) -> None:
-        """Take the reply also where the loop did not step with it, because it was cut off."""
-        self._sheet.conclude(replies, status)
+    def finalize(self, responses: Sequence[str], status: str) -> None:
+        """Take the response also where the loop did not step with it, because it was cut off."""
+        self._sheet.finalize(responses, status)
 
     def final_metrics(self) -> dict[str, float]:
         """Numbers of `AnswerSheet.metrics`, first_attempt_correct (the same as success), invalid_turns (without a
         box).
         """
         numbers = self._sheet.metrics()
-        invalid = sum(not has_box(self._sheet.text([reply])) for reply in self._sheet.replies)
+        invalid = sum(not has_box(self._sheet.text([response])) for response in self._sheet.responses)
         return {**numbers, "first_attempt_correct": numbers["success"], "invalid_turns": float(invalid)}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of generated geometry problems: which families, how hard, and how large the pictures are."""
+"""Options of generated geometry problems: which families, how hard, and how large the images are."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from geo_sokoban_pipeline.config import data
 from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seed, StrictModel
 
 Difficulty = Literal["tiny", "easy", "medium", "hard"]
-_Length = Annotated[int, Field(ge=1, le=99)]  # tiny pictures hold two digits
-TINY_SIZE = (128, 96)  # pixels of a tiny picture at scale 1: four by three tokens of the policy
+_Length = Annotated[int, Field(ge=1, le=99)]  # tiny images hold two digits
+TINY_SIZE = (128, 96)  # pixels of a tiny image at scale 1: four by three tokens of the policy
 
 
 class ProblemOptions(StrictModel):
@@ -120,7 +120,7 @@ class GeometryFileOptions(StrictModel):
     eval_path: str | None = Field(None, description="Evaluation rows. None: dealt out of the training rows by image.")
 
 
-class PictureLimits(data.ImageLimits):
+class ImageLimits(data.ImageLimits):
     """What the images of a row may cost; a row beyond it is rejected before anything is decoded."""
 
     max_aspect: float = Field(
@@ -171,7 +171,7 @@ class Geo3kDataOptions(data.DataOptions):
     )
     hub: GeometryHubOptions = Field(default_factory=GeometryHubOptions)
     file: GeometryFileOptions = Field(default_factory=GeometryFileOptions)
-    limits: PictureLimits = Field(default_factory=PictureLimits)
+    limits: ImageLimits = Field(default_factory=ImageLimits)
 
     @field_validator("instruction")
     @classmethod

@@ -24,7 +24,7 @@ from PIL import Image
 from geo_sokoban_pipeline.config.data import SplitCounts, SplitShares
 from geo_sokoban_pipeline.envs.geo3k.config import QUESTION_MARK, Geo3kDataOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
-from geo_sokoban_pipeline.envs.images import base64_bytes, data_uri_bytes, decode_picture, encode_png, png_data_uri
+from geo_sokoban_pipeline.envs.images import base64_bytes, data_uri_bytes, decode_image, encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, check_unicode, json_columns, row_as_text
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
 from geo_sokoban_pipeline.runs.row_stream import Row
@@ -53,13 +53,13 @@ PROBLEM_INDEX = pa.schema(
         pa.field("status", pa.string(), nullable=False),  # kept, rejected, excluded (overlap), left_out (counts)
         pa.field("split", pa.string()),  # null for rows that are not kept
         pa.field("image_hashes", pa.list_(pa.string()), nullable=False),  # of the pixels in RGB
-        pa.field("problem_hash", pa.string()),  # of pictures and question together; null for rejected rows
+        pa.field("problem_hash", pa.string()),  # of images and question together; null for rejected rows
         pa.field("answer", pa.string()),
         pa.field("answer_form", pa.string()),  # integer, decimal, surd, fraction, pi, other
         pa.field("family", pa.string()),  # null for problems that were read
         pa.field("difficulty", pa.string()),
         pa.field("repaired", pa.bool_(), nullable=False),  # whether control characters were replaced
-        pa.field("sizes", pa.list_(pa.list_(pa.int32())), nullable=False),  # width and height of each picture
+        pa.field("sizes", pa.list_(pa.list_(pa.int32())), nullable=False),  # width and height of each image
     ]
 )
 
@@ -181,7 +181,7 @@ def _read_text(row: Mapping[str, Any], name: str) -> str:
 
 
 def _read_images(images: Any) -> list[Row]:
-    """Pictures as `{bytes, path}`.
+    """Images as `{bytes, path}`.
 
     Raises:
         ValueError: something that is neither bytes, text, nor such a pair.
@@ -190,7 +190,7 @@ def _read_images(images: Any) -> list[Row]:
         return []
     single = isinstance(images, str | bytes | Mapping)
     if not single and not isinstance(images, list | tuple):
-        raise ValueError(f"images is a {type(images).__name__}; a list of pictures is expected")
+        raise ValueError(f"images is a {type(images).__name__}; a list of images is expected")
     return [_read_image(image) for image in ([images] if single else images)]
 
 
@@ -203,7 +203,7 @@ def _read_image(image: Any) -> Row:
         return {"bytes": image, "path": None}
     if isinstance(image, str):
         return {"bytes": None, "path": check_unicode(image)}
-    raise ValueError(f"picture is a {type(image).__name__}; bytes, a data: URI, or both as bytes and path are expected")
+    raise ValueError(f"image is a {type(image).__name__}; bytes, a data: URI, or both as bytes and path are expected")
 
 
 # What the environments read of a prompts row.
@@ -229,10 +229,10 @@ def read_family(sample: Mapping[str, Any]) -> str | None:
 
 @cache
 def _warn(row: str) -> None:
-    logger.warning("row %s has no answer: every reply to it is graded as wrong", row)
+    logger.warning("row %s has no answer: every response to it is graded as wrong", row)
 
 
-# Pictures of rows: whatever form they come in, out come RGB pixels, and from equal pixels equal PNG data URIs.
+# Images of rows: whatever form they come in, out come RGB pixels, and from equal pixels equal PNG data URIs.
 
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -240,20 +240,20 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{200,}={0,2}")
 
 
-def read_pictures(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) -> list[Image.Image]:
-    """RGB pictures of a raw row, checked against the limits.
+def read_images(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) -> list[Image.Image]:
+    """RGB images of a raw row, checked against the limits.
 
     Args:
         images: `bytes` and `path` of each; a data URI stands in `path`.
 
     Raises:
-        ValueError: too many pictures, or one that is remote, outside the allowed folder, too large or unreadable.
+        ValueError: too many images, or one that is remote, outside the allowed folder, too large or unreadable.
     """
     if len(images) > options.limits.max_images:
         raise ValueError(f"{len(images)} images, more than limits.max_images={options.limits.max_images}")
     return [
-        decode_picture(
-            _picture_bytes(image, options),
+        decode_image(
+            _image_bytes(image, options),
             max_pixels=options.limits.max_pixels,
             max_aspect=options.limits.max_aspect,
             transparency=options.transparency,
@@ -262,25 +262,25 @@ def read_pictures(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions
     ]
 
 
-def picture_hash(picture: Image.Image) -> str:
-    """Hash of an RGB picture's pixels and size, whatever file it came from."""
-    return content_hash(f"{picture.width}x{picture.height}", picture.tobytes())
+def image_hash(image: Image.Image) -> str:
+    """Hash of an RGB image's pixels and size, whatever file it came from."""
+    return content_hash(f"{image.width}x{image.height}", image.tobytes())
 
 
-def picture_uri(picture: Image.Image) -> str:
-    """PNG data URI of an RGB picture."""
-    return png_data_uri(encode_png(np.asarray(picture)))
+def image_uri(image: Image.Image) -> str:
+    """PNG data URI of an RGB image."""
+    return png_data_uri(encode_png(np.asarray(image)))
 
 
-def _picture_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes:
+def _image_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes:
     raw, text = image["bytes"], image["path"]
     limit = options.limits.max_bytes
     if raw:
         if len(raw) > limit:
-            raise ValueError(f"picture has {len(raw)} bytes, more than limits.max_bytes={limit}")
+            raise ValueError(f"image has {len(raw)} bytes, more than limits.max_bytes={limit}")
         return bytes(raw)
     if not text:
-        raise ValueError("picture is empty")
+        raise ValueError("image is empty")
     if text.startswith("data:"):
         return data_uri_bytes(text, limit)
     if _ADDRESS.match(text):
@@ -291,16 +291,16 @@ def _picture_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes
 
 
 def _file_bytes(name: str, folder: str | None, limit: int) -> bytes:
-    """Bytes of a picture below the allowed folder; links that lead out of it are not followed."""
+    """Bytes of an image below the allowed folder; links that lead out of it are not followed."""
     if folder is None:
-        raise ValueError(f"picture {name[:60]!r} is a path; set image_folder to read pictures below it")
+        raise ValueError(f"picture {name[:60]!r} is a path; set image_folder to read images below it")
     root = Path(folder).resolve()
     try:
         path = (root / name).resolve()
         if not path.is_relative_to(root):
             raise ValueError(f"picture {name[:60]!r} lies outside image_folder")
         if path.stat().st_size > limit:
-            raise ValueError(f"picture has {path.stat().st_size} bytes, more than limits.max_bytes={limit}")
+            raise ValueError(f"image has {path.stat().st_size} bytes, more than limits.max_bytes={limit}")
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"picture {name[:60]!r} cannot be read: {error.strerror or error}") from error
@@ -365,7 +365,7 @@ def check_text(name: str, text: str, *, controls: bool) -> None:
 
 
 def check_placeholders(text: str, images: int) -> None:
-    """See that there is one placeholder for each picture.
+    """See that there is one placeholder for each image.
 
     Raises:
         ValueError: there are more or fewer.
@@ -448,7 +448,7 @@ class CheckedProblem:
         text: the row's own text with placeholders, repaired.
         question: the text without an instruction.
         answer: label, repaired, without white space around it.
-        pictures: in RGB, in the order of the placeholders.
+        images: in RGB, in the order of the placeholders.
         repaired: control characters that were replaced.
     """
 
@@ -463,7 +463,7 @@ def check_problem(raw: Mapping[str, Any], options: Geo3kDataOptions) -> CheckedP
     """The problem in a raw row.
 
     Raises:
-        ValueError: no text or answer, characters that break a prompt, placeholders without pictures, or pictures that
+        ValueError: no text or answer, characters that break a prompt, placeholders without images, or images that
             are remote, too large or unreadable.
     """
     if raw["error"] is not None:
@@ -476,7 +476,7 @@ def check_problem(raw: Mapping[str, Any], options: Geo3kDataOptions) -> CheckedP
         check_text(name, value, controls=options.repair_control_characters)
     question = question_of(text, options.instruction)
     check_placeholders(question, len(raw["images"]))
-    return CheckedProblem(text, question, answer.strip(" \t\r\n"), read_pictures(raw["images"], options), repaired)
+    return CheckedProblem(text, question, answer.strip(" \t\r\n"), read_images(raw["images"], options), repaired)
 
 
 def index_rows(
@@ -496,7 +496,7 @@ def index_rows(
             rejected.append(RejectedRow(raw["row_id"], str(error), _shown(raw), raw["source"]))
             yield head | _REJECTED
             continue
-        hashes = [picture_hash(picture) for picture in problem.pictures]
+        hashes = [image_hash(image) for image in problem.pictures]
         columns = json.loads(raw["columns"])
         yield head | {
             "status": "kept",
@@ -507,7 +507,7 @@ def index_rows(
             "family": text_or_none(columns.get("family")),
             "difficulty": text_or_none(columns.get("difficulty")),
             "repaired": problem.repaired > 0,
-            "sizes": [list(picture.size) for picture in problem.pictures],
+            "sizes": [list(image.size) for image in problem.pictures],
         }
 
 
@@ -566,7 +566,7 @@ def settle_splits(rows: Sequence[IndexRow], published: Iterable[str], options: G
 
 
 def find_overlaps(rows: Iterable[IndexRow]) -> dict[str, Any]:
-    """What splits share: pictures and problems (picture and question), counted and named by row id.
+    """What splits share: images and problems (image and question), counted and named by row id.
 
     Args:
         rows: rows with a split.
@@ -596,7 +596,7 @@ def count_repeats(rows: Iterable[IndexRow]) -> dict[str, int]:
 def _deal(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOptions) -> list[IndexRow]:
     shares = _remaining_shares(options.shares, published)
     open_rows = [row for row in rows if row["status"] == "kept" and row["source_split"] == "train"]
-    leads = _link_pictures(open_rows)
+    leads = _link_images(open_rows)
     pool = sorted({_deal_key(row, leads) for row in open_rows})
     dealt = share_out(pool, shares, python_generator(options.seed, "geo3k", "splits"))
     split_of = {key: split for split, keys in dealt.items() for key in keys}
@@ -609,23 +609,23 @@ def _deal(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOptio
     return settled
 
 
-def _link_pictures(rows: Iterable[IndexRow]) -> dict[str, str]:
-    """The least picture that each one hangs together with, through rows that hold several."""
+def _link_images(rows: Iterable[IndexRow]) -> dict[str, str]:
+    """The least image that each one hangs together with, through rows that hold several."""
     leads: dict[str, str] = {}
 
-    def lead(picture: str) -> str:
-        while (above := leads.setdefault(picture, picture)) != picture:
-            picture = above
-        return picture
+    def lead(image: str) -> str:
+        while (above := leads.setdefault(image, image)) != image:
+            image = above
+        return image
 
     for row in rows:
-        found = sorted({lead(picture) for picture in row["image_hashes"]})
+        found = sorted({lead(image) for image in row["image_hashes"]})
         leads.update(dict.fromkeys(found, found[0]) if found else {})
-    return {picture: lead(picture) for picture in leads}
+    return {image: lead(image) for image in leads}
 
 
 def _deal_key(row: IndexRow, leads: Mapping[str, str]) -> str:
-    """What a row's pictures hang together with; for a problem without one the problem."""
+    """What a row's images hang together with; for a problem without one the problem."""
     return leads[row["image_hashes"][0]] if row["image_hashes"] else str(row["problem_hash"])
 
 
@@ -688,7 +688,7 @@ def count_forms(rows: Iterable[Mapping[str, Any]], column: str) -> dict[str, int
     return dict(Counter(str(row[column] or "unknown") for row in rows).most_common())
 
 
-# What the geometry data hold, in numbers: rows, splits, answers, pictures, and what published splits share.
+# What the geometry data hold, in numbers: rows, splits, answers, images, and what published splits share.
 
 
 def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: Geo3kDataOptions) -> dict[str, Any]:
@@ -725,7 +725,7 @@ def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: G
 
 
 def describe_split(rows: Sequence[IndexRow]) -> dict[str, Any]:
-    """Problems of one split: distinct ones, pictures, repeated rows, answers by form, families, sizes of pictures."""
+    """Problems of one split: distinct ones, images, repeated rows, answers by form, families, sizes of images."""
     answers = Counter(row["answer"] for row in rows)
     pixels = sorted(width * height for row in rows for width, height in row["sizes"])
     return {
@@ -757,11 +757,11 @@ def _hashes(rows: Sequence[IndexRow]) -> list[str]:
 
 def _split_note(rule: str, dealt: Sequence[str]) -> str:
     notes = {
-        "none": "Splits may share pictures and problems.",
-        "pairs": "No (picture, question) pair occurs in two splits; pictures may.",
-        "images": "No picture occurs in two splits.",
+        "none": "Splits may share images and problems.",
+        "pairs": "No (image, question) pair occurs in two splits; images may.",
+        "images": "No image occurs in two splits.",
     }
-    made = f" Dealt out of the training rows by picture: {', '.join(dealt)}." if dealt else ""
+    made = f" Dealt out of the training rows by image: {', '.join(dealt)}." if dealt else ""
     return notes[rule] + made
 
 
@@ -806,7 +806,7 @@ def prompt_row(raw: Mapping[str, Any], found: Mapping[str, Any], options: Geo3kD
         "prompt": text,
         "problem": text,
         "answer": problem.answer,
-        "images": [picture_uri(picture) for picture in problem.pictures],
+        "images": [image_uri(image) for image in problem.pictures],
         "question": plain_question(problem.question),
         "data_source": text_or_none(given.get("data_source")) or raw["source"],
         "problem_hash": found["problem_hash"],

@@ -1,6 +1,6 @@
 """Steps of data_geo3k and data_geo3k_multi_turn: streams and frames in and out.
 
-Tables with pictures are streams: no node holds more than a few rows of them.
+Tables with images are streams: no node holds more than a few rows of them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def report_data(
     for pair, found in report["published_overlaps"]["images"].items():
         if found["shared"]:
             logger.warning(
-                "%s: pictures in both %s as published: %d; exclude_overlaps=images leaves out the rows that share one",
+                "%s: images in both %s as published: %d; exclude_overlaps=images leaves out the rows that share one",
                 section,
                 pair.replace("+", " and "),
                 found["shared"],

@@ -102,7 +102,7 @@ def feedback_text(case: str, style: str, quoted: str = "", *, raw: bool = False)
 def warning_turn(max_turns: int) -> int:
     """Number (from 0) of the turn from which on feedback to wrong answers announces the last chance.
 
-    One turn before the last one, so that a reply can follow it; the only turn where there is no second one.
+    One turn before the last one, so that a response can follow it; the only turn where there is no second one.
     """
     return max(max_turns - 2, 0)
 
@@ -113,7 +113,7 @@ def _quote(text: str) -> str:
     return "".join(character for character in shown if character.isprintable()).replace("<|", "< |")
 
 
-# Answer sheet: the replies of an episode, the reference, and the grader; all verdicts and numbers come from here.
+# Answer sheet: the responses of an episode, the reference, and the grader; all verdicts and numbers come from here.
 
 
 class AnswerSheet:
@@ -125,7 +125,7 @@ class AnswerSheet:
         family: of the problem; None: it is not known.
 
     Attributes:
-        replies: of the policy, in order.
+        responses: of the policy, in order.
         truncated: whether the episode was cut off.
     """
 
@@ -138,7 +138,7 @@ class AnswerSheet:
     def clear(self) -> None:
         """Forget the episode."""
         self._grades: dict[str, Future[Grade]] = {}
-        self.replies: list[str] = []
+        self.responses: list[str] = []
         self.truncated = False
 
     def prepare(self, response: str) -> Future[Grade]:
@@ -154,19 +154,19 @@ class AnswerSheet:
         """Verdict on the last box of a text; waits for it."""
         return self.prepare(response).result()
 
-    def text(self, replies: Sequence[str] | None = None) -> str:
-        """What is graded of replies; None: of those so far."""
-        return assistant_text(self.replies if replies is None else replies, thoughts=self._options.keeps_thoughts)
+    def text(self, responses: Sequence[str] | None = None) -> str:
+        """What is graded of responses; None: of those so far."""
+        return assistant_text(self.responses if responses is None else responses, thoughts=self._options.keeps_thoughts)
 
-    def conclude(self, replies: Sequence[str], status: str) -> None:
-        """Take all replies of a finished episode, those that ended it included."""
-        self.replies = list(replies)
+    def finalize(self, responses: Sequence[str], status: str) -> None:
+        """Take all responses of a finished episode, those that ended it included."""
+        self.responses = list(responses)
         self.truncated = status == "truncated"
 
     def metrics(self) -> dict[str, float]:
         """Numbers that both tasks have.
 
-        Keys: success (0 or 1, the last box of all replies), has_answer (whether there is a box), grading_timeout
+        Keys: success (0 or 1, the last box of all responses), has_answer (whether there is a box), grading_timeout
         (whether the verdict is that of the time limit), truncated, repetition, `form_<class>` = 1 for the class of the
         reference (integer, decimal, surd, fraction, pi or other), and `family_<name>` = 1.
         """
@@ -177,7 +177,7 @@ class AnswerSheet:
             "has_answer": float(has_box(text)),
             "grading_timeout": float(verdict.rule == "timeout"),
             "truncated": float(self.truncated),
-            "repetition": float(repetition("\n".join(self.replies))),
+            "repetition": float(repetition("\n".join(self.responses))),
         }
         if self.ground_truth is not None:
             numbers[f"form_{answer_form(self.ground_truth)}"] = 1.0
@@ -194,12 +194,12 @@ class Geo3kEnv:
 
     Args:
         ground_truth: the reference, a text or a number; None: there is none, and every score is 0.
-        max_turns: replies of the episode, needed; feedback before the last one announces it.
+        max_turns: responses of the episode, needed; feedback before the last one announces it.
         family: of the problem, for the metrics; None: it is not known.
         arguments: further fields of `Geo3kEnvOptions`; `preset="slime_exact"` sets the original's rules.
 
     Attributes:
-        turn: replies so far.
+        turn: responses so far.
         tool_calls: answers that were scored.
         last_tool_score: 1.0 or 0.0 of the last one; None before it.
 
@@ -218,7 +218,7 @@ class Geo3kEnv:
         self.turn = 0
         self.tool_calls = 0
         self.last_tool_score: float | None = None
-        # Score of each reply's call; None where nothing was scored.
+        # Score of each response's call; None where nothing was scored.
         self._scores: list[float | None] = []
 
     @property
@@ -232,31 +232,31 @@ class Geo3kEnv:
         return {}, {"ground_truth_available": self.ground_truth is not None}
 
     def prepare(self, text: str) -> list[Future[Grade]]:
-        """Begin to grade in the background what the step with this reply, and the end of the episode, will ask for.
+        """Begin to grade in the background what the step with this response, and the end of the episode, will ask for.
 
         Returns:
             What the step waits for: the grade of the call's answer, if there is one.
         """
-        self._sheet.prepare(self._sheet.text([*self._sheet.replies, text]))
+        self._sheet.prepare(self._sheet.text([*self._sheet.responses, text]))
         call = self._read(text)
         if call is None or not call.is_known or call.answer is None:
             return []
         return [self._sheet.prepare(_boxed(call.answer))]
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
-        """Carry out the call of a reply.
+        """Carry out the call of a response.
 
         Returns:
-            Observation: `obs_str`, after a scored answer `tool_score` too. Done: after a reply without a call that can
-            be read, after max_turns replies, and, by default, after a correct answer. Info: tool_executed; after a
-            scored answer name, answer, score, rule and parsed_actions; answer_missing where the call has none.
+            Observation: `obs_str`, after a scored answer `tool_score` too. Done: after a response without a call that
+            can be read, after max_turns responses, and, by default, after a correct answer. Info: tool_executed; after
+            a scored answer name, answer, score, rule and parsed_actions; answer_missing where the call has none.
 
         Raises:
             TypeError: the arguments of the call are no JSON object, and `tolerate_list_arguments` is off.
         """
         call = self._read(text)
         self.turn += 1
-        self._sheet.replies.append(text)
+        self._sheet.responses.append(text)
         self._scores.append(None)
         final = self.turn >= self.options.max_turns
         if call is None:
@@ -299,26 +299,26 @@ class Geo3kEnv:
         """See `base.user_message`."""
         return user_message(observation)
 
-    def conclude(self, replies: Sequence[str], status: str) -> None:
-        """Take all replies of the finished episode, those included that the loop did not step with."""
-        self._sheet.conclude(replies, status)
+    def finalize(self, responses: Sequence[str], status: str) -> None:
+        """Take all responses of the finished episode, those included that the loop did not step with."""
+        self._sheet.finalize(responses, status)
 
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.
 
-        Keys beside those of `AnswerSheet.metrics`: first_attempt_correct (the first reply's scored answer, else its
-        box), tool_calls (replies that try a call), valid_tool_calls (scored ones), tool_correct (whether one was
-        correct), invalid_turns (replies with neither a scored answer nor a box).
+        Keys beside those of `AnswerSheet.metrics`: first_attempt_correct (the first response's scored answer, else its
+        box), tool_calls (responses that try a call), valid_tool_calls (scored ones), tool_correct (whether one was
+        correct), invalid_turns (responses with neither a scored answer nor a box).
         """
-        replies = self._sheet.replies
-        scores = [*self._scores, *[None] * (len(replies) - len(self._scores))]
+        responses = self._sheet.responses
+        scores = [*self._scores, *[None] * (len(responses) - len(self._scores))]
         silent = [
-            score is None and not has_box(self._sheet.text([r])) for r, score in zip(replies, scores, strict=True)
+            score is None and not has_box(self._sheet.text([r])) for r, score in zip(responses, scores, strict=True)
         ]
         return {
             **self._sheet.metrics(),
             "first_attempt_correct": self._first_attempt(scores),
-            "tool_calls": float(sum(CALL_MARK in reply for reply in replies)),
+            "tool_calls": float(sum(CALL_MARK in response for response in responses)),
             "valid_tool_calls": float(self.tool_calls),
             "tool_correct": float(1.0 in scores),
             "invalid_turns": float(sum(silent)),
@@ -328,7 +328,7 @@ class Geo3kEnv:
         if not scores:
             return 0.0
         score = scores[0]
-        return float(self._sheet.grade(self._sheet.text(self._sheet.replies[:1])).correct) if score is None else score
+        return float(self._sheet.grade(self._sheet.text(self._sheet.responses[:1])).correct) if score is None else score
 
     def metadata(self) -> dict[str, Any]:
         """The original's state of the environment."""

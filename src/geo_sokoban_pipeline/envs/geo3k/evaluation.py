@@ -87,8 +87,8 @@ def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
 
 def _first_attempt(ending: Ending) -> bool | None:
     metrics = ending.metrics
-    if "first_attempt_correct" not in metrics and metrics.get("success") and len(ending.replies) > 1:
-        return None  # solved, and nobody says with which reply
+    if "first_attempt_correct" not in metrics and metrics.get("success") and len(ending.responses) > 1:
+        return None  # solved, and nobody says with which response
     return metrics.get("first_attempt_correct", metrics.get("success", 0.0)) >= 0.5
 
 
@@ -97,7 +97,7 @@ def _is_plausible(ending: Ending) -> bool | None:
     labels = {_plain(one["label"]) for one in candidates} if candidates is not None else set()
     if not labels:
         return None
-    answer = extract_answer(assistant_text(ending.replies))
+    answer = extract_answer(assistant_text(ending.responses))
     return answer is not None and _plain(answer) in labels
 
 

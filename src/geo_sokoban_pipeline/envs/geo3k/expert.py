@@ -1,6 +1,6 @@
-"""Teachers of geometry: they know what the figure says, and choose one of the rules that it might call for.
+"""Experts of geometry: they know what the figure says, and choose one of the rules that it might call for.
 
-The teacher `plausible` reads and calculates rightly and takes a rule at random. So imitating it teaches to read and to
+The expert `plausible` reads and calculates rightly and takes a rule at random. So imitating it teaches to read and to
 calculate, and is right about once in as many rules as there are; which rule fits which figure is left to be found. With
 its working it first says what it sees, which is always right: only the rule and what follows from it are uncertain.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.geo3k.tool_call import TOOL_NAMES
 
 NAMES = ("plausible", "solver", "constant")
@@ -28,8 +28,8 @@ class _Option:
     working: str = ""
 
 
-class GeometryTeacher:
-    """Replies of one demonstration.
+class GeometryExpert:
+    """Responses of one demonstration.
 
     Args:
         name: `plausible`, `solver` (the label) or `constant`.
@@ -60,7 +60,7 @@ class GeometryTeacher:
         if not 0.0 <= tool_share <= 1.0:
             raise ValueError(f"warm_start.teacher.args.tool_share={tool_share}: must be in [0, 1]")
         if name == "constant" and answer is None:
-            raise ValueError("warm_start.teacher.args.answer is needed by the teacher `constant`")
+            raise ValueError("warm_start.teacher.args.answer is needed by the expert `constant`")
         self._name, self._patience, self._noise = name, patience, noise
         self._tool_share, self._working, self._answer = tool_share, working, answer
         self._options: list[_Option] = []
@@ -78,8 +78,8 @@ class GeometryTeacher:
         known = [option for option in self._options if option.label == answer]
         self._label = None if answer is None else (known or [_Option(str(answer))])[0]
 
-    def reply(self, env: Any, generator: random.Random) -> str | None:
-        """The next reply; None where there is nothing to answer."""
+    def respond(self, env: Any, generator: random.Random) -> str | None:
+        """The next response; None where there is nothing to answer."""
         option = self._choose(generator)
         if option is None:
             return None
@@ -95,7 +95,7 @@ class GeometryTeacher:
         return generator.choice(fresh) if follows_rule and fresh else own
 
     def _wants_tool(self, env: Any, generator: random.Random) -> bool:
-        """Whether this reply calls the tool: never in the last turn, where nobody would read what it says."""
+        """Whether this response calls the tool: never in the last turn, where nobody would read what it says."""
         if not hasattr(env, "tool_calls"):
             return False
         if self._calls is None:
@@ -104,16 +104,16 @@ class GeometryTeacher:
         return self._calls and patient and env.turn + 1 < env.options.max_turns
 
 
-def build_teacher(name: str, patience: int | None = None, noise: float = 0.0, **arguments: Any) -> GeometryTeacher:
-    """Teacher of one demonstration; teachers remember what they tried, so every episode gets its own.
+def build_teacher(name: str, patience: int | None = None, noise: float = 0.0, **arguments: Any) -> GeometryExpert:
+    """Expert of one demonstration; experts remember what they tried, so every episode gets its own.
 
     Args:
-        arguments: further ones of `GeometryTeacher`.
+        arguments: further ones of `GeometryExpert`.
     """
-    return GeometryTeacher(name, patience, noise, **arguments)
+    return GeometryExpert(name, patience, noise, **arguments)
 
 
-def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:
+def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
     """Whom the warm start imitates, in words; rows without candidates leave nothing but their answers to imitate."""
     name: str = options.name
     if name == "constant":

@@ -82,7 +82,7 @@ def sample_problems(
 
 
 def check_counts_drawn(options: Geo3kDataOptions, section: str) -> list[Check]:
-    """Whether generated counts are possible; tiny problems are all drawn for it, without their pictures.
+    """Whether generated counts are possible; tiny problems are all drawn for it, without their images.
 
     Raises:
         ProblemsExhaustedError: the families hold too few problems.
@@ -143,5 +143,5 @@ def _differences(path: Path, split: str, options: Geo3kDataOptions, section: str
     few = options.counts.model_copy(update={"train": 0, "validation": 0, "eval": 1})
     _, made, _ = sample_problems(options.model_copy(update={"counts": few}), section, 1, None)
     first = next(iter(stored_rows(path)))
-    names = {"prompt": "another instruction", "images": "other pictures", "answer": "other answers"}
+    names = {"prompt": "another instruction", "images": "other images", "answer": "other answers"}
     return differs + [what for name, what in names.items() if first.get(name) != made[0][name]]

@@ -55,12 +55,12 @@ class GeometryReport(TaskReport):
 
     def compare(self, summary: Summary, policies: Sequence[str]) -> list[str]:
         """First attempts, the most frequent answer, the expert, blank and shuffled images."""
-        most, teacher = find_baseline(summary, "most_frequent"), find_baseline(summary, "teacher")
+        most, expert = find_baseline(summary, "most_frequent"), find_baseline(summary, "teacher")
         parts = []
         if most:
             parts.append(f"always the most frequent answer of training is correct for {write_rate(most)}")
-        if teacher:
-            parts.append(f"the teacher of the warm start for {write_rate(teacher)}")
+        if expert:
+            parts.append(f"the expert of the warm start for {write_rate(expert)}")
         text = ", ".join(parts)
         baselines = [f"{text[:1].upper()}{text[1:]}."] if parts else []
         shown = {"_blank": "blank images", "_shuffled": "images of other problems"}

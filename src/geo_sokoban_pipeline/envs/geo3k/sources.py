@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, Row, RowStream
 
 
 def draw_problems(options: Geo3kDataOptions, section: str) -> Callable[[], Iterator[Row]]:
-    """Draw the problems of all splits; their pictures are made when the rows are walked through.
+    """Draw the problems of all splits; their images are made when the rows are walked through.
 
     Held-out splits are drawn first, so they do not change with the number of training problems.
 

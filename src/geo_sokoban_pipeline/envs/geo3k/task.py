@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import Setting
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
-from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Row, Task, Vocabulary, Words, describe_teacher
+from geo_sokoban_pipeline.config.policy import ExpertOptions
+from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Row, Task, Vocabulary, Words, expert_label
 from geo_sokoban_pipeline.envs.geo3k import data_steps
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, Geo3kMultiTurnDataOptions
 from geo_sokoban_pipeline.envs.geo3k.report import GeometryReport, has_tool
@@ -34,7 +34,7 @@ MOST_FREQUENT = "most_frequent"
 _TURNS = 3  # of episodes with the scoring tool
 _ROWS = 8  # that are drawn or read to find one prompt
 _PROBLEM = {"id": "tried", "answer": "1"}
-_ANSWERED = SimpleNamespace(prompt=_PROBLEM, replies=["\\boxed{1}"], response="\\boxed{1}")
+_ANSWERED = SimpleNamespace(prompt=_PROBLEM, responses=["\\boxed{1}"], response="\\boxed{1}")
 _TAGS = ("<answer>", "</answer>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 _FIGURES = ("vertical angles", "linear pair", "complementary angles", "inscribed angle", "intercepted arc")
 
@@ -55,7 +55,7 @@ _DEFAULTS: Mapping[str, Any] = {
             "noise": Setting(0.0, "Share of answers that follow a rule at random."),
             "args": Setting(
                 {},
-                "Further arguments of the factory. Of the own teacher: tool_share (of the episodes in which it calls "
+                "Further arguments of the factory. Of the own expert: tool_share (of the episodes in which it calls "
                 "the tool, 1), working (write figure, numbers and rule before the answer, false), answer (that of "
                 "`constant`).",
             ),
@@ -204,19 +204,19 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         names = ("math_reward", "tolerance_reward", "format_reward")
         return [(load_object(f"{REWARDS}.{name}"), _ANSWERED) for name in names]
 
-    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, TeacherOptions]:
+    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
         """The label, the most frequent label of training (of evaluation nobody may know it), and the expert."""
         expert = options.warm_start.teacher
-        label = TeacherOptions(factory=EXPERT, name="solver")
-        agents: dict[str, TeacherOptions] = {"label": label}
+        label = ExpertOptions(factory=EXPERT, name="solver")
+        agents: dict[str, ExpertOptions] = {"label": label}
         answers = Counter(str(row["answer"]) for row in training)
         if answers:
             # The first one in the alphabet where several are as frequent: the order of the rows must not decide.
             most = min(answers, key=lambda answer: (-answers[answer], answer))
             args = {"answer": most, "tool_share": 0.0}
-            agents[MOST_FREQUENT] = TeacherOptions(factory=EXPERT, name="constant", args=args)
+            agents[MOST_FREQUENT] = ExpertOptions(factory=EXPERT, name="constant", args=args)
         if options.warm_start.steps and expert.model_dump() != label.model_dump():
-            agents[describe_teacher(expert, EXPERT)] = expert
+            agents[expert_label(expert, EXPERT)] = expert
         return agents
 
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:

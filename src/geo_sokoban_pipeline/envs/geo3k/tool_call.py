@@ -41,13 +41,13 @@ class ToolCall:
 
 
 def parse_tool_call(text: str, *, after_think: bool = True, earlier_call_counts: bool = False) -> ToolCall | None:
-    """The scoring call of a reply.
+    """The scoring call of a response.
 
     The body is a JSON object with `name` and `arguments`, or with both in an object `function`; arguments may be JSON
     text. Tags are read in lower case only.
 
     Args:
-        text: the whole reply.
+        text: the whole response.
         after_think: read only what follows the last `</think>`, if there is one. Off is the original's rule.
         earlier_call_counts: where the last call cannot be read, take the last one that can. Off is the original's rule.
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board, Layout, Move, MoveRewards
     from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_png
     from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env, parse_actions
-    from geo_sokoban_pipeline.envs.sokoban.expert import Player, make_player
+    from geo_sokoban_pipeline.envs.sokoban.expert import MovePolicy, make_agent
     from geo_sokoban_pipeline.envs.sokoban.levels import (
         Level,
         LevelsExhaustedError,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "board": ("DIRECTIONS", "Board", "Layout", "Move", "MoveRewards"),
     "env": ("SokobanEnv", "build_env", "parse_actions"),
-    "expert": ("Player", "make_player"),
+    "expert": ("MovePolicy", "make_agent"),
     "levels": ("Level", "LevelsExhaustedError", "enumerate_layouts", "generate_levels", "levels_of_layout"),
     "drawing": ("render", "render_png"),
     "solver": ("SearchLimitError", "solve"),
@@ -37,14 +37,14 @@ __all__ = [
     "LevelsExhaustedError",
     "Move",
     "MoveRewards",
-    "Player",
+    "MovePolicy",
     "SearchLimitError",
     "SokobanEnv",
     "build_env",
     "enumerate_layouts",
     "generate_levels",
     "levels_of_layout",
-    "make_player",
+    "make_agent",
     "parse_actions",
     "render",
     "render_png",

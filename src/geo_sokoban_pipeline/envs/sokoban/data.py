@@ -46,7 +46,7 @@ RAW_LEVELS = pa.schema(
         pa.field("data_source", pa.string(), nullable=False),  # name of the data set, as in the published rows
         pa.field("level_xsb", pa.string(), nullable=False),
         pa.field("prompt", pa.string()),  # the row's own text; null for levels without one
-        pa.field("images", pa.list_(pa.string())),  # the row's own pictures; null for levels without
+        pa.field("images", pa.list_(pa.string())),  # the row's own images; null for levels without
         pa.field("columns", pa.string(), nullable=False),  # JSON object of all other columns
         pa.field("seed", pa.int64()),  # null for levels that were read
         pa.field("solution_length", pa.int32()),  # fewest moves; null where the solver did not finish
@@ -96,7 +96,7 @@ class LevelRow:
         data_source: name of the data set as published rows give it.
         board: the start position.
         prompt: the row's own text with the grid or `<image>`; None for a level without one.
-        images: the row's own pictures; None for a level without.
+        images: the row's own images; None for a level without.
         columns: all other columns, JSON values.
         seed: what a generated level was drawn from; None for levels that were read.
         solution_length: fewest moves; None where the solver met its limit or was not asked.
@@ -140,7 +140,7 @@ def data_source_name(board: Board) -> str:
     return f"sokoban_{board.height}x{board.width}_{len(board.boxes)}box"
 
 
-# Raw rows become levels: text, grid and pictures are checked here, and nowhere later.
+# Raw rows become levels: text, grid and images are checked here, and nowhere later.
 
 
 PLACEHOLDER = "<image>"
@@ -151,7 +151,7 @@ _USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTA
 _CHAT_MARK = re.compile(r"<\|im_start\|>\w*\n?|<\|im_end\|>")
 _OPEN_THINK = re.compile(r"<\|im_start\|>assistant\s*<think>\s*\Z")
 
-LEGEND = """Picture:
+LEGEND = """Image:
 Wall: red brick with light mortar | Floor: black tile | Target: red-outlined square with a red diamond | \
 Box: yellow crate with an orange X | You: bright green alien
 
@@ -180,8 +180,8 @@ def level_from_processed(row: Mapping[str, Any], number: int, source: str, limit
     """Level of a row in the schema of `sokoban_processed`: the grid stands in `extra_info.env_config`.
 
     Raises:
-        ValueError: no env_config or one that `Board.from_env_config` refuses, a picture that is remote, too large or
-            unreadable, or as many `<image>` in the text as there are not pictures.
+        ValueError: no env_config or one that `Board.from_env_config` refuses, an image that is remote, too large or
+            unreadable, or as many `<image>` in the text as there are not images.
     """
     text = extract_text(row.get("prompt"))
     info = row.get("extra_info")
@@ -264,13 +264,13 @@ def find_grid(text: str) -> str:
     return found["grid"]
 
 
-def picture_text(text: str, *, strip_chat_markup: bool = True, consistent_legend: bool = True) -> str:
-    """The prompt for a picture: grid and symbol legend make way for `<image>` and a legend of the picture.
+def image_text(text: str, *, strip_chat_markup: bool = True, consistent_legend: bool = True) -> str:
+    """The prompt for an image: grid and symbol legend make way for `<image>` and a legend of the image.
 
     Args:
         text: a raw prompt, or one that has been through here before, which then only loses what the options remove.
         strip_chat_markup: keep only what the user says, without chat marks and the open think tag behind it.
-        consistent_legend: remove `(#)` and the like, which name symbols that the picture does not show.
+        consistent_legend: remove `(#)` and the like, which name symbols that the image does not show.
     """
     if strip_chat_markup:
         text = strip_chat_marks(text)
@@ -350,7 +350,7 @@ def prompt_row(raw: Mapping[str, Any], options: SokobanDataOptions) -> dict[str,
 
     Args:
         raw: one record of the table, None for missing values.
-        options: instruction, picture and text rules.
+        options: instruction, image and text rules.
     """
     board = Board.from_text(raw["level_xsb"])
     columns = json.loads(raw["columns"])
@@ -384,7 +384,7 @@ def instruction_text(own: str | None, options: SokobanDataOptions, board: Board)
         return options.instruction
     if own is None:
         return FULL
-    return picture_text(own, strip_chat_markup=options.strip_chat_markup, consistent_legend=options.consistent_legend)
+    return image_text(own, strip_chat_markup=options.strip_chat_markup, consistent_legend=options.consistent_legend)
 
 
 def _text_instruction(own: str | None, options: SokobanDataOptions, board: Board) -> str:

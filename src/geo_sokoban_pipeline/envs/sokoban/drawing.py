@@ -1,7 +1,7 @@
-"""Pictures of boards: 7 kinds of tiles, drawn once per size, put side by side.
+"""Images of boards: 7 kinds of tiles, drawn once per size, put side by side.
 
 Colours and proportions are the seed system's at 64 px a cell; other sizes scale them, with no line thinner than one
-pixel. Every picture is RGB, (height · cell_px) × (width · cell_px) pixels, and depends on board and size alone.
+pixel. Every image is RGB, (height · cell_px) × (width · cell_px) pixels, and depends on board and size alone.
 One mark is our own: a box on a target has a red outline, where the original shows it like any other box.
 """
 
@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.envs.sokoban import board
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 
 MIN_CELL_PX = 8
-# Memory that painted pictures of one size of board may take, about 450 of 6×6 cells of 16 px.
-_PICTURE_BYTES = 16 << 20
+# Memory that painted images of one size of board may take, about 450 of 6×6 cells of 16 px.
+_IMAGE_BYTES = 16 << 20
 
 _WALL, _FLOOR, _GRID = (176, 80, 50), (8, 8, 8), (255, 255, 255)
 _TARGET_LINE, _TARGET_FILL = (220, 40, 40), (200, 30, 30)
@@ -29,7 +29,7 @@ _PLAYER, _EYE = (70, 200, 70), (0, 0, 0)
 
 
 def render(board: Board, cell_px: int = 64) -> Image.Image:
-    """RGB picture of a board.
+    """RGB image of a board.
 
     Args:
         board: any position.
@@ -46,7 +46,7 @@ def render_png(board: Board, cell_px: int = 64) -> bytes:
     return encode_png(_pixels(board, cell_px))
 
 
-class BoardPicture(Image.Image):
+class BoardImage(Image.Image):
     """`render` of a board, painted when Pillow is asked for its pixels.
 
     numpy gets them as an array, without a detour through Pillow: nine of ten boards that a rollout shows are new to
@@ -67,7 +67,7 @@ class BoardPicture(Image.Image):
         return None if self._board is None else self._content_key
 
     def load(self) -> Any:
-        """Paint the picture, if it is not; every method of Pillow that looks at pixels calls this first."""
+        """Paint the image, if it is not; every method of Pillow that looks at pixels calls this first."""
         if self._board is not None:
             self.im = render(self._board, self._cell_px).im
             self._board = None
@@ -84,14 +84,14 @@ class BoardPicture(Image.Image):
 def render_observation(board: Board, cell_px: int = 64) -> Image.Image:
     """`render` for a policy's reader, with a content key.
 
-    Equal boards share one picture while it is cached: do not draw on it.
+    Equal boards share one image while it is cached: do not draw on it.
     """
-    return _picture_cache(4 * board.height * board.width * cell_px**2)(board, cell_px)
+    return _image_cache(4 * board.height * board.width * cell_px**2)(board, cell_px)
 
 
 @lru_cache(maxsize=8)
-def _picture_cache(picture_bytes: int) -> Callable[[Board, int], BoardPicture]:
-    return lru_cache(maxsize=max(64, _PICTURE_BYTES // picture_bytes))(BoardPicture)
+def _image_cache(image_bytes: int) -> Callable[[Board, int], BoardImage]:
+    return lru_cache(maxsize=max(64, _IMAGE_BYTES // image_bytes))(BoardImage)
 
 
 def _pixels(board: Board, cell_px: int) -> np.ndarray:
@@ -121,7 +121,7 @@ def _draw_tile(code: int, side: int) -> Image.Image:
     if code in (board.TARGET, board.BOX_ON_TARGET, board.PLAYER_ON_TARGET):
         _draw_target(draw, side)
     if code in (board.BOX, board.BOX_ON_TARGET):
-        # The box hides the target; without a mark, two boxes would make the picture ambiguous.
+        # The box hides the target; without a mark, two boxes would make the image ambiguous.
         _draw_box(draw, side, _TARGET_LINE if code == board.BOX_ON_TARGET else _BOX_LINE)
     if code in (board.PLAYER, board.PLAYER_ON_TARGET):
         _draw_player(draw, side)

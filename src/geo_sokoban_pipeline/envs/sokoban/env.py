@@ -24,13 +24,13 @@ _THINK_END = "</think>"
 
 
 def parse_actions(text: str, max_actions: int | None = None, *, after_think: bool = True) -> list[str]:
-    """Moves that a reply asks for, in order.
+    """Moves that a response asks for, in order.
 
     Commas, semicolons and white space separate tokens; a token counts if it equals up, down, left or right in any
     case, so attached punctuation disqualifies it. Other tokens are skipped.
 
     Args:
-        text: the whole reply.
+        text: the whole response.
         max_actions: moves after which reading stops; None: no limit.
         after_think: read only what follows the last `</think>`, if there is one. Off is the original's rule.
     """
@@ -90,28 +90,28 @@ def _read_rewards(given: Any) -> MoveRewards:
     return MoveRewards(**rewards)
 
 
-# Observation texts: what stands beside the picture. `full` explains and asks, `brief` costs next to no tokens.
+# Observation texts: what stands beside the image. `full` explains and asks, `brief` costs next to no tokens.
 
 
 STYLES = ("full", "brief")
 
 
-def observation_text(board: Board, executed: Sequence[str] | None, style: str, grid: bool, picture: bool) -> str:
+def observation_text(board: Board, executed: Sequence[str] | None, style: str, grid: bool, image: bool) -> str:
     """Text of one observation.
 
     Args:
         board: the position to be described.
         executed: moves of the last turn, those that were blocked included; None at reset.
         style: `full` or `brief`.
-        grid: whether the position is written out in the data set's symbols; without a picture `brief` puts nothing
+        grid: whether the position is written out in the data set's symbols; without an image `brief` puts nothing
             between the cells.
-        picture: whether a picture of it comes with the text.
+        image: whether an image of it comes with the text.
     """
-    compact = style == "brief" and not picture
+    compact = style == "brief" and not image
     rows = (board.to_grid() if compact else board.to_symbols()) if grid else None
     if style == "brief":
         return f"{rows}\nNext?" if rows else "Next?"
-    shown = [text for text in ("See the image." if picture else None, rows) if text]
+    shown = [text for text in ("See the image." if image else None, rows) if text]
     done = ", ".join(action.capitalize() for action in executed or ()) or "None"
     return "\n".join(
         [
@@ -123,19 +123,19 @@ def observation_text(board: Board, executed: Sequence[str] | None, style: str, g
     )
 
 
-# Sokoban as a conversation: the policy sees a picture, replies with moves, sees the picture after them.
+# Sokoban as a conversation: the policy sees an image, responses with moves, sees the image after them.
 
 
 class SokobanEnv:
     """One episode on one level; see `InteractionEnv`.
 
     Args:
-        board: the level. max_actions_per_turn: moves of a reply that are carried out; further ones are ignored.
-        max_steps: moves after which the episode ends, blocked ones included. cell_px: side of a cell in the picture,
+        board: the level. max_actions_per_turn: moves of a response that are carried out; further ones are ignored.
+        max_steps: moves after which the episode ends, blocked ones included. cell_px: side of a cell in the image,
         in pixels, 8 to 512. rewards: what moves, a turn without a move, and success are worth. observation_style:
         `full`, or `brief` for policies that pay for every token. text_grid: write the position into the text as well.
-        render_mode: `vision`, or `text` for the grid as text and no picture. malformed_counts_step: a reply without a
-        move costs one of `max_steps`. Off is the seed's rule, where such a reply
+        render_mode: `vision`, or `text` for the grid as text and no image. malformed_counts_step: a response without a
+        move costs one of `max_steps`. Off is the seed's rule, where such a response
             changes nothing.
         after_think: read actions only after the last `</think>`. Off is the seed's rule.
         end_when_lost: the episode ends once a box can never reach a target (`Board.is_lost`), and the turn is charged
@@ -202,7 +202,7 @@ class SokobanEnv:
         return self._observe(), {"box_target_distance": self.box_target_distance()}
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
-        """Carry out the moves of a reply until success, the step limit, or the last one.
+        """Carry out the moves of a response until success, the step limit, or the last one.
 
         Returns:
             Observation after the moves; done, which is success, a lost level, or the step limit; and the info:
@@ -279,7 +279,7 @@ class SokobanEnv:
     def final_metrics(self) -> dict[str, float]:
         """The episode in numbers.
 
-        Keys: success (0 or 1), lost (0 or 1), steps, turns (replies that `step` has seen: the loop does not step with
+        Keys: success (0 or 1), lost (0 or 1), steps, turns (responses that `step` has seen: the loop does not step with
         one that was cut off), invalid_turns (those without a move), invalid_share (of turns), boxes_on_target,
         dist0 and dist1 (cells); where the level's fewest moves are known optimal_steps, and steps_over_optimal if it
         was solved.

@@ -6,28 +6,28 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 
 SOLVER_STATES = 200_000
-PLAYER_NAMES = ("random", "random_legal", "solver", "direct")
+AGENT_NAMES = ("random", "random_legal", "solver", "direct")
 
 
-class Player(Protocol):
+class MovePolicy(Protocol):
     """Chooses moves during one episode."""
 
     def choose(self, board: Board, generator: random.Random) -> str | None:
         """A direction, or None where the player gives up, which ends the episode."""
 
 
-def make_player(name: str, patience: int | None = 1, max_states: int = SOLVER_STATES) -> Player:
+def make_agent(name: str, patience: int | None = 1, max_states: int = SOLVER_STATES) -> MovePolicy:
     """A player for one episode.
 
     Args:
         name: `random` (any direction), `random_legal` (moves that change the board), `solver` (fewest moves), or
             `direct`.
-        patience: of `direct` only, see `direct_player`.
+        patience: of `direct` only, see `direct_agent`.
         max_states: of `solver` only, see `solve`.
 
     Raises:
@@ -35,33 +35,33 @@ def make_player(name: str, patience: int | None = 1, max_states: int = SOLVER_ST
     """
     match name:
         case "random":
-            return random_player()
+            return random_agent()
         case "random_legal":
-            return random_legal_player()
+            return random_legal_agent()
         case "solver":
-            return solver_player(max_states)
+            return solver_agent(max_states)
         case "direct":
-            return direct_player(patience)
+            return direct_agent(patience)
         case _:
-            raise ValueError(f"player={name!r}: must be one of {', '.join(PLAYER_NAMES)}")
+            raise ValueError(f"player={name!r}: must be one of {', '.join(AGENT_NAMES)}")
 
 
-def random_player() -> Player:
+def random_agent() -> MovePolicy:
     """Any of the four directions, blocked ones included."""
     return _Random()
 
 
-def random_legal_player() -> Player:
+def random_legal_agent() -> MovePolicy:
     """Uniform among the moves that change the board; gives up where there is none."""
     return _RandomLegal()
 
 
-def solver_player(max_states: int = SOLVER_STATES) -> Player:
+def solver_agent(max_states: int = SOLVER_STATES) -> MovePolicy:
     """Fewest moves; gives up on boards without a solution or beyond the search limit (see `solve`)."""
     return _Solver(max_states)
 
 
-def direct_player(patience: int | None = 1) -> Player:
+def direct_agent(patience: int | None = 1) -> MovePolicy:
     """A heuristic without search, whose ceiling is low: it pushes nearer, walks nearer, and never plans a way round.
 
     It takes a push that lowers the distance of boxes and targets (Manhattan, best matching); else a step without a
@@ -140,18 +140,18 @@ def _box_distance(board: Board) -> int:
     return min((abs(row - r) + abs(column - c) for r, c in off_target), default=0)
 
 
-# Teachers of the warm start: a player whose moves are written as the replies a policy is to learn.
+# Experts of the warm start: a player whose moves are written as the responses a policy is to learn.
 
 
-class SokobanTeacher:
-    """Replies of one demonstration.
+class SokobanExpert:
+    """Responses of one demonstration.
 
     Args:
         name: player that chooses the moves.
         patience: of the player `direct`.
         noise: share of moves that are replaced by a random legal one, in [0, 1].
         max_states: of the player `solver`, see `solve`.
-        moves: of a reply, at most.
+        moves: of a response, at most.
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class SokobanTeacher:
         max_states: int = SOLVER_STATES,
         moves: int = 1,
     ) -> None:
-        self._player: Player = make_player(name, patience, max_states)
+        self._player: MovePolicy = make_agent(name, patience, max_states)
         self._noise, self._moves = noise, moves
 
-    def reply(self, env: Any, generator: random.Random) -> str | None:
-        """The next reply, an answer block with moves; None: the teacher gives up at once, or nothing is left to do."""
+    def respond(self, env: Any, generator: random.Random) -> str | None:
+        """The next response, an answer block with moves; None: the expert gives up, or nothing is left to do."""
         board: Board = env.board
         chosen: list[str] = []
         while len(chosen) < self._moves and not board.is_solved:
@@ -187,12 +187,12 @@ class SokobanTeacher:
 
 def build_teacher(
     name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES, moves: int = 1
-) -> SokobanTeacher:
-    """Teacher of one demonstration; players keep state, so every episode gets its own."""
-    return SokobanTeacher(name, patience, noise, max_states, moves)
+) -> SokobanExpert:
+    """Expert of one demonstration; players keep state, so every episode gets its own."""
+    return SokobanExpert(name, patience, noise, max_states, moves)
 
 
-def describe_expert(options: TeacherOptions, rows: Sequence[Mapping[str, Any]]) -> str:
+def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
     """Whom the warm start imitates, in words."""
     noise = f", {options.noise:.0%} of its moves replaced by random ones" if options.noise else ""
     return f"it imitates the expert `{options.name}` on {len(rows)} levels{noise}"

@@ -204,7 +204,7 @@ def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> li
         made = prompt_row({**first, **raw}, options)
     except (AttributeError, TypeError, ValueError) as error:  # a foreign table's columns may hold anything
         return [*differs, f"its first row is no level ({error})"]
-    for name, what in (("prompt", "another instruction"), ("images", "pictures of another size")):
+    for name, what in (("prompt", "another instruction"), ("images", "images of another size")):
         if first[name] != made[name]:
             differs.append(what)
     return differs

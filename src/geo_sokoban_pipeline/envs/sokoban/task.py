@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import Setting
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.config.policy import TeacherOptions
+from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.base import (
     PATIENT,
     Breakdown,
@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.envs.base import (
     Task,
     Vocabulary,
     Words,
-    describe_teacher,
+    expert_label,
 )
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample
 from geo_sokoban_pipeline.envs.metrics import Ending, Rows
@@ -125,7 +125,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         if options.env.factory == ENV and played is not None and data.cell_px != played:
             raise ValueError(
                 f"env.args.cell_px={played}: differs from {self.name}.cell_px={data.cell_px}, the size of an episode's "
-                "first picture. Give both the same value."
+                "first image. Give both the same value."
             )
 
     def check_limits(self, options: TrainOptions, longest: int, shortest: int = 0) -> list[Check]:
@@ -168,7 +168,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         """The reward on an episode of one turn."""
         return [(load_object(REWARD), _PLAYED)]
 
-    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, TeacherOptions]:
+    def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
         """Random moves, random legal moves, the solver; the expert with its patience, and without giving up.
 
         They make as many moves a turn as a policy may.
@@ -177,12 +177,12 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
         expert = options.warm_start.teacher
         rules = {"max_states": options.evaluation.solver_states, "moves": moves_per_turn(options)}
-        build = partial(TeacherOptions, factory=EXPERT, args=rules)
+        build = partial(ExpertOptions, factory=EXPERT, args=rules)
         agents = {name: build(name=name) for name in BASELINES}
         own = expert.factory == EXPERT
         if not options.warm_start.steps or (own and not expert.noise and expert.name in BASELINES):
             return agents
-        name = describe_teacher(expert, EXPERT)
+        name = expert_label(expert, EXPERT)
         agents[name] = expert.model_copy(update={"args": {**rules, **expert.args}}) if own else expert
         if own and expert.name == "direct" and expert.patience is not None:
             # A demonstration that ends at a block teaches nothing wrong, but whoever ends there cannot solve the level.

@@ -69,7 +69,7 @@ def plan_control(
     return {"fingerprint": fingerprint, "budget": budget.entries()}
 
 
-def continue_imitation(
+def continue_sft(
     began: Callable[[], PolicyFolder],
     episodes: Callable[[], list[Path]],
     prompts: pd.DataFrame,

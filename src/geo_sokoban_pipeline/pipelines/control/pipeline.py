@@ -36,7 +36,7 @@ def create_pipeline(task: str) -> Pipeline:
                 tags=["sft", "gpu"],
             ),
             Node(
-                typed(nodes.continue_imitation, **models),
+                typed(nodes.continue_sft, **models),
                 inputs=[
                     "source_start",
                     "source_episodes",
@@ -49,7 +49,7 @@ def create_pipeline(task: str) -> Pipeline:
                     "params:seed",
                 ],
                 outputs="policy",
-                name="continue_imitation",
+                name="continue_sft",
                 tags=["sft", "gpu"],
             ),
             Node(

@@ -46,7 +46,7 @@ def collect_trajectories(
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.worker_group import open_crew
+    from geo_sokoban_pipeline.training.worker_group import open_worker_group
     from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 
     rows = read_rows(prompts)
@@ -62,13 +62,13 @@ def collect_trajectories(
     first = int(manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
     yield Rewind(-1), Rewind(-1)
-    with closing(build_engine(policy, settings.rollout)) as engine, open_crew(policy, settings) as crew:
-        play = None if crew is None else crew.play
+    with closing(build_engine(policy, settings.rollout)) as engine, open_worker_group(policy, settings) as workers:
+        play = None if workers is None else workers.play
         collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
         for iteration in range(first, first + options.iterations):
             engine.update_weights(None, first)
-            if crew is not None:
-                crew.renew(first)
+            if workers is not None:
+                workers.renew(first)
             trajectories, metrics = collector.collect(iteration, sampler)
             row = {"iteration": iteration, "policy_version": first, **metrics}
             chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}
@@ -93,7 +93,7 @@ def update_on_stored(
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.worker_group import open_crew
+    from geo_sokoban_pipeline.training.worker_group import open_worker_group
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
@@ -107,8 +107,8 @@ def update_on_stored(
         reference = build_scorer(began(), settings)
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
-    with open_crew(policy, settings) as crew:
-        backend = build_backend(policy, settings.optimizer, settings.rollout.sampling.temperature, crew)
+    with open_worker_group(policy, settings) as workers:
+        backend = build_backend(policy, settings.optimizer, settings.rollout.sampling.temperature, workers)
         if iteration > 0:
             backend.load_state(start.path)
         metrics = update_policy(

@@ -73,13 +73,13 @@ def warm_start(
     from geo_sokoban_pipeline.training.backends.base import DivergedError
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.sft import imitate_teacher
+    from geo_sokoban_pipeline.training.sft import run_sft
 
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
     policy = load_as(options.policy, base.path)
     try:
-        history, backend = imitate_teacher(policy, rows, held_out, options, seed)
+        history, backend = run_sft(policy, rows, held_out, options, seed)
     except DivergedError as error:
         section = f"train_{options.task}.warm_start"
         raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error

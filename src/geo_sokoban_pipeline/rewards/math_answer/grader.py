@@ -210,9 +210,9 @@ class Grader:
             return
         assert self._pool is not None
         outcome = self._pool.submit(found.question, time.monotonic() + patience)
-        outcome.add_done_callback(lambda done: self._conclude(grade, key, found, done, patience))
+        outcome.add_done_callback(lambda done: self._finalize(grade, key, found, done, patience))
 
-    def _conclude(
+    def _finalize(
         self, grade: Future[Grade], key: bytes, undecided: Undecided, outcome: Future[Outcome], patience: float
     ) -> None:
         try:

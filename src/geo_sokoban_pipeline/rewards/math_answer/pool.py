@@ -193,14 +193,14 @@ class WorkerProcess:
             return True
         left = self._started + _STARTING_SECONDS - time.monotonic()
         try:
-            reply = self._read(min(seconds, left))
+            response = self._read(min(seconds, left))
         except EOFError:
-            reply = {"failed": "it ended"}
-        if reply is None and seconds < left:
+            response = {"failed": "it ended"}
+        if response is None and seconds < left:
             return False
-        if reply is None or "failed" in reply:
+        if response is None or "failed" in response:
             self.stop()
-            reason = f"not ready after {_STARTING_SECONDS} s" if reply is None else reply["failed"]
+            reason = f"not ready after {_STARTING_SECONDS} s" if response is None else response["failed"]
             raise WorkerError(f"no grading worker: {reason}. Is math-verify installed, and is there memory left?")
         self._ready = True
         return True
@@ -217,18 +217,18 @@ class WorkerProcess:
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
-        reply: dict[str, Any] | None
+        response: dict[str, Any] | None
         try:
             self._process.stdin.write(json.dumps({**asdict(question), "seconds": seconds}).encode("ascii") + b"\n")
             self._process.stdin.flush()
-            reply = self._read(seconds)
+            response = self._read(seconds)
         except (BrokenPipeError, EOFError):
-            reply = {"answer": "failed", "last": True}
-        if reply is None:
-            reply = {"answer": "timeout", "last": True}
-        if reply["last"]:
+            response = {"answer": "failed", "last": True}
+        if response is None:
+            response = {"answer": "timeout", "last": True}
+        if response["last"]:
             self.stop()
-        answer: Outcome = reply["answer"]
+        answer: Outcome = response["answer"]
         return answer
 
     def stop(self) -> None:
@@ -282,8 +282,8 @@ class WorkerProcess:
                 raise EOFError
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        response: dict[str, Any] = json.loads(line)
+        return response
 
 
 def serve(parent: int) -> None:
@@ -294,17 +294,17 @@ def serve(parent: int) -> None:
     Args:
         parent: process id of who started this.
     """
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    responses = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what a library prints must not get among the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
     try:
         _warm_up()
     except BaseException:
-        _send(replies, {"failed": traceback.format_exc()})
+        _send(responses, {"failed": traceback.format_exc()})
         raise
     _limit(resource.RLIMIT_AS, _MOST_MEMORY)
-    _send(replies, {"ready": True})
+    _send(responses, {"ready": True})
     for line in sys.stdin:
         question = json.loads(line)
         _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + question["seconds"]) + _SPARE_SECONDS)
@@ -315,7 +315,7 @@ def serve(parent: int) -> None:
             answer = "failed"
         except Exception:  # whatever a library stumbles over, the answer is not shown to be the label
             answer = "no"
-        _send(replies, {"answer": answer, "last": _resident_bytes() > _RETIRE_AT or answer == "failed"})
+        _send(responses, {"answer": answer, "last": _resident_bytes() > _RETIRE_AT or answer == "failed"})
 
 
 def _warm_up() -> None:
@@ -350,6 +350,6 @@ def _limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _send(replies: IO[str], reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
+def _send(responses: IO[str], response: dict[str, Any]) -> None:
+    responses.write(json.dumps(response) + "\n")
+    responses.flush()

@@ -12,21 +12,21 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.worker_group import Crew
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 
 def build_backend(
-    policy: Policy, options: OptimizerOptions, temperature: float = 1.0, crew: Crew | None = None
+    policy: Policy, options: OptimizerOptions, temperature: float = 1.0, workers: WorkerGroup | None = None
 ) -> TrainBackend:
     """The backend that `backend` names, over a policy's model, which it trains in place.
 
     Args:
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts; 1 for SFT.
-        crew: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
+        worker group: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
     """
     # `backend` has the one value `fsdp` (`TrainOptions`).
-    return TorchBackend(policy, options, temperature, crew)
+    return TorchBackend(policy, options, temperature, workers)
 
 
 def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:

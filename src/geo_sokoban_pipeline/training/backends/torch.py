@@ -1,7 +1,7 @@
 """Backend of torch: an optimizer on the policy's own model, in one process, without torch.distributed.
 
-A crew may compute parts of the gradients; the step itself is taken here, once, on the weights that all share. A step
-whose gradient norm is not finite changes neither weights nor moments.
+A worker group may compute parts of the gradients; the step itself is taken here, once, on the weights that all share. A
+step whose gradient norm is not finite changes neither weights nor moments.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples
-from geo_sokoban_pipeline.training.worker import Imitate, Learn, Part, Score, imitate
-from geo_sokoban_pipeline.training.worker_group import Crew, sum_metrics
+from geo_sokoban_pipeline.training.worker import Learn, Part, Score, SftGradients, imitate
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, sum_metrics
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
@@ -40,18 +40,18 @@ class TorchBackend:
         policy: trained in place.
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
-        crew: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
+        worker group: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
 
     Attributes:
         optimizers: what moves the weights.
     """
 
     def __init__(
-        self, policy: Policy, options: OptimizerOptions, temperature: float = 1.0, crew: Crew | None = None
+        self, policy: Policy, options: OptimizerOptions, temperature: float = 1.0, workers: WorkerGroup | None = None
     ) -> None:
         self.policy = policy
         self.options = options
-        self._crew = crew
+        self._workers = workers
         self._setting = PassSetting(temperature, options.max_tokens, options.logit_chunk)
         self._pass = GradientPass(policy, self._setting)
         self._parameters = dict(policy.model.named_parameters())
@@ -60,11 +60,11 @@ class TorchBackend:
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        if self._crew is None:
+        if self._workers is None:
             return self._pass.log_probs(samples)
-        own, *others = cut_samples(samples, self._crew.size)
+        own, *others = cut_samples(samples, self._workers.size)
         jobs = [Score(part, self._setting) for part in others]
-        scored: list[list[np.ndarray]] = self._crew.work(lambda: self._pass.log_probs(own), jobs)
+        scored: list[list[np.ndarray]] = self._workers.work(lambda: self._pass.log_probs(own), jobs)
         return [row for part in scored for row in part]
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
@@ -72,10 +72,10 @@ class TorchBackend:
         # The gradients of the whole step come to lie in the parameters.
         if isinstance(batch, Demonstrations):
             metrics = self._demonstrated(batch, objective)
-        elif self._crew is None:
+        elif self._workers is None:
             metrics = self._pass.accumulate(batch, objective, StepSize.of(batch))
         else:
-            metrics = self._gradients_of_all(batch, objective, self._crew)
+            metrics = self._gradients_of_all(batch, objective, self._workers)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
@@ -124,28 +124,30 @@ class TorchBackend:
             for name, parameter in self._parameters.items():
                 parameter.copy_(turn_experts(name, stored[name]))
 
-    def _gradients_of_all(self, samples: Sequence[TrainSample], objective: Objective, crew: Crew) -> dict[str, float]:
+    def _gradients_of_all(
+        self, samples: Sequence[TrainSample], objective: Objective, workers: WorkerGroup
+    ) -> dict[str, float]:
         """Gradients of samples, cut among the processes; returns the objective's metrics."""
         size = StepSize.of(samples)
-        own, *others = cut_samples(samples, crew.size)
-        parts: list[Part] = crew.work(
+        own, *others = cut_samples(samples, workers.size)
+        parts: list[Part] = workers.work(
             lambda: Part(self._pass.accumulate(own, objective, size)),
             [Learn(part, objective, size, self._setting) for part in others],
         )
-        crew.add_gradients(parts)
+        workers.add_gradients(parts)
         return sum_metrics(parts)
 
     def _demonstrated(self, batch: Demonstrations, objective: Objective) -> dict[str, float]:
         """Gradients of demonstrations; each process makes those that it trains on."""
-        if self._crew is None:
+        if self._workers is None:
             return imitate(batch.numbers, batch.demonstrator, objective, self._pass).metrics
-        own, *others = cut_range(batch.numbers, self._crew.size)
-        parts: list[Part] = self._crew.work(
+        own, *others = cut_range(batch.numbers, self._workers.size)
+        parts: list[Part] = self._workers.work(
             lambda: imitate(own, batch.demonstrator, objective, self._pass),
-            [Imitate(part, objective, self._setting) for part in others],
+            [SftGradients(part, objective, self._setting) for part in others],
         )
         # Each part is a mean over its own tokens; how many the others have is known at the end alone.
         tokens = sum(part.tokens for part in parts)
         shares = [part.tokens / tokens for part in parts]
-        self._crew.add_gradients(parts, shares)
+        self._workers.add_gradients(parts, shares)
         return sum_metrics(parts, shares)

@@ -41,7 +41,7 @@ def test_default_problems_have_many_answers_and_none_is_frequent(tiny):
         assert len(families) == 5 and max(families.values()) - min(families.values()) <= 1
 
 
-def test_numbers_of_default_problems_are_in_the_picture_only(tiny):
+def test_numbers_of_default_problems_are_in_the_image_only(tiny):
     assert {problem.question for problem in tiny["train"]} == {"Find $x$."}
     for problem in tiny["eval"]:
         texts = {label.text for label in problem.layout.figure.labels}
@@ -93,7 +93,7 @@ def test_mixed_problems_hold_all_families_difficulties_and_forms():
     assert {problem.form for problem in problems} == {"integer", "decimal", "surd", "fraction", "pi"}
 
 
-def test_other_processes_draw_the_same_pictures():
+def test_other_processes_draw_the_same_images():
     script = (
         "import hashlib; from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems;"
         "from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions as O;"

@@ -1,4 +1,4 @@
-"""Tiny problems: rules by hand, digits in fixed places on the grid of patches, plausible rules for a teacher."""
+"""Tiny problems: rules by hand, digits in fixed places on the grid of patches, plausible rules for an expert."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_candidates_are_every_rule_applied_to_the_angle(problems):
     for problem in problems:
         rule = TINY_FAMILIES[problem.family].rule
         assert [one.label for one in problem.candidates if one.rule == rule] == [problem.label]
-    # Each rule holds in one family, so a teacher that draws rules is right about once in as many.
+    # Each rule holds in one family, so an expert that draws rules is right about once in as many.
     assert sorted(kind.rule for kind in TINY_FAMILIES.values()) == sorted(one.rule for one in sketch.candidates)
 
 
@@ -129,7 +129,7 @@ def test_digits_have_patches_of_their_own_in_places_that_depend_on_the_family_al
 
 
 def test_equal_digits_look_equal(problems):
-    """Within a family the picture of a number is the number's alone, wherever the lines run."""
+    """Within a family the image of a number is the number's alone, wherever the lines run."""
     seen: dict[tuple[str, str, str], bytes] = {}
     for problem in problems[:100]:
         pixels = np.asarray(render_layout(problem.layout))
@@ -138,7 +138,7 @@ def test_equal_digits_look_equal(problems):
             assert seen.setdefault((problem.family, label.kind, label.text), patch) == patch
 
 
-def test_pictures_grow_by_whole_tokens():
+def test_images_grow_by_whole_tokens():
     (problem,) = generate_problems(1, 0, ProblemOptions(picture_scale=2.0))
     assert (problem.layout.width, problem.layout.height) == (256, 192)
     assert problem.layout.font_size == 38

@@ -1,4 +1,4 @@
-"""A policy that has learnt to reply in the game's form, episodes with it, and how far two engines may differ."""
+"""A policy that has learnt to response in the game's form, episodes with it, and how far two engines may differ."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def player(tiny_policy: Policy, sokoban_rows: Any, train_options: Any) -> Policy:
-    """The tiny policy after a short warm start: its replies end by themselves, so its episodes have many turns."""
-    from geo_sokoban_pipeline.training.sft import imitate_teacher
+    """The tiny policy after a short warm start: its responses end by themselves, so its episodes have many turns."""
+    from geo_sokoban_pipeline.training.sft import run_sft
 
     policy = copy.deepcopy(tiny_policy)
     rows = sokoban_rows(16)
@@ -36,7 +36,7 @@ def player(tiny_policy: Policy, sokoban_rows: Any, train_options: Any) -> Policy
         update={"steps": 60, "episodes_per_step": 8, "warmup_steps": 5, "play_every": 0, "learning_rate": 0.003}
     )
     options = train_options.model_copy(update={"warm_start": warm})
-    imitate_teacher(policy, [row for row in rows if row["split"] == "train"], rows, options, seed=0)
+    run_sft(policy, [row for row in rows if row["split"] == "train"], rows, options, seed=0)
     return policy
 
 

@@ -1,4 +1,4 @@
-"""Requests that the tests of a real server make, and what their replies must be."""
+"""Requests that the tests of a real server make, and what their responses must be."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ BOARDS = [
 ]
 
 
-def picture(policy, number):
-    """Picture `number` of sixteen."""
+def image(policy, number):
+    """Image `number` of sixteen."""
     return policy.reader.read(render_observation(Board.from_text(BOARDS[number]), 16))
 
 
-def request_with(policy, pictures, sampling=None, identity=0, max_new_tokens=12, seed=7):
-    """One conversation: a message with these pictures, or with so many."""
-    numbers = range(pictures) if isinstance(pictures, int) else pictures
-    images = [picture(policy, number) for number in numbers]
+def request_with(policy, chosen, sampling=None, identity=0, max_new_tokens=12, seed=7):
+    """One conversation: a message with these images, or with the first so many."""
+    numbers = range(chosen) if isinstance(chosen, int) else chosen
+    images = [image(policy, number) for number in numbers]
     content = [item for n in numbers for item in ({"type": "image"}, {"type": "text", "text": f"Board {n}"})]
-    ids = policy.codec.encode_prompt([{"role": "user", "content": content}], [image.grid for image in images])
+    ids = policy.codec.encode_prompt([{"role": "user", "content": content}], [encoded.grid for encoded in images])
     return Request(identity, ids, images, sampling or SamplingOptions(), max_new_tokens, seed)
 
 
 def ask(engine, *requests):
-    """Replies, by conversation."""
+    """Responses, by conversation."""
     engine.submit(requests)
-    replies = {}
+    responses = {}
     while results := engine.poll():
-        replies |= {result.id: result for result in results}
-    return replies
+        responses |= {result.id: result for result in results}
+    return responses
 
 
 def expected_log_probs(policy, request, result):
-    """Log-probs of a reply by the library's own forward pass."""
+    """Log-probs of a response by the library's own forward pass."""
     ids = np.concatenate([request.token_ids, result.token_ids])
     logits = library_logits(policy, ids, request.images)[len(request.token_ids) - 1 : -1].float()
     logits[:, policy.banned_ids] = -torch.inf
@@ -53,7 +53,7 @@ def expected_log_probs(policy, request, result):
 
 
 def assert_sampled_by(policy, request, result):
-    """The reply is one that these weights give."""
+    """The response is one that these weights give."""
     assert len(result.token_ids) > 0
     np.testing.assert_allclose(result.log_probs, expected_log_probs(policy, request, result), atol=TOLERANCE)
 

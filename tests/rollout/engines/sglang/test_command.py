@@ -86,7 +86,7 @@ def test_environment_of_a_server():
     own = {"PATH": "/bin", "PYTHONPATH": "/project/src", "VIRTUAL_ENV": "/project/.venv", "OMP_NUM_THREADS": "8"}
     own |= {"PYTHONDONTWRITEBYTECODE": "1", "SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
     made = server_environment(ServerOptions(device="cpu", environment={"A": "b"}), own)
-    assert made["SGLANG_VLM_CACHE_SIZE_MB"] == "0"  # or pictures keep the features of old weights
+    assert made["SGLANG_VLM_CACHE_SIZE_MB"] == "0"  # or images keep the features of old weights
     assert made["SGLANG_RETURN_ORIGINAL_LOGPROB"] == "0"  # or log-probs are those of another temperature
     assert (made["SGLANG_USE_CPU_ENGINE"], made["OMP_NUM_THREADS"], made["PATH"], made["A"]) == ("1", "1", "/bin", "b")
     assert {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(made)

@@ -63,7 +63,7 @@ ASKED = {
     "count": ("test_server_life.py", "test_several_servers_have_the_same_weights_and_stand_in_for_each_other"),
     "concurrency": ("test_server_cache.py", "test_requests_beyond_the_bound_wait"),
     "update": ("test_server_weights.py", "test_weights_that_are_handed_over"),
-    "bucket_bytes": ("test_server_weights.py", "test_replies_are_those_of_the_new_weights"),
+    "bucket_bytes": ("test_server_weights.py", "test_responses_are_those_of_the_new_weights"),
     "faults.start_timeout": ("test_server_faults.py", "test_a_slow_start_ends_the_server"),
     "faults.health_interval": ("test_server_life.py", "test_a_server_is_brought_back"),
     "faults.health_timeout": ("test_server_life.py", "test_a_server_is_brought_back"),

@@ -1,4 +1,4 @@
-"""A real server samples as the engine in this process does: same log-probs, same greedy episodes, same pictures."""
+"""A real server samples as the engine in this process does: same log-probs, same greedy episodes, same images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servers import PYTHON, attached
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("pictures", [0, 1, 2, 8])
+@pytest.mark.parametrize("images", [0, 1, 2, 8])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.slow
     ],
     ids=["plain", "cool", "cut", "greedy"],
 )
-def test_log_probs_equal_those_of_this_process(sglang_server, tiny_policy, pictures, sampling):
-    request = request_with(tiny_policy, pictures, sampling)
+def test_log_probs_equal_those_of_this_process(sglang_server, tiny_policy, images, sampling):
+    request = request_with(tiny_policy, images, sampling)
     with attached(tiny_policy, sglang_server) as engine:
         engine.submit([request])
         (result,) = engine.poll()
@@ -90,13 +90,13 @@ def test_sampled_episodes_have_the_log_probs_of_this_process(sglang_server, play
 
 
 def test_an_unseeded_server_does_not_repeat_itself(sglang_server, tiny_policy):
-    """Why `seeded` is false: equal seeds, unlike replies."""
+    """Why `seeded` is false: equal seeds, unlike responses."""
     with attached(tiny_policy, sglang_server) as engine:
         engine.submit([request_with(tiny_policy, 1, SamplingOptions(), identity) for identity in range(4)])
-        replies = set()
+        responses = set()
         while results := engine.poll():
-            replies |= {tuple(result.token_ids.tolist()) for result in results}
-    assert len(replies) > 1
+            responses |= {tuple(result.token_ids.tolist()) for result in results}
+    assert len(responses) > 1
 
 
 @pytest.mark.parametrize(("length", "expected"), [("longest", set(range(1, 8))), ("longer", {0})])

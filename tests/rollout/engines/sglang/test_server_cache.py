@@ -13,7 +13,7 @@ EPISODES = 64
 
 
 class Listener:
-    """An engine that remembers, per conversation, the length of each prompt, of its reply, and what was cached."""
+    """An engine that remembers, per conversation, the length of each prompt, of its response, and what was cached."""
 
     def __init__(self, engine):
         self.engine = engine
@@ -35,7 +35,7 @@ class Listener:
 
 
 def test_later_turns_are_read_on_from_the_cache(sglang_server, player, make_tasks, play):
-    """`cached_tokens` is at least 95 % of the prompt and reply before, from the second turn on, for 64 at once."""
+    """`cached_tokens` is at least 95 % of the prompt and response before, from the second turn on, for 64 at once."""
     tasks = make_tasks(EPISODES, 1)
     with attached(player, sglang_server, concurrency=EPISODES) as engine:
         listener = Listener(engine)

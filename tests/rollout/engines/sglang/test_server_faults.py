@@ -28,7 +28,7 @@ def change_meta(**entries):
 
 
 def cut(**entries):
-    """The first token alone, as of a reply that was cut off on its way."""
+    """The first token alone, as of a response that was cut off on its way."""
 
     def change(body):
         meta = {**body["meta_info"], "output_token_logprobs": body["meta_info"]["output_token_logprobs"][:1], **entries}
@@ -62,7 +62,7 @@ ONCE = {
     "no count of cached tokens": change_meta(cached_tokens="many"),
     "cut off": cut(),
     "cut off and called whole": cut(finish_reason={"type": "stop", "matched": 386}),
-    "spans of another reply": change_meta(weight_versions=[{"version": "1", "start": 0, "end": 99}]),
+    "spans of another response": change_meta(weight_versions=[{"version": "1", "start": 0, "end": 99}]),
     "numbers that are none": change_meta(finish_reason={"type": "stop", "matched": "NaN happened"}),
     "an abort that nobody wanted": change_meta(finish_reason={"type": "abort", "message": "out of memory"}),
     "a banned token": swap_first(447),
@@ -71,11 +71,11 @@ ONCE = {
 
 
 @pytest.mark.parametrize("fault", ONCE.values(), ids=ONCE.keys())
-def test_a_reply_is_asked_for_again(sglang_server, tiny_policy, fault):
+def test_a_response_is_asked_for_again(sglang_server, tiny_policy, fault):
     request = request_with(tiny_policy, [0], SamplingOptions(greedy=True))
     with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
-        reply = ask(engine, request)[0].token_ids
-        assert len(reply) == 12 and reply[0] not in (3, *tiny_policy.end_ids)  # else some faults are none
+        response = ask(engine, request)[0].token_ids
+        assert len(response) == 12 and response[0] not in (3, *tiny_policy.end_ids)  # else some faults are none
         proxy.seen.clear()
         proxy.order("/generate", fault, fault)
         result = ask(engine, request)[0]
@@ -99,7 +99,7 @@ def test_tries_are_bounded(sglang_server, tiny_policy, fault, message):
         assert engine.poll() == []  # nothing is in flight, and nothing half-made is handed out
 
 
-def test_a_late_reply_counts_as_lost(sglang_server, tiny_policy):
+def test_a_late_response_counts_as_lost(sglang_server, tiny_policy):
     request = request_with(tiny_policy, [1])
     faults = {**PATIENT, "reply_timeout": 5.0}
     with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=faults) as engine:
@@ -157,7 +157,7 @@ async def let_go(lock):
     lock.release()
 
 
-def test_a_reply_that_was_whole_when_it_should_have_been_stopped(sglang_server, tiny_policy):
+def test_a_response_that_was_whole_when_it_should_have_been_stopped(sglang_server, tiny_policy):
     """It stays what it is: gone on with later, it would have tokens after its end."""
     request = request_with(tiny_policy, [1], SamplingOptions(greedy=True), max_new_tokens=3)
     with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
@@ -186,7 +186,7 @@ def test_weights_that_do_not_arrive(sglang_server, tiny_policy):
 
 
 def sampled_by_others(body):
-    """The whole reply under a version that this engine has not sent."""
+    """The whole response under a version that this engine has not sent."""
     span = {"version": "7-theirs", "start": 0, "end": len(body["output_ids"])}
     return {**body, "meta_info": {**body["meta_info"], "weight_versions": [span]}}
 
@@ -199,7 +199,7 @@ def test_somebody_else_updates_the_same_server(sglang_server, tiny_policy):
         assert proxy.seen.count("/generate") == 1
 
 
-def test_a_server_that_does_not_see_the_pictures_stops_the_run_at_once(sglang_server, tiny_policy):
+def test_a_server_that_does_not_see_the_images_stops_the_run_at_once(sglang_server, tiny_policy):
     with proxied(sglang_server) as proxy, attached(tiny_policy, proxy.url, faults=PATIENT) as engine:
         proxy.order("/generate", change_meta(prompt_tokens=4))
         with pytest.raises(WrongServer, match="counts 4 tokens in a prompt"):
@@ -213,10 +213,10 @@ def test_another_model(sglang_server):
         SglangEngine(narrow, attach_options(sglang_server))
 
 
-def test_a_model_without_pictures(sglang_server, tiny_policy):
+def test_a_model_without_images(sglang_server, tiny_policy):
     with proxied(sglang_server) as proxy:
         proxy.order("/model_info", changed(lambda b: {**b, "model_type": "qwen3", "has_image_understanding": False}))
-        with pytest.raises(WrongServer, match="a qwen3 model without pictures"):
+        with pytest.raises(WrongServer, match="a qwen3 model without images"):
             SglangEngine(tiny_policy, attach_options(proxy.url))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_reply, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, write_request
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
 from servers import all_gone, launch_options, stop, tree
 
@@ -50,14 +50,14 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count
         processes = tree(member.launched.pid)
         assert len(processes) > 1  # the scheduler is a child of the server
         striker = strike(member.launched.pid, how)
-        replies = ask(engine, *requests)
+        responses = ask(engine, *requests)
         striker.join()
         assert member.life > life
         assert all_gone(processes)
-        assert set(replies) == set(range(8))
+        assert set(responses) == set(range(8))
         for request in requests:
-            assert replies[request.id].weight_version == 1
-            assert_sampled_by(policy, request, replies[request.id])
+            assert responses[request.id].weight_version == 1
+            assert_sampled_by(policy, request, responses[request.id])
         assert engine.urls == urls and len(urls) == count
     finally:
         engine.close()
@@ -86,12 +86,12 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
         struck, spared = engine._fleet.servers
         lives = struck.life, spared.life
         striker = strike(struck.launched.pid, "kill")
-        replies = ask(engine, *requests)
+        responses = ask(engine, *requests)
         striker.join()
         assert spared.life == lives[1]
         for request in requests:
-            assert replies[request.id].weight_version == 1
-            assert_sampled_by(policy, request, replies[request.id])
+            assert responses[request.id].weight_version == 1
+            assert_sampled_by(policy, request, responses[request.id])
         jolt(policy, 2)
         engine.update_weights(None, 2)  # on the one that was killed, too, which is brought back for it at the latest
         assert struck.life > lives[0]
@@ -103,10 +103,10 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
 
 
 async def _ask_directly(url, engine, request):
-    """The reply of one server, past whatever shares the requests out."""
+    """The response of one server, past whatever shares the requests out."""
     client = ServerClient(url, engine._options.faults, 1)
     try:
         body = write_request(request, engine.terms, "directly", bias=engine.terms.bias)
-        return read_reply(await client.generate(body, "directly"), request, engine.terms)
+        return read_response(await client.generate(body, "directly"), request, engine.terms)
     finally:
         await client.close()

@@ -1,4 +1,4 @@
-"""SGLang's router in front of a real server: nothing of a request or a reply is lost, and conversations keep their
+"""SGLang's router in front of a real server: nothing of a request or a response is lost, and conversations keep their
 server.
 """
 
@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_reply, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, write_request
 from policies.library import library_log_probs
 from proxies import proxied
 from rollout.engines.sglang.material import ask, assert_sampled_by, jolt, request_with
@@ -78,7 +78,7 @@ async def _knock(router, engine, proxies):
                 request = request_with(engine.policy, [turn], max_new_tokens=1)
                 body = write_request(request, engine.terms, f"knock-{turn}-{number}", bias=engine.terms.bias)
                 before = [proxy.seen.count("/generate") for proxy in proxies]
-                read_reply(await client.generate(body, f"conversation-{number}"), request, engine.terms)
+                read_response(await client.generate(body, f"conversation-{number}"), request, engine.terms)
                 after = [proxy.seen.count("/generate") for proxy in proxies]
                 doors[number] |= {door for door in range(2) if after[door] > before[door]}
         return doors

@@ -1,4 +1,4 @@
-"""New weights on a real server: after each kind of update replies are those of the new weights, pictures included."""
+"""New weights on a real server: after each kind of update responses are those of the new weights, images included."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
     [{"update": "tensors"}, {"update": "tensors", "bucket_bytes": 40_000}, {"update": "disk"}],
     ids=["tensors", "buckets", "disk"],
 )
-def test_replies_are_those_of_the_new_weights(sglang_server, tiny_policy, options):
+def test_responses_are_those_of_the_new_weights(sglang_server, tiny_policy, options):
     policy = copy.deepcopy(tiny_policy)
     seen = request_with(policy, [0, 1], identity=0)
     with attached(policy, sglang_server, **options) as engine:
@@ -39,10 +39,10 @@ def test_replies_are_those_of_the_new_weights(sglang_server, tiny_policy, option
             jolt(policy, version)
             engine.update_weights(None, version)
             new = request_with(policy, [version], identity=1)
-            replies = ask(engine, seen, new)
+            responses = ask(engine, seen, new)
             for request in (seen, new):
-                assert_sampled_by(policy, request, replies[request.id])
-                assert replies[request.id].weight_version == version
+                assert_sampled_by(policy, request, responses[request.id])
+                assert responses[request.id].weight_version == version
 
 
 @pytest.mark.parametrize("kind", ["folder", "tensors"])
@@ -86,7 +86,7 @@ def test_an_update_that_was_broken_off_is_made_again(sglang_server, tiny_policy)
         assert_sampled_by(policy, request, ask(engine, request)[0])
 
 
-def test_weights_that_change_under_a_reply_leave_their_spans(sglang_server, tiny_policy):
+def test_weights_that_change_under_a_response_leave_their_spans(sglang_server, tiny_policy):
     """Each token's log-prob is that of the weights that sampled it."""
     policy = copy.deepcopy(tiny_policy)
     with attached(policy, sglang_server) as engine:

@@ -1,4 +1,4 @@
-"""Requests and replies as JSON: what is sent, and which replies are no replies."""
+"""Requests and responses as JSON: what is sent, and which responses are no responses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.images import EncodedImage
 from geo_sokoban_pipeline.rollout.engines.base import Request
-from geo_sokoban_pipeline.rollout.engines.sglang.client import BadReply, WrongServer
+from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, WrongServer
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     Terms,
     collapse_pads,
-    read_reply,
+    read_response,
     room_of,
     write_request,
 )
@@ -40,17 +40,17 @@ def ask(ids, images=(), limit=5, sampling=None, seed=3):
         ([1, 2, 3], [], [1, 2, 3]),
         ([1, PAD, PAD, PAD, 2], [3], [1, PAD, 2]),
         ([PAD, PAD, 5, PAD], [2, 1], [PAD, 5, PAD]),
-        ([PAD, PAD, PAD, PAD], [2, 2], [PAD, PAD]),  # pictures that nothing separates
+        ([PAD, PAD, PAD, PAD], [2, 2], [PAD, PAD]),  # images that nothing separates
         ([], [], []),
     ],
 )
-def test_one_pad_per_picture(ids, counts, expected):
+def test_one_pad_per_image(ids, counts, expected):
     assert collapse_pads(np.asarray(ids, np.int32), PAD, counts).tolist() == expected
 
 
 @pytest.mark.parametrize(("ids", "counts"), [([PAD, 1], []), ([1], [1]), ([PAD, PAD], [3])])
-def test_pads_that_belong_to_no_picture(ids, counts):
-    with pytest.raises(ValueError, match="picture pads among the tokens"):
+def test_pads_that_belong_to_no_image(ids, counts):
+    with pytest.raises(ValueError, match="image pads among the tokens"):
         collapse_pads(np.asarray(ids, np.int32), PAD, counts)
 
 
@@ -97,7 +97,7 @@ def test_room(length, limit, room):
     assert room_of(ask([1] * length, limit=limit), TERMS) == room
 
 
-def reply(ids=(5, END), log_probs=(-0.5, -0.25), prompt=3, **changes):
+def response(ids=(5, END), log_probs=(-0.5, -0.25), prompt=3, **changes):
     meta = {
         "prompt_tokens": prompt,
         "finish_reason": {"type": "stop", "matched": END},
@@ -108,8 +108,8 @@ def reply(ids=(5, END), log_probs=(-0.5, -0.25), prompt=3, **changes):
     return {"output_ids": list(ids), "meta_info": {**meta, **changes}}
 
 
-def test_a_good_reply():
-    read = read_reply(reply(), ask([1, 2, 3]), TERMS)
+def test_a_good_response():
+    read = read_response(response(), ask([1, 2, 3]), TERMS)
     assert (read.token_ids.tolist(), read.log_probs.tolist()) == ([5, END], [-0.5, -0.25])
     assert (read.finish_reason, read.spans, read.cached_tokens) == ("stop", (("7-a", 0, 2),), 2)
 
@@ -124,28 +124,28 @@ def ending(kind, **more):
         ((5, END), ending("stop", matched=END), "stop"),
         ((5, 92), ending("stop", matched=92), "stop"),
         ((5, 6, 7, 8, 9), ending("length", length=5), "length"),
-        # The limit, or the word to stop, came with the token that ends the reply: it is whole.
+        # The limit, or the word to stop, came with the token that ends the response: it is whole.
         ((5, 6, 7, 8, END), ending("length", length=5), "stop"),
         ((5, END), ending("abort"), "stop"),
         ((5, 6), ending("abort"), "abort"),
         ((), ending("abort"), "abort"),
     ],
 )
-def test_how_a_reply_ended(ids, changes, expected):
-    body = reply(ids=ids, log_probs=[-0.5] * len(ids), **changes)
-    assert read_reply(body, ask([1, 2, 3]), TERMS).finish_reason == expected
+def test_how_a_response_ended(ids, changes, expected):
+    body = response(ids=ids, log_probs=[-0.5] * len(ids), **changes)
+    assert read_response(body, ask([1, 2, 3]), TERMS).finish_reason == expected
 
 
 def test_the_end_of_the_context_is_a_length():
-    body = reply(ids=(5, 6, 7), log_probs=[-0.5] * 3, prompt=37, **ending("length"))
+    body = response(ids=(5, 6, 7), log_probs=[-0.5] * 3, prompt=37, **ending("length"))
     terms = replace(TERMS, longest_prompt=40)
-    assert read_reply(body, ask([1] * 37, limit=9), terms).finish_reason == "length"
+    assert read_response(body, ask([1] * 37, limit=9), terms).finish_reason == "length"
 
 
 def test_spans_of_several_versions():
     spans = [{"version": "1", "start": 0, "end": 1}, {"version": "x", "start": 1, "end": 1}]
     spans.append({"version": "2", "start": 1, "end": 2})
-    read = read_reply(reply(weight_versions=spans), ask([1, 2, 3]), TERMS)
+    read = read_response(response(weight_versions=spans), ask([1, 2, 3]), TERMS)
     assert read.spans == (("1", 0, 1), ("2", 1, 2))
 
 
@@ -155,51 +155,51 @@ def test_spans_of_several_versions():
         (None, "malformed"),
         ([], "malformed"),
         ({"output_ids": [1]}, "malformed"),
-        (reply() | {"output_ids": ["x"]}, "malformed"),
-        (reply(finish_reason=None), "malformed"),
-        (reply(ids=(5, 6), finish_reason={"type": "tired"}), "ended with 'tired' after 2 of 5 tokens"),
-        (reply(finish_reason={"type": "tired"}), "ended with 'tired'"),
-        (reply(finish_reason={"type": "stop", "matched": "NaN happened"}), "was stopped: NaN happened"),
-        (reply(ids=(5, 6)), "ended with 'stop' after 2 of 5 tokens, the last no end"),
-        (reply(ids=(), log_probs=()), "ended with 'stop' after 0 of 5 tokens"),
-        (reply(ids=(5, 6), finish_reason={"type": "length"}), "ended with 'length' after 2 of 5 tokens"),
-        (reply(ids=(1, 2, 3, 4, 5, 6), log_probs=[-0.5] * 6, finish_reason={"type": "length"}), "has 6 of 5 tokens"),
-        (reply(ids=(END, 5)), "goes on after it has ended"),
-        (reply(cached_tokens="many"), "malformed"),
-        (reply(ids=(5, 6), log_probs=(-0.5,)), "2 tokens, but log-probs of 1"),
-        (reply(output_token_logprobs=[[-0.5, 4, None], [-0.25, END, None]]), "or of others"),
-        (reply(ids=(5, 100)), "token 100 of a vocabulary of 100"),
-        (reply(ids=(-1, 4)), "vocabulary"),
-        (reply(ids=(5, PAD)), r"banned tokens \[90\]"),
-        (reply(log_probs=(-0.5, float("nan"))), "log-probs that are none"),
-        (reply(log_probs=(-0.5, 0.1)), "log-probs that are none"),
-        (reply(weight_versions=[{"version": "1", "start": 0, "end": 1}]), "malformed"),
+        (response() | {"output_ids": ["x"]}, "malformed"),
+        (response(finish_reason=None), "malformed"),
+        (response(ids=(5, 6), finish_reason={"type": "tired"}), "ended with 'tired' after 2 of 5 tokens"),
+        (response(finish_reason={"type": "tired"}), "ended with 'tired'"),
+        (response(finish_reason={"type": "stop", "matched": "NaN happened"}), "was stopped: NaN happened"),
+        (response(ids=(5, 6)), "ended with 'stop' after 2 of 5 tokens, the last no end"),
+        (response(ids=(), log_probs=()), "ended with 'stop' after 0 of 5 tokens"),
+        (response(ids=(5, 6), finish_reason={"type": "length"}), "ended with 'length' after 2 of 5 tokens"),
+        (response(ids=(1, 2, 3, 4, 5, 6), log_probs=[-0.5] * 6, finish_reason={"type": "length"}), "has 6 of 5 tokens"),
+        (response(ids=(END, 5)), "goes on after it has ended"),
+        (response(cached_tokens="many"), "malformed"),
+        (response(ids=(5, 6), log_probs=(-0.5,)), "2 tokens, but log-probs of 1"),
+        (response(output_token_logprobs=[[-0.5, 4, None], [-0.25, END, None]]), "or of others"),
+        (response(ids=(5, 100)), "token 100 of a vocabulary of 100"),
+        (response(ids=(-1, 4)), "vocabulary"),
+        (response(ids=(5, PAD)), r"banned tokens \[90\]"),
+        (response(log_probs=(-0.5, float("nan"))), "log-probs that are none"),
+        (response(log_probs=(-0.5, 0.1)), "log-probs that are none"),
+        (response(weight_versions=[{"version": "1", "start": 0, "end": 1}]), "malformed"),
     ],
 )
-def test_bad_replies(body, message):
-    with pytest.raises(BadReply, match=message):
-        read_reply(body, ask([1, 2, 3]), TERMS)
+def test_bad_responses(body, message):
+    with pytest.raises(BadResponse, match=message):
+        read_response(body, ask([1, 2, 3]), TERMS)
 
 
-def test_a_server_that_does_not_see_the_pictures():
+def test_a_server_that_does_not_see_the_images():
     request = ask([1, PAD, PAD, 2], [image((1, 2, 4))])
-    with pytest.raises(WrongServer, match="counts 2 tokens in a prompt of 4 with 1 pictures"):
-        read_reply(reply(prompt=2), request, TERMS)
+    with pytest.raises(WrongServer, match="counts 2 tokens in a prompt of 4 with 1 images"):
+        read_response(response(prompt=2), request, TERMS)
     with pytest.raises(WrongServer, match="counts 2 tokens"):  # what was sampled before an abort, too
-        read_reply(reply(ids=(5, 6), prompt=2, finish_reason={"type": "abort"}), request, TERMS)
+        read_response(response(ids=(5, 6), prompt=2, finish_reason={"type": "abort"}), request, TERMS)
 
 
 @pytest.mark.parametrize("ids", [(), (5, 6)])
 def test_what_waited_when_it_was_aborted(ids):
     """The server stops it before it is read, or read again, and counts no prompt."""
-    body = reply(ids=ids, log_probs=[-0.5] * len(ids), finish_reason={"type": "abort"})
+    body = response(ids=ids, log_probs=[-0.5] * len(ids), finish_reason={"type": "abort"})
     del body["meta_info"]["prompt_tokens"]
-    read = read_reply(body, ask([1, 2, 3]), TERMS)
+    read = read_response(body, ask([1, 2, 3]), TERMS)
     assert (read.finish_reason, read.token_ids.tolist()) == ("abort", list(ids))
     body["meta_info"]["finish_reason"] = {"type": "length"}
-    with pytest.raises(BadReply, match="counts no prompt_tokens"):
-        read_reply(body, ask([1, 2, 3]), TERMS)
+    with pytest.raises(BadResponse, match="counts no prompt_tokens"):
+        read_response(body, ask([1, 2, 3]), TERMS)
 
 
 def test_a_saturated_token_is_never_above_zero():
-    assert read_reply(reply(log_probs=(5e-7, 0.0)), ask([1, 2, 3]), TERMS).log_probs.tolist() == [0.0, 0.0]
+    assert read_response(response(log_probs=(5e-7, 0.0)), ask([1, 2, 3]), TERMS).log_probs.tolist() == [0.0, 0.0]

@@ -139,7 +139,7 @@ def _draw_root(canvas: Image.Image, start: float, end: float, baseline: int, big
 
 Box = tuple[int, int, int, int]
 
-# At scale 1, pixels: pictures come out at about 380×270, the median of Geometry3K.
+# At scale 1, pixels: images come out at about 380×270, the median of Geometry3K.
 _FONT_SIZE, _LINE_WIDTH, _MARGIN = 17, 1.7, 10
 _WIDTHS, _HEIGHTS = (240.0, 350.0), (180.0, 250.0)
 _ORIENTATIONS = 6
@@ -148,10 +148,10 @@ _TURNED_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A figure on a picture.
+    """A figure on an image.
 
     Attributes:
-        width, height: of the picture, pixels.
+        width, height: of the image, pixels.
         figure: in pixels.
         pens: start of each label's baseline, in the order of the figure's labels.
         font_size: pixels.
@@ -198,12 +198,12 @@ def lay_out_fixed(figure: Figure, width: int, height: int, font_size: int, line_
 
 
 def lay_out_free(figure: Figure, generator: random.Random, scale: float, *, upright: bool) -> Layout | None:
-    """Layout of a figure of any size: turned, mirrored and stretched, its labels placed, the picture cut to fit.
+    """Layout of a figure of any size: turned, mirrored and stretched, its labels placed, the image cut to fit.
 
     Args:
         figure: `y` grows upwards, any unit.
         generator: draws the orientation and the size.
-        scale: of the picture; 1 gives at most 400×300 px.
+        scale: of the image; 1 gives at most 400×300 px.
         upright: whether level lines stay level (it may still be mirrored).
 
     Returns:
@@ -224,7 +224,7 @@ def _try_orientation(figure: Figure, generator: random.Random, scale: float, upr
     font_size, line_width = max(8, round(_FONT_SIZE * scale)), _LINE_WIDTH * scale
 
     def turned(point: complex) -> complex:
-        # Picture rows grow downwards: the mirror image of the plane.
+        # Image rows grow downwards: the mirror image of the plane.
         return ((-point.conjugate() if mirrored else point) * turn).conjugate()
 
     pieces = line_pieces(figure.mapped(turned, 1.0), line_width, marks=False)
@@ -239,7 +239,7 @@ def _try_orientation(figure: Figure, generator: random.Random, scale: float, upr
 
 
 def _cut_to_fit(figure: Figure, pens: list[tuple[int, int]], font_size: int, line_width: float, margin: int) -> Layout:
-    """Move everything so that the picture ends a margin beyond the outermost line or text."""
+    """Move everything so that the image ends a margin beyond the outermost line or text."""
     boxes = [text_box(label, pen, font_size) for label, pen in zip(figure.labels, pens, strict=True)]
     left, top, right, bottom = _extent(line_pieces(figure, line_width))
     left, top = min([left, *(box[0] for box in boxes)]), min([top, *(box[1] for box in boxes)])
@@ -593,7 +593,7 @@ def _middle(pieces: np.ndarray) -> tuple[float, float]:
     return float(x.min() + x.max()) / 2, float(y.min() + y.max()) / 2
 
 
-# Pictures of drawings: strokes are smoothed by drawing them four times as large, texts are laid over them.
+# Images of drawings: strokes are smoothed by drawing them four times as large, texts are laid over them.
 
 
 PAPER, INK = (255, 255, 255), (0, 0, 0)
@@ -601,7 +601,7 @@ LINE, MARK, FILL = (0, 104, 178), (214, 0, 108), (205, 228, 243)
 
 
 def render_layout(layout: Layout) -> Image.Image:
-    """RGB picture of a layout."""
+    """RGB image of a layout."""
     return Image.fromarray(_pixels(layout))
 
 
@@ -632,7 +632,7 @@ def _pixels(layout: Layout) -> np.ndarray:
 
 
 def _write(pixels: np.ndarray, text: str, x: int, y: int, size: int) -> None:
-    """Lay a text over the picture, its baseline starting at (x, y); what is outside is cut off."""
+    """Lay a text over the image, its baseline starting at (x, y); what is outside is cut off."""
     mask = text_mask(text, size)
     left, top = x - mask.origin[0], y - mask.origin[1]
     height, width = mask.pixels.shape
@@ -645,7 +645,7 @@ def _write(pixels: np.ndarray, text: str, x: int, y: int, size: int) -> None:
 
 
 class _Pencil:
-    """Draws on an enlarged canvas in the picture's pixels."""
+    """Draws on an enlarged canvas in the image's pixels."""
 
     def __init__(self, draw: ImageDraw.ImageDraw, width: float) -> None:
         self.draw = draw

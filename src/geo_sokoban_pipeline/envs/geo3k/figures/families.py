@@ -70,7 +70,7 @@ def draw_sketch(
     options: ProblemOptions,
     angles: Sequence[int],
 ) -> Sketch:
-    """A problem of a family, without a picture; `angles` are those that a tiny one may give, degrees."""
+    """A problem of a family, without an image; `angles` are those that a tiny one may give, degrees."""
     if difficulty == "tiny":
         return tiny_sketch(family, generator, options, angles)
     return FAMILIES[family](generator, difficulty)

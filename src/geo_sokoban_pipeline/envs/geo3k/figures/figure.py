@@ -1,7 +1,7 @@
 """What a drawing shows: strokes, marks and labels at points of the plane.
 
 Points are complex numbers. A label that measures something holds the points it measures and its value, so whether a
-figure is correct to scale can be measured on its coordinates, before and after it is laid out on a picture. All values
+figure is correct to scale can be measured on its coordinates, before and after it is laid out on an image. All values
 are unsigned angles, lengths and arcs: mirroring, turning and scaling a figure changes none but lengths, and those by
 one factor.
 """

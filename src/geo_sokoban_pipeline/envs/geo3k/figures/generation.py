@@ -1,6 +1,6 @@
 """Geometry problems from a seed, no two alike, dealt to splits that share no (family, numbers).
 
-A tiny picture also holds a number that no rule uses; splits share no (family, angle) either, whatever that number is.
+A tiny image also holds a number that no rule uses; splits share no (family, angle) either, whatever that number is.
 Problem i is drawn from a seed of its own, derived from the root seed and i: a shorter call's problems are the first of
 a longer call's, in every process.
 """
@@ -38,7 +38,7 @@ def generate_problems(count: int, seed: int, options: ProblemOptions | None = No
     Args:
         count: problems wanted.
         seed: root seed.
-        options: families, difficulty, picture size. None: the defaults, for the tiny policy.
+        options: families, difficulty, image size. None: the defaults, for the tiny policy.
 
     Returns:
         `count` problems; families take turns by their shares, one that is used up leaves its turns to the others.

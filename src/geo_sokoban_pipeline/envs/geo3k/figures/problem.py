@@ -27,7 +27,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What a family draws from a generator: a problem without a picture.
+    """What a family draws from a generator: a problem without an image.
 
     Attributes:
         question: as in Geometry3K, without `<image>`.
@@ -35,7 +35,7 @@ class Sketch:
         value: exact, also where the label is rounded.
         label: spaced LaTeX.
         figure: to scale.
-        upright: whether level lines stay level in the picture.
+        upright: whether level lines stay level in the image.
         candidates: answers of the family's plausible rules, the right one among them; empty where none are known.
     """
 

@@ -1,9 +1,9 @@
-"""Small pictures for a small policy: one rule per family, big digits that lie in the same place in every picture.
+"""Small images for a small policy: one rule per family, big digits that lie in the same place in every image.
 
 The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of an upright line of
 that grid, each in a column of its own, and its place depends on the family alone; the lines are to scale and move with
-the angle. What is asked is always `x`, so only the figure tells which rule holds. Each picture also has a length, which
-no rule uses: it makes pictures plentiful, and splits are kept apart by family and angle, whatever the length.
+the angle. What is asked is always `x`, so only the figure tells which rule holds. Each image also has a length, which
+no rule uses: it makes images plentiful, and splits are kept apart by family and angle, whatever the length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FONT_SIZE, LINE_WIDTH = 19, 2.0
 # Middle of a number above and below a level line at y = 64.
 _ABOVE, _BELOW = 54j, 75j
 
-# Answers that somebody who can read the picture might give, as (factor, constant): factor · a + constant.
+# Answers that somebody who can read the image might give, as (factor, constant): factor · a + constant.
 _RULES: dict[str, tuple[Fraction, int]] = {
     "a": (Fraction(1), 0),
     "180 - a": (Fraction(-1), 180),
@@ -139,7 +139,7 @@ def _drawing(
 
 
 def _up(radius: float, degrees: float) -> complex:
-    """Step in a direction counted from the right upwards, on a picture whose y grows downwards."""
+    """Step in a direction counted from the right upwards, on an image whose y grows downwards."""
     return polar(radius, degrees).conjugate()
 
 

@@ -1,6 +1,6 @@
 """Talks to one server: each question is one HTTP request with a time limit, each failure one of the classes below.
 
-The class decides what follows: a `ServerLost` is brought back, a `BadReply` is retried, a `RequestRefused` or a
+The class decides what follows: a `ServerLost` is brought back, a `BadResponse` is retried, a `RequestRefused` or a
 `WrongServer` stops the run at once, because a second try would end alike.
 """
 
@@ -43,8 +43,8 @@ class ServerLost(ServerFault):
     """The server does not answer: it has ended, hangs, or cannot be reached."""
 
 
-class BadReply(ServerFault):
-    """The server answered, but with an error of its own or with something that is no reply."""
+class BadResponse(ServerFault):
+    """The server answered, but with an error of its own or with something that is no response."""
 
 
 class RequestRefused(ServerFault):
@@ -78,13 +78,13 @@ class ServerClient:
     @property
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:  # inside the event loop, which a session belongs to
-            # One more than the replies in flight: an update of weights must not wait behind them.
+            # One more than the responses in flight: an update of weights must not wait behind them.
             connector = aiohttp.TCPConnector(limit=self._connections + 1, force_close=False)
             self._opened = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._opened
 
     async def generate(self, body: dict[str, Any], key: str) -> Any:
-        """Ask for a reply; `key` names the conversation to a router."""
+        """Ask for a response; `key` names the conversation to a router."""
         return await self._post("/generate", body, self._faults.reply_timeout, {ROUTING_KEY: key})
 
     async def abort(self, rid: str) -> None:
@@ -170,7 +170,7 @@ class ServerClient:
 def _read_answer(where: str, status: int, text: str) -> Any:
     shown = text[:_SHOWN_CHARACTERS]
     if status >= 500:
-        raise BadReply(f"{where} answered {status}: {shown}")
+        raise BadResponse(f"{where} answered {status}: {shown}")
     if status in (401, 403):
         raise RequestRefused(
             f"{where} refused with {status}: it asks for another API key. Name the environment variable that holds it "
@@ -183,7 +183,7 @@ def _read_answer(where: str, status: int, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadReply(f"{where} answered with something that is no JSON: {shown!r}") from error
+        raise BadResponse(f"{where} answered with something that is no JSON: {shown!r}") from error
 
 
 def _limit(seconds: float) -> aiohttp.ClientTimeout:
@@ -197,7 +197,7 @@ class ServerFacts:
     Attributes:
         version: of SGLang.
         seeded: whether it samples by the request's seed.
-        context: tokens of a conversation at most, its reply included.
+        context: tokens of a conversation at most, its response included.
         longest_prompt: tokens of a prompt at most.
         ranks: processes that each need the weights.
     """

@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, empty_result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
-    BadReply,
+    BadResponse,
     EngineStopped,
     ServerFault,
     ServerLost,
@@ -32,7 +32,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, pause_before
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import Reply, Terms, read_reply, room_of, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import Response, Terms, read_response, room_of, write_request
 
 _REPEAT_ABORT_SECONDS = 0.5
 
@@ -101,11 +101,11 @@ class SglangEngine:
             self.update_weights(None, self.version)
         for request in requests:
             if request.id in self._open:
-                raise ValueError(f"conversation {request.id} already waits for a reply; poll or abort it first.")
+                raise ValueError(f"conversation {request.id} already waits for a response; poll or abort it first.")
             self._open[request.id] = self._loop.start(self._answer(request, self._answers))
 
     def poll(self) -> list[Result]:
-        """Replies that are there; waits for one while any is in flight.
+        """Responses that are there; waits for one while any is in flight.
 
         Raises:
             EngineStopped, RequestRefused, WrongServer: a request could not be answered; none is in flight any more.
@@ -161,7 +161,7 @@ class SglangEngine:
         self._scratch.cleanup()
 
     async def _answer(self, request: Request, answers: queue.SimpleQueue[Result | BaseException]) -> None:
-        """Put the reply into the queue of when it was asked for: `_drop_all` gives later requests another one."""
+        """Put the response into the queue of when it was asked for: `_drop_all` gives later requests another one."""
         try:
             if room_of(request, self.terms) <= 0:
                 answers.put(empty_result(request, "length", self.version))
@@ -234,7 +234,7 @@ class Dispatcher:
         self._name = uuid.uuid4().hex[:8]
 
     async def answer(self, request: Request) -> Result:
-        """The reply to a request.
+        """The response to a request.
 
         Raises:
             EngineStopped: tries or restarts are used up.
@@ -264,15 +264,15 @@ class Dispatcher:
                     return empty_result(request, "abort", self.version)
                 try:
                     return self._result(request, await self._ask(server, request, aborted))
-                except (ServerLost, BadReply) as seen:
+                except (ServerLost, BadResponse) as seen:
                     fault = seen
                     await self.fleet.recover(server, life, seen)
         raise EngineStopped(
-            f"a reply was asked for {faults.tries} times (rollout.server.faults.tries) without success; at last: "
+            f"a response was asked for {faults.tries} times (rollout.server.faults.tries) without success; at last: "
             f"{fault}. The same command continues from the last checkpoint."
         ) from fault
 
-    async def _ask(self, server: Server, request: Request, aborted: asyncio.Event) -> Reply:
+    async def _ask(self, server: Server, request: Request, aborted: asyncio.Event) -> Response:
         """One try."""
         rid = f"{self._name}-{next(self._numbers)}."  # servers stop whatever begins with it
         body = write_request(request, self.terms, rid, bias=self._bias)
@@ -284,40 +284,42 @@ class Dispatcher:
         finally:
             for one in asked:
                 one.in_flight -= 1
-        reply = read_reply(answer, request, self.terms)
-        if reply.finish_reason == "abort" and not aborted.is_set():
-            raise BadReply(f"{server.url} aborted a request that nobody here has aborted")
-        return reply
+        response = read_response(answer, request, self.terms)
+        if response.finish_reason == "abort" and not aborted.is_set():
+            raise BadResponse(f"{server.url} aborted a request that nobody here has aborted")
+        return response
 
     async def _exchange(self, server: Server, body: dict[str, Any], key: str, rid: str, aborted: asyncio.Event) -> Any:
         """Send a body and wait for the answer, for a sign that the server hangs, or for the wish to abort."""
-        reply = asyncio.ensure_future(self.fleet.entrance_of(server).generate(body, key))
+        response = asyncio.ensure_future(self.fleet.entrance_of(server).generate(body, key))
         stopped = asyncio.ensure_future(aborted.wait())
         hangs = {asyncio.ensure_future(one.hung.wait()): one for one in self.fleet.asked_with(server)}
-        tasks = {reply, stopped, *hangs}
+        tasks = {response, stopped, *hangs}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            while stopped.done() and not any(task.done() for task in (reply, *hangs)):
+            while stopped.done() and not any(task.done() for task in (response, *hangs)):
                 # It may have come before the request did. What the server has prepared but not queued runs to its end.
                 await self.fleet.abort(rid, server)
-                await asyncio.wait({reply, *hangs}, timeout=_REPEAT_ABORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if not reply.done():
+                await asyncio.wait(
+                    {response, *hangs}, timeout=_REPEAT_ABORT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+            if not response.done():
                 urls = ", ".join(one.url for hung, one in hangs.items() if hung.done())
                 raise ServerLost(f"{urls} hangs: it computes nothing")
-            return reply.result()
+            return response.result()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _result(self, request: Request, reply: Reply) -> Result:
-        spans = tuple((self._version(tag), start, end) for tag, start, end in reply.spans)
-        self.cached_tokens[request.id] = reply.cached_tokens
+    def _result(self, request: Request, response: Response) -> Result:
+        spans = tuple((self._version(tag), start, end) for tag, start, end in response.spans)
+        self.cached_tokens[request.id] = response.cached_tokens
         return Result(
             id=request.id,
-            token_ids=reply.token_ids,
-            log_probs=reply.log_probs,
-            finish_reason=reply.finish_reason,
+            token_ids=response.token_ids,
+            log_probs=response.log_probs,
+            finish_reason=response.finish_reason,
             weight_version=spans[0][0] if spans else self.version,
             weight_spans=spans,
         )
@@ -327,6 +329,6 @@ class Dispatcher:
             return self._version_of(tag)
         except KeyError:
             raise WrongServer(
-                f"a reply was sampled with weights named {tag!r}, which this run has not sent: somebody else updates "
-                "the same server. Give each run servers of its own."
+                f"a response was sampled with weights named {tag!r}, which this run has not sent: somebody else "
+                "updates the same server. Give each run servers of its own."
             ) from None

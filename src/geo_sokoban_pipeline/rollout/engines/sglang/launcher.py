@@ -297,8 +297,8 @@ def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[s
     kept = {name: value for name, value in own.items() if name not in _OWN}
     fixed = {
         "HF_HUB_OFFLINE": "1",  # the policy is a folder
-        # Picture features are cached by picture, not by weights, and outlive an update: with vision weights that train,
-        # a picture seen before would be answered with the features of old weights.
+        # Image features are cached by image, not by weights, and outlive an update: with vision weights that train,
+        # an image seen before would be answered with the features of old weights.
         "SGLANG_VLM_CACHE_SIZE_MB": "0",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs after temperature, whatever this process's environment says
         "PYTHONUNBUFFERED": "1",

@@ -19,7 +19,7 @@ from contextlib import suppress
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
-    BadReply,
+    BadResponse,
     EngineStopped,
     RequestRefused,
     ServerClient,
@@ -239,7 +239,9 @@ class Fleet:
         """Have a server stop a request."""
         asked = [one.client.abort(rid) for one in self.asked_with(server)]
         for failed in await asyncio.gather(*asked, return_exceptions=True):
-            if failed is not None and not isinstance(failed, ServerFault):  # what is wrong with it, its reply will show
+            if failed is not None and not isinstance(
+                failed, ServerFault
+            ):  # what is wrong with it, its response will show
                 raise failed
 
     async def recover(self, server: Server, life: int, fault: ServerFault) -> None:
@@ -294,7 +296,7 @@ class Fleet:
                 if pause:
                     await server.client.command("/continue_generation", {})
                 server.ready = True
-        except (ServerLost, BadReply) as fault:
+        except (ServerLost, BadResponse) as fault:
             await self._bring_back(server, life, fault)
 
     async def _bring_back(self, server: Server, life: int, fault: ServerFault) -> None:
@@ -311,7 +313,7 @@ class Fleet:
                     await server.begin()
                     await self._restore(server)
                     return
-                except (ServerLost, BadReply, RequestRefused) as again:
+                except (ServerLost, BadResponse, RequestRefused) as again:
                     fault = again
 
     async def _restore(self, server: Server) -> None:

@@ -1,7 +1,7 @@
 """Weights on their way to servers: by disk or as tensors between begin and end, verified by name afterwards.
 
-A set of weights has a tag, unique in this process. The server repeats it with every reply, so nothing is ever taken for
-a product of weights that it is not.
+A set of weights has a tag, unique in this process. The server repeats it with every response, so nothing is ever taken
+for a product of weights that it is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.rollout.engines.sglang.client import BadReply, RequestRefused, ServerClient, WrongServer
+from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, RequestRefused, ServerClient, WrongServer
 from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
 
 Named = Iterable[tuple[str, Tensor]]
@@ -49,7 +49,7 @@ async def send_weights(client: ServerClient, weights: WeightSet, ranks: int, opt
         ranks: processes of the server; each takes its part of every tensor.
 
     Raises:
-        ServerLost, BadReply, RequestRefused: the server did not take them.
+        ServerLost, BadResponse, RequestRefused: the server did not take them.
         WrongServer: it took them and names others.
     """
     if weights.folder is not None:
@@ -89,7 +89,7 @@ async def weights_of(client: ServerClient) -> str:
     try:
         return str(model["weight_version"])
     except (KeyError, TypeError) as error:
-        raise BadReply(f"{client.url}/model_info names no weight_version") from error
+        raise BadResponse(f"{client.url}/model_info names no weight_version") from error
 
 
 def cut_buckets(tensors: Named, limit: int) -> Iterator[list[tuple[str, Tensor]]]:

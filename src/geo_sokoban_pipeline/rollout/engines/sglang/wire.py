@@ -1,7 +1,7 @@
-"""Wire format: the engine's requests as the JSON of SGLang's `/generate`, and its JSON as replies.
+"""Wire format: the engine's requests as the JSON of SGLang's `/generate`, and its JSON as responses.
 
-There is no connection and no state here. A reply is checked against what was asked before anything of it is used: equal
-prompt length, ids with log-probs of their own, no banned token, an end that its tokens show.
+There is no connection and no state here. A response is checked against what was asked before anything of it is used:
+equal prompt length, ids with log-probs of their own, no banned token, an end that its tokens show.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request
-from geo_sokoban_pipeline.rollout.engines.sglang.client import BadReply, WrongServer
+from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, WrongServer
 
 # Finite, because logits of half precision plus −inf would make NaN where all tokens of a row are banned in a pass.
 _BAN = -1e9
@@ -31,8 +31,8 @@ class Terms:
     Attributes:
         size: rows of the embedding.
         banned: ids that are never sampled.
-        end_ids: tokens that end a reply.
-        pad_id: token that stands for a picture.
+        end_ids: tokens that end a response.
+        pad_id: token that stands for an image.
         merge_size: patches per side that one pad stands for.
         context: tokens of the longest conversation.
         longest_prompt: tokens of the longest prompt.
@@ -53,7 +53,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Response:
     """What a server has sampled.
 
     Attributes:
@@ -76,7 +76,7 @@ def ban(token_ids: Iterable[int]) -> dict[str, float]:
 
 
 def room_of(request: Request, terms: Terms) -> int:
-    """Tokens that a reply may have; 0 or less where the context is full."""
+    """Tokens that a response may have; 0 or less where the context is full."""
     if len(request.token_ids) > terms.longest_prompt:
         return 0
     room = terms.context - len(request.token_ids)
@@ -113,18 +113,18 @@ def write_request(request: Request, terms: Terms, rid: str, *, bias: Mapping[str
 
 
 def collapse_pads(token_ids: np.ndarray, pad_id: int, counts: Sequence[int]) -> np.ndarray:
-    """Ids with one pad per picture.
+    """Ids with one pad per image.
 
     Args:
         token_ids: (L,) ids, pads expanded.
-        counts: pads of each picture; neighbouring pictures need not be separated by another token.
+        counts: pads of each image; neighbouring images need not be separated by another token.
 
     Raises:
-        ValueError: the pads among the ids are not those of the pictures.
+        ValueError: the pads among the ids are not those of the images.
     """
     pads = np.flatnonzero(token_ids == pad_id)
     if len(pads) != sum(counts):
-        raise ValueError(f"{len(pads)} picture pads among the tokens, but the pictures take {sum(counts)}.")
+        raise ValueError(f"{len(pads)} image pads among the tokens, but the images take {sum(counts)}.")
     firsts = np.cumsum([0, *counts[:-1]]) if counts else np.empty(0, np.int64)
     kept = np.ones(len(token_ids), bool)
     kept[pads] = False
@@ -132,11 +132,11 @@ def collapse_pads(token_ids: np.ndarray, pad_id: int, counts: Sequence[int]) -> 
     return token_ids[kept]
 
 
-def read_reply(body: Any, request: Request, terms: Terms) -> Reply:
-    """A reply, checked against what was asked.
+def read_response(body: Any, request: Request, terms: Terms) -> Response:
+    """A response, checked against what was asked.
 
     Raises:
-        BadReply: it is not of the known form, or contradicts itself.
+        BadResponse: it is not of the known form, or contradicts itself.
         WrongServer: the prompt has another length there than here.
     """
     try:
@@ -148,47 +148,51 @@ def read_reply(body: Any, request: Request, terms: Terms) -> Reply:
         reason, matched = ending["type"], ending.get("matched")
         spans, cached = _read_spans(meta, len(ids)), int(meta.get("cached_tokens") or 0)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise BadReply(f"the reply is malformed ({type(error).__name__}: {error})") from error
+        raise BadResponse(f"the response is malformed ({type(error).__name__}: {error})") from error
     # A request that was aborted while it waited was never read, or its prompt is not counted any more.
     if prompt < 0 and reason != "abort":
-        raise BadReply("the reply is malformed (it counts no prompt_tokens)")
+        raise BadResponse("the response is malformed (it counts no prompt_tokens)")
     if prompt != len(request.token_ids) and (reason != "abort" or (len(ids) and prompt >= 0)):
         raise WrongServer(
             f"the server counts {prompt} tokens in a prompt of {len(request.token_ids)} with {len(request.images)} "
-            "pictures: it does not see them as this policy does. Check that it serves this policy's folder, image "
+            "images: it does not see them as this policy does. Check that it serves this policy's folder, image "
             "processor included."
         )
     if not np.array_equal(ids, named):
-        raise BadReply(f"the reply has {len(ids)} tokens, but log-probs of {len(named)}, or of others")
+        raise BadResponse(f"the response has {len(ids)} tokens, but log-probs of {len(named)}, or of others")
     _check_tokens(ids, log_probs, terms)
     reason = _read_reason(reason, matched, ids, room_of(request, terms), terms)
-    return Reply(ids, np.minimum(log_probs, 0.0), reason, spans, cached)
+    return Response(ids, np.minimum(log_probs, 0.0), reason, spans, cached)
 
 
 def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, terms: Terms) -> None:
     if len(ids) and (ids.min() < 0 or ids.max() >= terms.size):
-        raise BadReply(f"the reply has token {int(ids.max())} of a vocabulary of {terms.size}")
+        raise BadResponse(f"the response has token {int(ids.max())} of a vocabulary of {terms.size}")
     banned = terms.banned.intersection(ids.tolist())
     if banned:
-        raise BadReply(f"the reply has the banned tokens {sorted(banned)}")
+        raise BadResponse(f"the response has the banned tokens {sorted(banned)}")
     if not np.isfinite(log_probs).all() or (log_probs > _LOG_PROB_TOLERANCE).any():
-        raise BadReply("the reply has log-probs that are none")
+        raise BadResponse("the response has log-probs that are none")
 
 
 def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, terms: Terms) -> FinishReason:
-    """How a reply ended, by its tokens: a word to stop it, or the limit, may have met its end."""
+    """How a response ended, by its tokens: a word to stop it, or the limit, may have met its end."""
     ends = np.flatnonzero(np.isin(ids, terms.end_ids))
     if len(ids) > room or (len(ends) and ends[0] != len(ids) - 1):
-        raise BadReply(f"the reply has {len(ids)} of {room} tokens, and goes on after it has ended: {ids.tolist()}")
+        raise BadResponse(
+            f"the response has {len(ids)} of {room} tokens, and goes on after it has ended: {ids.tolist()}"
+        )
     if isinstance(matched, str):  # nobody asks for strings that stop; a server tells so of logits that are no numbers
-        raise BadReply(f"the reply was stopped: {matched}")
+        raise BadResponse(f"the response was stopped: {matched}")
     if len(ends) and kind in ("stop", "length", "abort"):
         return "stop"
     if kind == "length" and len(ids) == room:
         return "length"
     if kind == "abort":
         return "abort"
-    raise BadReply(f"the reply ended with {kind!r} after {len(ids)} of {room} tokens, the last no end of a reply")
+    raise BadResponse(
+        f"the response ended with {kind!r} after {len(ids)} of {room} tokens, the last no end of a response"
+    )
 
 
 def _read_spans(meta: Mapping[str, Any], count: int) -> tuple[tuple[str, int, int], ...]:

@@ -1,4 +1,4 @@
-"""Pictures of rows: every form and mode becomes the same RGB; what is remote, huge or broken is refused."""
+"""Images of rows: every form and mode becomes the same RGB; what is remote, huge or broken is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from geo_sokoban_pipeline.envs.geo3k.data import picture_hash, picture_uri, read_pictures
+from geo_sokoban_pipeline.envs.geo3k.data import image_hash, image_uri, read_images
 from geo_sokoban_pipeline.envs.images import data_uri_bytes, png_data_uri, read_data_uri
 from problem_rows import drawing, image_file, options, raw_of, uri
 
@@ -20,11 +20,11 @@ PIXELS = np.asarray(drawing())
 
 
 def read(image, **changes):
-    return read_pictures(raw_of({"images": [image], "problem": "x", "answer": "1"})["images"], options(**changes))[0]
+    return read_images(raw_of({"images": [image], "problem": "x", "answer": "1"})["images"], options(**changes))[0]
 
 
 @pytest.mark.parametrize(
-    "image",
+    "raw",
     [
         PNG,
         {"bytes": PNG, "path": None},
@@ -40,21 +40,21 @@ def read(image, **changes):
     ],
     ids=str,
 )
-def test_forms(image):
-    picture = read(image)
-    assert picture.mode == "RGB"
-    assert np.array_equal(np.asarray(picture), PIXELS)
+def test_forms(raw):
+    image = read(raw)
+    assert image.mode == "RGB"
+    assert np.array_equal(np.asarray(image), PIXELS)
 
 
-def palette(picture):
-    return picture.convert("P", palette=Image.Palette.ADAPTIVE)
+def palette(image):
+    return image.convert("P", palette=Image.Palette.ADAPTIVE)
 
 
 FLAT = Image.new("RGB", (40, 30), (200, 10, 60))
 
 
 @pytest.mark.parametrize(
-    ("picture", "kind", "tolerance"),
+    ("image", "kind", "tolerance"),
     [
         (FLAT, "PNG", 0),
         (FLAT.convert("RGBA"), "PNG", 0),
@@ -67,8 +67,8 @@ FLAT = Image.new("RGB", (40, 30), (200, 10, 60))
     ],
     ids=["rgb", "rgba", "palette", "bmp", "gif", "jpeg", "cmyk", "webp"],
 )
-def test_modes_and_formats(picture, kind, tolerance):
-    found = np.asarray(read(image_file(picture, kind)), int)
+def test_modes_and_formats(image, kind, tolerance):
+    found = np.asarray(read(image_file(image, kind)), int)
     assert found.shape == (30, 40, 3)
     assert np.abs(found - np.array([200, 10, 60])).max() <= tolerance
 
@@ -77,8 +77,8 @@ def test_modes_and_formats(picture, kind, tolerance):
 def test_grey(mode, value):
     grey = Image.new("L", (8, 8), value)
     sixteen = Image.fromarray(np.full((8, 8), value << 8, np.uint16))
-    picture = sixteen if mode == "I;16" else grey.convert(mode)
-    assert np.asarray(read(image_file(picture))).tolist() == np.full((8, 8, 3), value).tolist()
+    image = sixteen if mode == "I;16" else grey.convert(mode)
+    assert np.asarray(read(image_file(image))).tolist() == np.full((8, 8, 3), value).tolist()
 
 
 def test_transparent_parts():
@@ -113,7 +113,7 @@ def png_of_size(width, height):
         ("data:image/png;base64," + "A" * 12_000_000, "9000000 bytes"),
         (PNG[:60], "cannot be decoded"),
         (b"GIF89a", "cannot be decoded"),
-        (b"not a picture", "cannot be decoded"),
+        (b"not an image", "cannot be decoded"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be decoded"),
         ("https://example.com/a.png", "is remote"),
         ("file:///etc/passwd", "is remote"),
@@ -145,13 +145,13 @@ def test_bombs_in_text_chunks():
 def test_the_limit_of_bytes_holds_to_the_byte(size):
     text = png_data_uri(bytes(size))
     assert data_uri_bytes(text, size) == bytes(size)
-    with pytest.raises(ValueError, match=f"picture has {size} bytes, more than limits.max_bytes={size - 1}"):
+    with pytest.raises(ValueError, match=f"image has {size} bytes, more than limits.max_bytes={size - 1}"):
         data_uri_bytes(text, size - 1)
 
 
-def test_too_many_pictures():
+def test_too_many_images():
     with pytest.raises(ValueError, match=r"3 images, more than limits\.max_images=2"):
-        read_pictures([{"bytes": PNG, "path": None}] * 3, options(limits={"max_images": 2}))
+        read_images([{"bytes": PNG, "path": None}] * 3, options(limits={"max_images": 2}))
 
 
 def test_files_below_the_allowed_folder(tmp_path):
@@ -177,17 +177,15 @@ def test_equal_pixels_equal_uris():
         image_file(drawing().convert("RGBA")),
         image_file(drawing(), "BMP"),
     ]
-    pictures = [read(raw) for raw in files]
+    images = [read(raw) for raw in files]
     assert len(set(files)) == 4
-    assert (
-        len({picture_uri(picture) for picture in pictures}) == len({picture_hash(picture) for picture in pictures}) == 1
-    )
-    again = read_data_uri(picture_uri(pictures[0]), max_bytes=1 << 20, max_pixels=1 << 20)
-    assert picture_uri(again) == picture_uri(pictures[0])
-    assert Image.open(io.BytesIO(base64.b64decode(picture_uri(again).split(",")[1]))).mode == "RGB"
+    assert len({image_uri(image) for image in images}) == len({image_hash(image) for image in images}) == 1
+    again = read_data_uri(image_uri(images[0]), max_bytes=1 << 20, max_pixels=1 << 20)
+    assert image_uri(again) == image_uri(images[0])
+    assert Image.open(io.BytesIO(base64.b64decode(image_uri(again).split(",")[1]))).mode == "RGB"
 
 
-def test_hashes_tell_pictures_apart():
+def test_hashes_tell_images_apart():
     turned = drawing(0).transpose(Image.Transpose.ROTATE_180)
     reshaped = Image.frombytes("RGB", (30, 40), drawing(0).tobytes())
-    assert len({picture_hash(picture) for picture in (drawing(0), drawing(1), turned, reshaped)}) == 4
+    assert len({image_hash(image) for image in (drawing(0), drawing(1), turned, reshaped)}) == 4

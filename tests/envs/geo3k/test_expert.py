@@ -1,4 +1,4 @@
-"""Teachers of geometry: how often they are right, what they write, when they call the tool."""
+"""Experts of geometry: how often they are right, what they write, when they call the tool."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import Counter
 
 import pytest
 
-from geo_sokoban_pipeline.envs.base import describe_expert, make_teacher
+from geo_sokoban_pipeline.envs.base import describe_expert, make_expert
 from geo_sokoban_pipeline.envs.geo3k.answer_env import build_env as build_answer_env
 from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
 from geo_sokoban_pipeline.envs.geo3k.expert import build_teacher
 from geo_sokoban_pipeline.envs.geo3k.tool_call import parse_tool_call
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
-from task_options import GeometryTeacherOptions, TeacherOptions
+from task_options import ExpertOptions, GeometryExpertOptions
 
 RULES = [("a", "46"), ("180 - a", "134"), ("90 - a", "44"), ("a / 2", "23"), ("2 a", "92")]
 ROW = {
@@ -27,17 +27,17 @@ BARE = {"id": "b", "answer": "5 \\sqrt { 3 }", "candidates": [], "columns": "{}"
 
 
 def play(row, turns=1, seed=0, name="plausible", patience=None, noise=0.0, **arguments):
-    """Replies and the environment after them; with more than one turn there is a tool."""
+    """Responses and the environment after them; with more than one turn there is a tool."""
     env = build_answer_env(row, {}) if turns == 1 else build_tool_env(row, {"max_turns": turns})
     env.reset()
-    teacher = build_teacher(name, patience, noise, **arguments)
-    teacher.begin(row)
-    generator, replies, done = random.Random(seed), [], False
-    while not done and len(replies) < turns:
-        replies.append(teacher.reply(env, generator))
-        _, done, _ = env.step(replies[-1])
-    env.conclude(replies, "completed")
-    return replies, env
+    expert = build_teacher(name, patience, noise, **arguments)
+    expert.begin(row)
+    generator, responses, done = random.Random(seed), [], False
+    while not done and len(responses) < turns:
+        responses.append(expert.respond(env, generator))
+        _, done, _ = env.step(responses[-1])
+    env.finalize(responses, "completed")
+    return responses, env
 
 
 def test_a_rule_at_random_is_right_about_once_in_as_many():
@@ -47,7 +47,7 @@ def test_a_rule_at_random_is_right_about_once_in_as_many():
 
 
 @pytest.mark.parametrize(
-    ("row", "arguments", "reply"),
+    ("row", "arguments", "response"),
     [
         (ROW, {"name": "solver"}, "\\boxed{134}"),
         (BARE, {"name": "solver"}, "\\boxed{5 \\sqrt { 3 }}"),
@@ -62,8 +62,8 @@ def test_a_rule_at_random_is_right_about_once_in_as_many():
         (BARE, {"name": "solver", "working": True}, "\\boxed{5 \\sqrt { 3 }}"),
     ],
 )
-def test_one_reply(row, arguments, reply):
-    assert play(row, **arguments)[0] == [reply]
+def test_one_response(row, arguments, response):
+    assert play(row, **arguments)[0] == [response]
 
 
 def test_noise_follows_rules_at_random():
@@ -73,13 +73,13 @@ def test_noise_follows_rules_at_random():
 
 def test_it_calls_the_tool_with_another_rule_each_time_and_ends_without_it():
     for seed in range(40):
-        replies, env = play(ROW, turns=3, seed=seed)
-        answers = [extract_answer(reply) for reply in replies]
+        responses, env = play(ROW, turns=3, seed=seed)
+        answers = [extract_answer(response) for response in responses]
         assert len(set(answers)) == len(answers)
-        calls = [parse_tool_call(reply) for reply in replies]
+        calls = [parse_tool_call(response) for response in responses]
         assert [call.answer if call else None for call in calls] == [*answers[:2], None][: len(answers)]
         # It goes on only while it is wrong, so an early end is a right one.
-        assert len(replies) == 3 or env.final_metrics()["success"] == 1.0
+        assert len(responses) == 3 or env.final_metrics()["success"] == 1.0
         assert env.final_metrics()["success"] == float(answers[-1] == "134")
 
 
@@ -88,14 +88,14 @@ def test_it_calls_the_tool_with_another_rule_each_time_and_ends_without_it():
 )
 def test_when_it_answers_without_the_tool(arguments, calls):
     wrong = {**ROW, "answer": "7"}
-    replies, env = play(wrong, turns=4, **arguments)
+    responses, env = play(wrong, turns=4, **arguments)
     assert env.final_metrics()["tool_calls"] == calls
-    assert len(replies) == calls + 1 and replies[-1].startswith("\\boxed{")
+    assert len(responses) == calls + 1 and responses[-1].startswith("\\boxed{")
 
 
 def test_latex_survives_the_call():
-    (reply, *_), env = play(BARE, turns=2, name="solver")
-    assert parse_tool_call(reply).answer == "5 \\sqrt { 3 }"
+    (response, *_), env = play(BARE, turns=2, name="solver")
+    assert parse_tool_call(response).answer == "5 \\sqrt { 3 }"
     assert env.final_metrics()["tool_correct"] == 1.0
 
 
@@ -112,9 +112,9 @@ def test_what_is_refused(arguments, message):
         build_teacher(**arguments)
 
 
-def test_options_make_the_teacher_of_a_row():
-    teacher = make_teacher(GeometryTeacherOptions(name="constant", args={"answer": "9", "working": True}), ROW)
-    assert teacher.reply(build_answer_env(ROW, {}), random.Random(0)) == "\\boxed{9}"
+def test_options_make_the_expert_of_a_row():
+    expert = make_expert(GeometryExpertOptions(name="constant", args={"answer": "9", "working": True}), ROW)
+    assert expert.respond(build_answer_env(ROW, {}), random.Random(0)) == "\\boxed{9}"
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,14 @@ def test_options_make_the_teacher_of_a_row():
     ],
 )
 def test_what_is_imitated_is_said(options, rows, sentence):
-    assert sentence in describe_expert(GeometryTeacherOptions.model_validate(options), rows)
+    assert sentence in describe_expert(GeometryExpertOptions.model_validate(options), rows)
 
 
 def test_an_expert_of_ones_own_is_named(tmp_path):
     (tmp_path / "expert.py").write_text("def build_teacher(name, patience, noise):\n    return None\n")
-    options = GeometryTeacherOptions(factory=str(tmp_path / "expert.py"))
+    options = GeometryExpertOptions(factory=str(tmp_path / "expert.py"))
     assert describe_expert(options, [ROW]) == f"it imitates the expert plausible of {tmp_path / 'expert.py'}"
-    sokoban = TeacherOptions(noise=0.1)
+    sokoban = ExpertOptions(noise=0.1)
     assert describe_expert(sokoban, [{}]) == (
         "it imitates the expert `direct` on 1 levels, 10% of its moves replaced by random ones"
     )

@@ -10,24 +10,24 @@ from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.training.backends.gradients import PassSetting
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.shared_tensors import share_like
-from geo_sokoban_pipeline.training.worker import Appoint, Imitate, Member, Score
+from geo_sokoban_pipeline.training.worker import Appoint, Member, Score, SftGradients
 from training import reference
-from training.world import World, copied
+from training.setup import Setup, copied
 
 SETTING = PassSetting(1.0, 8192, 16_384)
 
 
-def test_demonstrations_and_gradients_of_a_worker(world: World) -> None:
-    policy = copied(world.policy)
+def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
+    policy = copied(setup.policy)
     gradients = share_like(dict(policy.model.named_parameters()))
-    member = Member(policy, world.options, gradients)
-    Appoint(world.rows, 5, "training")(member)
-    part = Imitate(range(2, 5), SftObjective(), SETTING)(member)
+    member = Member(policy, setup.options, gradients)
+    Appoint(setup.rows, 5, "training")(member)
+    part = SftGradients(range(2, 5), SftObjective(), SETTING)(member)
     assert all(parameter.grad is None for parameter in policy.model.parameters()), "handed over"
 
-    own = copied(world.policy)
-    teacher = Demonstrator(world.rows, own, world.options, 5, "training")
-    samples = [teacher.demonstrate(number) for number in range(2, 5)]
+    own = copied(setup.policy)
+    expert = Demonstrator(setup.rows, own, setup.options, 5, "training")
+    samples = [expert.demonstrate(number) for number in range(2, 5)]
     values = [reference.demonstrated_log_probs(own, sample) for sample in samples]
     loss = -torch.cat(values).mean()
     loss.backward()

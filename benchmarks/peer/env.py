@@ -1,8 +1,8 @@
-"""The world that both systems play: Sokoban whose every episode lasts a fixed number of replies.
+"""The world that both systems play: Sokoban whose every episode lasts a fixed number of responses.
 
-Nothing that a policy writes ends an episode early. A reply without a move is a turn without a move, and a solved level
-starts anew with the next reply. So two systems with the same limit play the same number of turns, however well they
-play.
+Nothing that a policy writes ends an episode early. A response without a move is a turn without a move, and a solved
+level starts anew with the next response. So two systems with the same limit play the same number of turns, however well
+they play.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CELL_PX = 16
 
 
 class FixedLengthEnv(SokobanEnv):
-    """Sokoban of exactly `turns` replies, one move each, with the default run's pictures and texts."""
+    """Sokoban of exactly `turns` responses, one move each, with the default run's images and texts."""
 
     def __init__(self, board: Board, turns: int) -> None:
         super().__init__(board, max_actions_per_turn=1, max_steps=10**9, cell_px=CELL_PX, observation_style="brief")
@@ -41,7 +41,7 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any]) -> FixedLength
 
 
 def make_rows(count: int) -> list[dict[str, Any]]:
-    """`count` training rows of the default data: 6×6 boards, one box, pictures of 96×96 pixels."""
+    """`count` training rows of the default data: 6×6 boards, one box, images of 96×96 pixels."""
     base = {"cell_px": CELL_PX, "instruction": "brief", "inner_walls": [1, 4], "max_solution": 8}
     options = SokobanDataOptions.model_validate(base | {"counts": {"train": count, "validation": 8, "eval": 8}})
     rows = make_prompts(read_levels(options)[0], options)[0].to_dict("records")

@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
 
 
 @dataclass(frozen=True, repr=False)
-class World:
+class Setup:
     """A policy, the episodes that it played, and another policy near it that is to be trained on them.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""A crew: two processes compute what one does, a child's error or death is named, and none outlives its parent."""
+"""Worker groups: two processes compute what one does, a child's error or death is named, none outlives its parent."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.checkpoint import compare_workers
-from geo_sokoban_pipeline.training.sft import imitate_teacher
-from geo_sokoban_pipeline.training.worker_group import Crew, CrewError, open_crew
+from geo_sokoban_pipeline.training.sft import run_sft
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, WorkerGroupError, open_worker_group
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TrainOptions
@@ -53,13 +53,13 @@ def rows(sokoban_rows: Callable[..., Rows]) -> Rows:
 
 @pytest.fixture(scope="module")
 def shared_policy(tiny_policy: Policy) -> Policy:
-    """The policy whose weights the crew shares."""
+    """The policy whose weights the worker group shares."""
     return copy.deepcopy(tiny_policy)
 
 
 @pytest.fixture(scope="module")
-def crew(shared_policy: Policy, options: TrainOptions) -> Iterator[Crew]:
-    with open_crew(shared_policy, options) as opened:
+def workers(shared_policy: Policy, options: TrainOptions) -> Iterator[WorkerGroup]:
+    with open_worker_group(shared_policy, options) as opened:
         assert opened is not None
         yield opened
 
@@ -98,15 +98,15 @@ def gradients(policy: Policy) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("groups", [5, 1, 0])  # with one group the child gets nothing
 def test_two_processes_play_as_one(
-    crew: Crew, shared_policy: Policy, tiny_policy: Policy, options: TrainOptions, rows: Rows, groups: int
+    workers: WorkerGroup, shared_policy: Policy, tiny_policy: Policy, options: TrainOptions, rows: Rows, groups: int
 ) -> None:
     alone, together = (build_engine(policy, options.rollout) for policy in (tiny_policy, shared_policy))
     for engine in (alone, together):
         engine.update_weights(None, 3)
-    crew.renew(3)
+    workers.renew(3)
     ended: list[int] = []
     expected = rollout(alone, tiny_policy, tasks(rows, groups), settings(options))
-    played = crew.play(together, shared_policy, tasks(rows, groups), settings(options), ended.append)
+    played = workers.play(together, shared_policy, tasks(rows, groups), settings(options), ended.append)
     assert sum(ended) == len(expected) == 4 * groups
     for one, other in zip(expected, played, strict=True):
         assert one.trajectory_id == other.trajectory_id
@@ -116,27 +116,27 @@ def test_two_processes_play_as_one(
 
 
 def test_too_many_failures_are_counted_over_all_episodes(
-    crew: Crew, shared_policy: Policy, options: TrainOptions, rows: Rows
+    workers: WorkerGroup, shared_policy: Policy, options: TrainOptions, rows: Rows
 ) -> None:
     broken = {**rows[0], "prompt": None}
     engine = build_engine(shared_policy, options.rollout)
     # All episodes of the child fail, but half of all are allowed to.
-    played = crew.play(engine, shared_policy, tasks([rows[0], broken], 2), settings(options))
+    played = workers.play(engine, shared_policy, tasks([rows[0], broken], 2), settings(options))
     assert [episode.status == "failed" for episode in played] == [False] * 4 + [True] * 4
     with pytest.raises(TooManyFailuresError, match="8 of 12 episodes failed"):
-        crew.play(engine, shared_policy, tasks([rows[0], broken, broken], 3), settings(options))
+        workers.play(engine, shared_policy, tasks([rows[0], broken, broken], 3), settings(options))
 
 
 def test_gradients_of_two_processes_are_those_of_one(
-    crew: Crew, shared_policy: Policy, tiny_policy: Policy, options: TrainOptions, rows: Rows
+    workers: WorkerGroup, shared_policy: Policy, tiny_policy: Policy, options: TrainOptions, rows: Rows
 ) -> None:
     alone, together = copy.deepcopy(tiny_policy), shared_policy
     episodes = rollout(build_engine(alone, options.rollout), alone, tasks(rows, 3), settings(options))
     samples = samples_of(episodes, alone)
     before = {name: weight.clone() for name, weight in together.model.named_parameters()}
     results = []
-    for policy, helpers in ((alone, None), (together, crew)):
-        backend = TorchBackend(policy, OptimizerOptions(), crew=helpers)
+    for policy, helpers in ((alone, None), (together, workers)):
+        backend = TorchBackend(policy, OptimizerOptions(), workers=helpers)
         optimizers, backend.optimizers = backend.optimizers, Idle()
         metrics = backend.step(samples, GrpoObjective(GrpoOptions()), 1e-2)
         results.append((metrics, gradients(policy), backend.log_probs(samples)))
@@ -159,11 +159,13 @@ def test_gradients_of_two_processes_are_those_of_one(
     np.testing.assert_allclose(np.concatenate(later), np.concatenate(later_2), atol=1e-3)
 
 
-def test_the_childrens_time_is_counted(crew: Crew, shared_policy: Policy, options: TrainOptions, rows: Rows) -> None:
-    began, own = crew.cpu_clock(), time.process_time()
+def test_the_childrens_time_is_counted(
+    workers: WorkerGroup, shared_policy: Policy, options: TrainOptions, rows: Rows
+) -> None:
+    began, own = workers.cpu_clock(), time.process_time()
     engine = build_engine(shared_policy, options.rollout)
-    crew.play(engine, shared_policy, tasks(rows, 4), settings(options))
-    assert crew.cpu_clock() - began > 1.2 * (time.process_time() - own)
+    workers.play(engine, shared_policy, tasks(rows, 4), settings(options))
+    assert workers.cpu_clock() - began > 1.2 * (time.process_time() - own)
 
 
 @pytest.mark.slow
@@ -175,7 +177,7 @@ def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, optio
         policy = copy.deepcopy(tiny_policy)
         changes = {"warm_start": {**options.warm_start.model_dump(), **warm}, "processes": processes}
         changed = TrainOptions.model_validate({**options.model_dump(), **changes})
-        histories.append(imitate_teacher(policy, rows, rows[:4], changed, seed=0)[0])
+        histories.append(run_sft(policy, rows, rows[:4], changed, seed=0)[0])
         weights.append(dict(policy.model.named_parameters()))
     timing = {"seconds", "cpu_seconds"}
     one, two = ([{k: v for k, v in row.items() if k not in timing} for row in rows] for rows in histories)
@@ -187,11 +189,11 @@ def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, optio
 
 @pytest.mark.skipif(not heap.GLIBC, reason="only glibc's heap is set, and old ones do not count what they map")
 def test_a_child_is_prepared_as_its_parent_is(shared_policy: Policy, options: TrainOptions) -> None:
-    crew = Crew(copy.deepcopy(shared_policy), options)
+    workers = WorkerGroup(copy.deepcopy(shared_policy), options)
     try:
-        mapped, threads = (crew.work(lambda: None, [job])[1] for job in (heap.map_large_block, heap.count_threads))
+        mapped, threads = (workers.work(lambda: None, [job])[1] for job in (heap.map_large_block, heap.count_threads))
     finally:
-        crew.close()
+        workers.close()
     assert mapped >= heap.BLOCK
     assert threads == torch.get_num_threads()
 
@@ -199,21 +201,21 @@ def test_a_child_is_prepared_as_its_parent_is(shared_policy: Policy, options: Tr
 def test_an_exception_of_a_child_is_raised_here_with_its_traceback(
     shared_policy: Policy, options: TrainOptions
 ) -> None:
-    crew = Crew(copy.deepcopy(shared_policy), options)
-    with pytest.raises(CrewError, match=r"(?s)process 2 of 2.*Traceback.*no attribute 'sing'"):
-        crew.tell(methodcaller("sing"))
-    with pytest.raises(CrewError, match="closed"):
-        crew.renew(1)
+    workers = WorkerGroup(copy.deepcopy(shared_policy), options)
+    with pytest.raises(WorkerGroupError, match=r"(?s)process 2 of 2.*Traceback.*no attribute 'sing'"):
+        workers.tell(methodcaller("sing"))
+    with pytest.raises(WorkerGroupError, match="closed"):
+        workers.renew(1)
 
 
 @pytest.mark.slow
 def test_a_child_that_was_killed_is_named(shared_policy: Policy, options: TrainOptions) -> None:
-    crew = Crew(copy.deepcopy(shared_policy), options)
-    crew.renew(1)
-    (child,) = crew._children
+    workers = WorkerGroup(copy.deepcopy(shared_policy), options)
+    workers.renew(1)
+    (child,) = workers._children
     os.kill(child.process.pid, signal.SIGKILL)
-    with pytest.raises(CrewError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
-        crew.work(lambda: None, [attrgetter("teacher")])
+    with pytest.raises(WorkerGroupError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
+        workers.work(lambda: None, [attrgetter("teacher")])
 
 
 PARENT = """
@@ -222,11 +224,11 @@ from task_options import TinyPolicyOptions
 from task_options import TrainOptions
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.checkpoint import compare_workers
-from geo_sokoban_pipeline.training.worker_group import Crew
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 if __name__ == "__main__":
-    crew = Crew(build_tiny_policy(TinyPolicyOptions(), seed=0), TrainOptions(processes=2, threads=1))
-    crew.renew(1)
+    worker group = WorkerGroup(build_tiny_policy(TinyPolicyOptions(), seed=0), TrainOptions(processes=2, threads=1))
+    worker group.renew(1)
     print("ready", flush=True)
     time.sleep(600)
 """

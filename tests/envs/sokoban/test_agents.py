@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from geo_sokoban_pipeline.envs.sokoban import Board, generate_levels, make_player
+from geo_sokoban_pipeline.envs.sokoban import Board, generate_levels, make_agent
 
 
 def choices(player_name: str, text: str, patience: int | None = 1) -> set[str | None]:
     board = Board.from_text(text)
-    return {make_player(player_name, patience).choose(board, random.Random(seed)) for seed in range(40)}
+    return {make_agent(player_name, patience).choose(board, random.Random(seed)) for seed in range(40)}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_direct_choices(text, expected):
 
 @pytest.mark.parametrize(("patience", "moves"), [(0, 0), (1, 1), (3, 3)])
 def test_direct_gives_up_at_the_block_after_its_patience(patience, moves):
-    board, generator, player = Board.from_text("#.$@#"), random.Random(0), make_player("direct", patience)
+    board, generator, player = Board.from_text("#.$@#"), random.Random(0), make_agent("direct", patience)
     assert player.choose(board, generator) == "left"
     stuck = Board.from_text("###\n# #\n#@#\n#$#\n#.#\n###".replace("$", " ").replace(".", "*"))
     made = 0
@@ -43,7 +43,7 @@ def test_direct_gives_up_at_the_block_after_its_patience(patience, moves):
 
 
 def test_players_without_patience_go_on():
-    player, generator = make_player("direct", None), random.Random(0)
+    player, generator = make_agent("direct", None), random.Random(0)
     assert all(player.choose(Board.from_text("#@ *#"), generator) for _ in range(50))
 
 
@@ -56,7 +56,7 @@ def test_random_players():
 def test_solver_player_follows_a_plan_and_makes_a_new_one():
     board, player, generator = (
         Board.from_text("######\n#@   #\n# $ .#\n#    #\n######"),
-        make_player("solver"),
+        make_agent("solver"),
         random.Random(0),
     )
     played = []
@@ -70,9 +70,9 @@ def test_solver_player_follows_a_plan_and_makes_a_new_one():
 
 def test_unknown_players_and_negative_patience_are_refused():
     with pytest.raises(ValueError, match="player='oracle': must be one of random, random_legal, solver, direct"):
-        make_player("oracle")
+        make_agent("oracle")
     with pytest.raises(ValueError, match="patience=-1"):
-        make_player("direct", -1)
+        make_agent("direct", -1)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def levels():
 def test_solve_rates_with_ten_moves_are_near_the_facts(levels, name, patience, low, high):
     solved = 0
     for index, level in enumerate(levels):
-        board, player, generator = level.board, make_player(name, patience), random.Random(index)
+        board, player, generator = level.board, make_agent(name, patience), random.Random(index)
         for _ in range(10):
             action = player.choose(board, generator)
             if action is None:
@@ -106,11 +106,11 @@ def test_solve_rates_with_ten_moves_are_near_the_facts(levels, name, patience, l
     assert low <= solved / len(levels) <= high
 
 
-def test_a_teacher_that_gives_up_still_ends_in_deadlocks(levels):
+def test_an_expert_that_gives_up_still_ends_in_deadlocks(levels):
     """Its demonstrations are imitated whatever they end in: docs/learning.md says that more than a tenth do so."""
     lost = 0
     for index, level in enumerate(levels):
-        board, player, generator = level.board, make_player("direct", 1), random.Random(index)
+        board, player, generator = level.board, make_agent("direct", 1), random.Random(index)
         for _ in range(10):
             action = player.choose(board, generator)
             if action is None or board.is_solved:
