@@ -70,7 +70,7 @@ def _parse() -> argparse.Namespace:
 
 
 def prepare_policy(folder: Path, threads: int) -> None:
-    """Save the default tiny policy after a short imitation of random legal moves: responses are well formed."""
+    """Save the default tiny policy after a short SFT on random legal moves: responses are well formed."""
     import torch
     from benchmarks.peer.env import CELL_PX, make_rows
 

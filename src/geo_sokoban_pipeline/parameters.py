@@ -23,7 +23,7 @@ _ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
     "rollout": (RolloutPipelineOptions, "Collecting without training."),
     "update": (UpdatePipelineOptions, "Training on stored trajectories."),
     "evaluate": (EvaluatePipelineOptions, "Evaluation of any checkpoint."),
-    "control": (study.ControlOptions, "More imitation instead of GRPO, to compare with."),
+    "control": (study.ControlOptions, "More SFT instead of GRPO, to compare with."),
 }
 
 

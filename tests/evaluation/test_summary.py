@@ -104,7 +104,7 @@ def test_the_expert_plays_as_it_demonstrates(rows: Any, train_options: TrainOpti
 
 
 @pytest.mark.parametrize(
-    ("teacher", "label", "repeated"),
+    ("expert", "label", "repeated"),
     [
         ({"name": "direct"}, "teacher (direct)", False),
         ({"name": "solver"}, "teacher (solver)", True),
@@ -121,7 +121,7 @@ def test_name_of_the_expert(expert: dict[str, Any], label: str, repeated: bool) 
 
 
 @pytest.mark.parametrize(
-    ("teacher", "patient"),
+    ("expert", "patient"),
     [
         ({"name": "direct", "patience": 1, "noise": 0.1}, {"name": "direct", "patience": None, "noise": 0.1}),
         ({"name": "direct", "patience": None}, None),

@@ -146,7 +146,7 @@ def test_an_evaluation_becomes_lines_and_tags():
         "eval.final.warm_start.sampled.interval": "0.3700–0.4500",
         "eval.final.final.sampled.interval": "0.6000–0.8000",
         "eval.final.final_blank.sampled": "0.1000",
-        "eval.final.expert _direct_": "1.0000",
+        "eval.final.teacher _direct_": "1.0000",
     }
     assert evaluation_points({}, 3) == [] and evaluation_tags({}) == {}
 

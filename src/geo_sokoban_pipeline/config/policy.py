@@ -114,7 +114,7 @@ class PolicyOptions(StrictModel):
 
 
 class ExpertOptions(StrictModel):
-    """Who is imitated in the warm start."""
+    """The expert whose demonstrations the warm start trains on."""
 
     factory: str = Field(
         description="`build_teacher(name, patience, noise, **args)`: a dotted path, or `file.py` / `file.py:name`.",
@@ -122,13 +122,13 @@ class ExpertOptions(StrictModel):
     name: str = Field(description="Who of the task's experts it is.")
     patience: CountOrZero | None = Field(None, description="Failures before it gives up. None: it never does.")
     noise: Share = Field(0.0, description="Share of its actions that are chosen at random.")
-    solved_only: bool = Field(False, description="Imitate solved episodes only.")
+    solved_only: bool = Field(False, description="Train on solved demonstrations only.")
     max_turns: Count | None = Field(None, description="Turns of a demonstration. None: as in the rollout.")
     args: dict[str, Any] = Field(default_factory=dict, description="Further arguments of the factory.")
 
 
 class WarmStartOptions(StrictModel):
-    """Supervised imitation before GRPO; `steps: 0` passes the policy through."""
+    """Supervised fine-tuning (SFT) on demonstrations before GRPO; `steps: 0` passes the policy through."""
 
     steps: CountOrZero = Field(900, description="Optimizer steps at most; 0 leaves the policy as it is.")
     episodes_per_step: Count = Field(24, description="Fresh demonstrations per step.")
@@ -143,7 +143,7 @@ class WarmStartOptions(StrictModel):
     decay_to: Share = Field(0.05, description="Share of the highest rate at the end.")
     clip: GradientNorm = Field(1.0, description="Largest gradient norm.")
     max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
-    teacher: ExpertOptions = Field(description="Who is imitated.")
+    teacher: ExpertOptions = Field(description="The expert that makes the demonstrations.")
     validate_every: Count = Field(100, description="Steps between validations on held-out demonstrations.")
     validation_episodes: Count = Field(64, description="Held-out demonstrations of a validation.")
     play_every: CountOrZero = Field(

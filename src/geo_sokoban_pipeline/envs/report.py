@@ -23,7 +23,7 @@ _AGENTS = {
     "warm_start": ("warm start", "warm"),
     "final": ("after GRPO", "final"),
     "control_teacher": ("control: more of the warm start", "final"),
-    "control_optimal": ("control: imitation of optimal play", "final"),
+    "control_optimal": ("control: SFT on optimal play", "final"),
     "teacher": ("teacher", "legal"),
     "teacher_patient": ("teacher, never gives up", "legal"),
 }

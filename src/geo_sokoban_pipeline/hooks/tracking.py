@@ -475,7 +475,7 @@ def artifacts_of(folders: RunFolders, sample: bool) -> list[tuple[Path, str]]:
 
 
 def _history(models: Path) -> list[dict[str, Any]]:
-    """History of a run's warm start, or of the imitation of a control; `[]` where none is stored."""
+    """History of a run's warm start, or of the SFT of a control; `[]` where none is stored."""
     manifest = models / "policy" / MANIFEST
     return read_json(manifest).get("history") or [] if manifest.is_file() else []
 

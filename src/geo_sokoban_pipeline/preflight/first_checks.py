@@ -201,7 +201,7 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
         return
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
     _try_reward(run, options)
-    if options.warm_start.steps:  # without one, nobody is imitated
+    if options.warm_start.steps:  # without steps, no expert is asked
         _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
     for one in TASKS.values():

@@ -88,7 +88,7 @@ def check_signatures(run: str, options: TrainOptions) -> list[Check]:
         ("reward.function", options.reward.function, "reward", ("outcome", "args"), {}),
         ("rollout.function", options.rollout.function, "rollout", ("engine", "policy", [], "settings", None), {}),
     ]
-    if options.warm_start.steps:  # without one, nobody is imitated
+    if options.warm_start.steps:  # without steps, no expert is asked
         expert = options.warm_start.teacher
         wanted.append(("warm_start.teacher.factory", expert.factory, "build_teacher", ("name", 1, 0.0), expert.args))
     found: list[Check] = []

@@ -87,7 +87,7 @@ def _split(text: str, name: str, place: Path) -> tuple[str, str, str]:
 def draw_study(results: Mapping[str, Any]) -> str:
     """SVG of a study's curves; lines are means over the seeds, faint lines the seeds themselves.
 
-    Dashed lines are players on the evaluation prompts.
+    Dashed lines are baselines on the evaluation prompts.
     """
     seeds, task = results["seeds"], task_of(results["task"])
     series = []

@@ -106,7 +106,7 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
     values = options.model_dump(mode="json", include={"task", "policy", "env"})
     values["warm_start"] = _sft(options)
     named = {"env.factory": options.env.factory}
-    if options.warm_start.steps:  # without one, nobody is imitated
+    if options.warm_start.steps:  # without steps, no expert is asked
         named["warm_start.teacher.factory"] = options.warm_start.teacher.factory
     return {**flatten({**values, "rollout": rollout, "seed": seed, "data": dict(data)}), **_own_code(named)}
 

@@ -1,4 +1,4 @@
-"""Demonstrations: an expert plays through the same episode code as the policy, so imitation sees exactly its tokens."""
+"""Demonstrations: an expert plays through the same episode code as the policy, so SFT sees exactly its tokens."""
 
 from __future__ import annotations
 

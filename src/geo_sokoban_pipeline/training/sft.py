@@ -1,4 +1,4 @@
-"""Warm start: supervised imitation of an expert, until GRPO has something to work with.
+"""Warm start: SFT on an expert's demonstrations, until GRPO has something to work with.
 
 Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
 and the policy it starts from; of several processes each makes the numbers it trains on. Validations only watch, but

@@ -158,7 +158,7 @@ def continue_warm_start(
     seed: int,
     budget: Budget,
 ) -> tuple[list[dict[str, float]], TrainBackend]:
-    """Imitate further with weights and optimizer state of a warm start; returns history and trainer.
+    """Continue SFT with weights and optimizer state of a warm start; returns history and trainer.
 
     The learning rate is the warm start's highest from the first step on and falls over the last share of the steps as
     it did there.

@@ -123,11 +123,11 @@ class SftGradients:
     def __call__(self, member: Member) -> Part:
         """Do it."""
         assert member.expert is not None
-        part = imitate(self.numbers, member.expert, self.objective, member.gradient_pass(self.setting))
+        part = accumulate_demonstrations(self.numbers, member.expert, self.objective, member.gradient_pass(self.setting))
         return Part(part.metrics, part.tokens, tuple(member.hand_over()))
 
 
-def imitate(numbers: range, expert: Demonstrator, objective: Objective, gradients: GradientPass) -> Part:
+def accumulate_demonstrations(numbers: range, expert: Demonstrator, objective: Objective, gradients: GradientPass) -> Part:
     """Make demonstrations and leave their gradients in the parameters, under an objective of their own size."""
     samples = [expert.demonstrate(number) for number in numbers]
     size = StepSize.of(samples)

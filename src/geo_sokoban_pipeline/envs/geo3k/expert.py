@@ -1,6 +1,6 @@
 """Experts of geometry: they know what the figure says, and choose one of the rules that it might call for.
 
-The expert `plausible` reads and calculates rightly and takes a rule at random. So imitating it teaches to read and to
+The expert `plausible` reads and calculates rightly and takes a rule at random. So SFT on it teaches to read and to
 calculate, and is right about once in as many rules as there are; which rule fits which figure is left to be found. With
 its working it first says what it sees, which is always right: only the rule and what follows from it are uncertain.
 """

@@ -16,7 +16,7 @@ class GeometryReport(TaskReport):
     """See `TaskReport`."""
 
     agents = {
-        "control_optimal": ("control: imitation of the labels", "final"),
+        "control_optimal": ("control: SFT on the labels", "final"),
         "most_frequent": ("most frequent answer", "random"),
         "label": ("the label itself", "solver"),
         "solver": ("solver (optimal)", "solver"),

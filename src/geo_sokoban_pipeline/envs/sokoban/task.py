@@ -115,7 +115,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
     report = SokobanReport()
     studies = {
         "default": "The recipe of `make run`.",
-        "from_zero": "GRPO after imitation of random legal moves.",
+        "from_zero": "GRPO after SFT on random legal moves.",
         "long": "One long run.",
     }
 

@@ -1,4 +1,4 @@
-"""Template of the control pipelines: more imitation instead of GRPO."""
+"""Template of the control pipelines: more SFT instead of GRPO."""
 
 from geo_sokoban_pipeline.pipelines.control.pipeline import create_pipeline
 

@@ -51,9 +51,9 @@ def warm_start(
     identity: dict[str, Any],
     seed: int,
 ) -> PolicyFolder | FolderWriter:
-    """The policy after the warm start: the stored one where nothing it depends on has changed, else imitation.
+    """The policy after the warm start: the stored one where nothing it depends on has changed, else SFT.
 
-    The optimizer state lies beside it, so that imitation can go on from here.
+    The optimizer state lies beside it, so that SFT can continue from here.
     """
     rows, held_out = read_rows(prompts), read_rows(validation_prompts)
     wanted = {

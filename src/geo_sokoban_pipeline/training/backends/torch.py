@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples
-from geo_sokoban_pipeline.training.worker import Learn, Part, Score, SftGradients, imitate
+from geo_sokoban_pipeline.training.worker import Learn, Part, Score, SftGradients, accumulate_demonstrations
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, sum_metrics
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -140,10 +140,10 @@ class TorchBackend:
     def _demonstrated(self, batch: Demonstrations, objective: Objective) -> dict[str, float]:
         """Gradients of demonstrations; each process makes those that it trains on."""
         if self._workers is None:
-            return imitate(batch.numbers, batch.demonstrator, objective, self._pass).metrics
+            return accumulate_demonstrations(batch.numbers, batch.demonstrator, objective, self._pass).metrics
         own, *others = cut_range(batch.numbers, self._workers.size)
         parts: list[Part] = self._workers.work(
-            lambda: imitate(own, batch.demonstrator, objective, self._pass),
+            lambda: accumulate_demonstrations(own, batch.demonstrator, objective, self._pass),
             [SftGradients(part, objective, self._setting) for part in others],
         )
         # Each part is a mean over its own tokens; how many the others have is known at the end alone.
