@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.grpo.loss import SftObjective, StepSize
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
-from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.batch import TrainSample
 from policies.test_text import conversation
 

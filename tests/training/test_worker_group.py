@@ -103,10 +103,10 @@ def test_two_processes_play_as_one(
     alone, together = (build_engine(policy, options.rollout) for policy in (tiny_policy, shared_policy))
     for engine in (alone, together):
         engine.update_weights(None, 3)
-    workers.renew(3)
+    workers.update_weights(3)
     ended: list[int] = []
     expected = rollout(alone, tiny_policy, tasks(rows, groups), settings(options))
-    played = workers.play(together, shared_policy, tasks(rows, groups), settings(options), ended.append)
+    played = workers.rollout(together, shared_policy, tasks(rows, groups), settings(options), ended.append)
     assert sum(ended) == len(expected) == 4 * groups
     for one, other in zip(expected, played, strict=True):
         assert one.trajectory_id == other.trajectory_id
@@ -121,10 +121,10 @@ def test_too_many_failures_are_counted_over_all_episodes(
     broken = {**rows[0], "prompt": None}
     engine = build_engine(shared_policy, options.rollout)
     # All episodes of the child fail, but half of all are allowed to.
-    played = workers.play(engine, shared_policy, tasks([rows[0], broken], 2), settings(options))
+    played = workers.rollout(engine, shared_policy, tasks([rows[0], broken], 2), settings(options))
     assert [episode.status == "failed" for episode in played] == [False] * 4 + [True] * 4
     with pytest.raises(TooManyFailuresError, match="8 of 12 episodes failed"):
-        workers.play(engine, shared_policy, tasks([rows[0], broken, broken], 3), settings(options))
+        workers.rollout(engine, shared_policy, tasks([rows[0], broken, broken], 3), settings(options))
 
 
 def test_gradients_of_two_processes_are_those_of_one(
@@ -164,7 +164,7 @@ def test_the_childrens_time_is_counted(
 ) -> None:
     began, own = workers.cpu_clock(), time.process_time()
     engine = build_engine(shared_policy, options.rollout)
-    workers.play(engine, shared_policy, tasks(rows, 4), settings(options))
+    workers.rollout(engine, shared_policy, tasks(rows, 4), settings(options))
     assert workers.cpu_clock() - began > 1.2 * (time.process_time() - own)
 
 
@@ -191,7 +191,7 @@ def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, optio
 def test_a_child_is_prepared_as_its_parent_is(shared_policy: Policy, options: TrainOptions) -> None:
     workers = WorkerGroup(copy.deepcopy(shared_policy), options)
     try:
-        mapped, threads = (workers.work(lambda: None, [job])[1] for job in (heap.map_large_block, heap.count_threads))
+        mapped, threads = (workers.run(lambda: None, [job])[1] for job in (heap.map_large_block, heap.count_threads))
     finally:
         workers.close()
     assert mapped >= heap.BLOCK
@@ -203,19 +203,19 @@ def test_an_exception_of_a_child_is_raised_here_with_its_traceback(
 ) -> None:
     workers = WorkerGroup(copy.deepcopy(shared_policy), options)
     with pytest.raises(WorkerGroupError, match=r"(?s)process 2 of 2.*Traceback.*no attribute 'sing'"):
-        workers.tell(methodcaller("sing"))
+        workers.broadcast(methodcaller("sing"))
     with pytest.raises(WorkerGroupError, match="closed"):
-        workers.renew(1)
+        workers.update_weights(1)
 
 
 @pytest.mark.slow
 def test_a_child_that_was_killed_is_named(shared_policy: Policy, options: TrainOptions) -> None:
     workers = WorkerGroup(copy.deepcopy(shared_policy), options)
-    workers.renew(1)
+    workers.update_weights(1)
     (child,) = workers._children
     os.kill(child.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerGroupError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
-        workers.work(lambda: None, [attrgetter("teacher")])
+        workers.run(lambda: None, [attrgetter("expert")])
 
 
 PARENT = """
@@ -227,8 +227,8 @@ from geo_sokoban_pipeline.training.checkpoint import compare_workers
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 if __name__ == "__main__":
-    worker group = WorkerGroup(build_tiny_policy(TinyPolicyOptions(), seed=0), TrainOptions(processes=2, threads=1))
-    worker group.renew(1)
+    workers = WorkerGroup(build_tiny_policy(TinyPolicyOptions(), seed=0), TrainOptions(processes=2, threads=1))
+    workers.update_weights(1)
     print("ready", flush=True)
     time.sleep(600)
 """

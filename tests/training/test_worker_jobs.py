@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from geo_sokoban_pipeline.grpo.loss import SftObjective
-from geo_sokoban_pipeline.training.backends.gradients import PassSetting
+from geo_sokoban_pipeline.training.backends.torch import LogProbs, PassSetting, SftGradients
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.shared_tensors import share_like
-from geo_sokoban_pipeline.training.worker import Appoint, Member, Score, SftGradients
+from geo_sokoban_pipeline.training.worker import SetDemonstrations, Worker
 from training import reference
 from training.setup import Setup, copied
 
@@ -20,9 +20,9 @@ SETTING = PassSetting(1.0, 8192, 16_384)
 def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
     policy = copied(setup.policy)
     gradients = share_like(dict(policy.model.named_parameters()))
-    member = Member(policy, setup.options, gradients)
-    Appoint(setup.rows, 5, "training")(member)
-    part = SftGradients(range(2, 5), SftObjective(), SETTING)(member)
+    worker = Worker(policy, setup.options, gradients)
+    SetDemonstrations(setup.rows, 5, "training")(worker)
+    part = SftGradients(range(2, 5), SftObjective(), SETTING)(worker)
     assert all(parameter.grad is None for parameter in policy.model.parameters()), "handed over"
 
     own = copied(setup.policy)
@@ -38,6 +38,6 @@ def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
     for name, gradient in gradients.views().items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5, msg=name)
 
-    scored = Score(samples, SETTING)(member)
+    scored = LogProbs(samples, SETTING)(worker)
     for row, value in zip(scored, values, strict=True):
         np.testing.assert_allclose(row, value.detach(), atol=1e-4)

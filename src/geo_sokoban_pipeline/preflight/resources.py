@@ -492,7 +492,7 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     sampler = build_sampler(rows, options, seed, None)
     with open_worker_group(policy, options) as workers:
         backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
-        play = None if workers is None else workers.play
+        play = None if workers is None else workers.rollout
         began = time.perf_counter()
         trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, play).collect(0, sampler)
         played = time.perf_counter()

@@ -137,7 +137,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         signal = owned.enter_context(closing(SignalWatch(task)))
-        roll_out = None if workers is None else workers.play
+        roll_out = None if workers is None else workers.rollout
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
         held_out = len(inputs.validation_prompts[: loop.eval_prompts])
         whole, writing = Stopwatch(), Stopwatch()  # of saving the iteration before
@@ -252,7 +252,7 @@ def sync_weights(engine: RolloutEngine, workers: WorkerGroup | None, version: in
     """Let every engine sample from this version of the policy, and forget what it computed with earlier ones."""
     engine.update_weights(None, version)
     if workers is not None:
-        workers.renew(version)
+        workers.update_weights(version)
 
 
 def _validate(

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
 from geo_sokoban_pipeline.training.runtime import Stopwatch, freeze_survivors
-from geo_sokoban_pipeline.training.worker import Appoint
+from geo_sokoban_pipeline.training.worker import SetDemonstrations
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def run_sft(
         if state is not None:
             backend.load_state(state)
         if workers is not None:
-            workers.tell(Appoint(prompts, seed, _TRAINING))
+            workers.broadcast(SetDemonstrations(prompts, seed, _TRAINING))
         examiner = _Examiner(validation_prompts, policy, options, seed, workers)
         watch = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
         freeze_survivors()
@@ -128,8 +128,8 @@ class _Examiner:
     def _play(self, step: int) -> dict[str, float]:
         play = None
         if self._workers is not None:
-            self._workers.renew(step)
-            play = self._workers.play
+            self._workers.update_weights(step)
+            play = self._workers.rollout
         with closing(build_engine(self._policy, self._options.rollout)) as engine:
             engine.update_weights(None, step)
             _, metrics = validate_policy(

@@ -14,18 +14,14 @@ from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn
-from geo_sokoban_pipeline.training.backends.gradients import GradientPass, PassSetting
-from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import collect_garbage, freeze_survivors, prepare_process
 from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, adopt_tensors
@@ -33,108 +29,41 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 
 @dataclass(frozen=True)
-class Part:
-    """A process's part of a step's gradients.
-
-    Attributes:
-        metrics: of the objective, over the part.
-        tokens: trained tokens of a part whose gradients are means over them.
-        names: parameters that have a gradient; only of a child's part.
-    """
-
-    metrics: dict[str, float]
-    tokens: int = 0
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Renew:
+class UpdateWeights:
     """Forget what was computed with earlier weights; the shared ones are of this version."""
 
     version: int
 
-    def __call__(self, member: Member) -> None:
+    def __call__(self, worker: Worker) -> None:
         """Do it."""
-        member.engine.update_weights(None, self.version)
+        worker.engine.update_weights(None, self.version)
         collect_garbage(self.version)
 
 
 @dataclass(frozen=True)
-class Play:
-    """Play episodes; the result is their trajectories, in order."""
+class Rollout:
+    """Rollout episodes; the result is their trajectories, in order."""
 
     tasks: Sequence[EpisodeTask]
     settings: RolloutSettings
 
-    def __call__(self, member: Member) -> list[Trajectory]:
+    def __call__(self, worker: Worker) -> list[Trajectory]:
         """Do it."""
         play = load_rollout_fn(self.settings.rollout)
-        return play(member.engine, member.policy, self.tasks, self.settings)
+        return play(worker.engine, worker.policy, self.tasks, self.settings)
 
 
 @dataclass(frozen=True)
-class Score:
-    """Log-probs of the samples' trained tokens."""
-
-    samples: Sequence[TrainSample]
-    setting: PassSetting
-
-    def __call__(self, member: Member) -> list[np.ndarray]:
-        """Do it."""
-        return member.gradient_pass(self.setting).log_probs(self.samples)
-
-
-@dataclass(frozen=True)
-class Learn:
-    """Gradients of samples that are a part of a step."""
-
-    samples: Sequence[TrainSample]
-    objective: Objective
-    step: StepSize
-    setting: PassSetting
-
-    def __call__(self, member: Member) -> Part:
-        """Do it."""
-        metrics = member.gradient_pass(self.setting).accumulate(self.samples, self.objective, self.step)
-        return Part(metrics, names=tuple(member.hand_over()))
-
-
-@dataclass(frozen=True)
-class Appoint:
+class SetDemonstrations:
     """Make demonstrations of these prompts from here on (see `Demonstrator`)."""
 
     prompts: Sequence[dict[str, Any]]
     seed: int
     purpose: str
 
-    def __call__(self, member: Member) -> None:
+    def __call__(self, worker: Worker) -> None:
         """Do it."""
-        member.expert = Demonstrator(self.prompts, member.policy, member.options, self.seed, self.purpose)
-
-
-@dataclass(frozen=True)
-class SftGradients:
-    """Gradients of demonstrations by number, under an objective of the part's own size; after `Appoint`."""
-
-    numbers: range
-    objective: Objective
-    setting: PassSetting
-
-    def __call__(self, member: Member) -> Part:
-        """Do it."""
-        assert member.expert is not None
-        part = accumulate_demonstrations(self.numbers, member.expert, self.objective, member.gradient_pass(self.setting))
-        return Part(part.metrics, part.tokens, tuple(member.hand_over()))
-
-
-def accumulate_demonstrations(numbers: range, expert: Demonstrator, objective: Objective, gradients: GradientPass) -> Part:
-    """Make demonstrations and leave their gradients in the parameters, under an objective of their own size."""
-    samples = [expert.demonstrate(number) for number in numbers]
-    size = StepSize.of(samples)
-    return Part(gradients.accumulate(samples, objective, size), size.tokens)
-
-
-# A member of a worker group: the child's side, a process that does jobs on weights it shares with its parent.
+        worker.expert = Demonstrator(self.prompts, worker.policy, worker.options, self.seed, self.purpose)
 
 
 @dataclass(frozen=True)
@@ -164,7 +93,7 @@ class Blueprint:
         return Policy(model.eval(), self.tokenizer, self.image_processor)
 
 
-class Member:
+class Worker:
     """What a job finds in a child.
 
     Attributes:
@@ -177,18 +106,11 @@ class Member:
         self.policy, self.options = policy, options
         self.expert: Demonstrator | None = None
         self._gradients = gradients.views()
-        self._passes: dict[PassSetting, GradientPass] = {}
 
     @cached_property
     def engine(self) -> RolloutEngine:
         """An engine of this process's own."""
         return build_engine(self.policy, self.options.rollout)
-
-    def gradient_pass(self, setting: PassSetting) -> GradientPass:
-        """Forward and backward passes under a setting."""
-        if setting not in self._passes:
-            self._passes[setting] = GradientPass(self.policy, setting)
-        return self._passes[setting]
 
     def hand_over(self) -> list[str]:
         """Move the parameters' gradients into the shared buffer; returns the names of those that have one."""
@@ -201,7 +123,7 @@ class Member:
         return names
 
 
-Job = Callable[[Member], Any]
+Job = Callable[[Worker], Any]
 
 
 @dataclass(frozen=True)
@@ -230,14 +152,14 @@ def serve(
         prepare_process(threads)
         policy = blueprint.build()
         policy.compute = options.policy.compute
-        member = Member(policy, options, gradients)
+        worker = Worker(policy, options, gradients)
         freeze_survivors()
         began = time.process_time()
         while True:
             job: Job = pipe.recv()
             answer: Done | Failed
             try:
-                answer = Done(job(member), time.process_time() - began)
+                answer = Done(job(worker), time.process_time() - began)
             except Exception:  # whatever a job raises, the parent raises it
                 answer = Failed(traceback.format_exc())
             pipe.send(answer)

@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
 from geo_sokoban_pipeline.training.sharding import deal_groups
 from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, share_like, share_model
-from geo_sokoban_pipeline.training.worker import Blueprint, Failed, Job, Part, Play, Renew, serve
+from geo_sokoban_pipeline.training.worker import Blueprint, Failed, Job, Rollout, UpdateWeights, serve
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 _PATIENCE = 5.0  # seconds that a child is given to end
@@ -125,7 +125,19 @@ def start_child(title: str, blueprint: Blueprint, options: TrainOptions, gradien
     return Child(f"{title} (pid {process.pid})", process, pipe, gradients.views())
 
 
-# A worker group: this process and children that do parts of its work on the same weights, in shared memory.
+@dataclass(frozen=True)
+class Part:
+    """One process's part of a step's gradients.
+
+    Attributes:
+        metrics: of the objective, over the part.
+        tokens: trained tokens of a part whose gradients are means over them.
+        names: parameters that have a gradient; only of a child's part.
+    """
+
+    metrics: dict[str, float]
+    tokens: int = 0
+    names: tuple[str, ...] = ()
 
 
 Result = TypeVar("Result")
@@ -173,7 +185,7 @@ class WorkerGroup:
         """CPU-seconds of this process and of its children's jobs; differences mean something, the value does not."""
         return time.process_time() + self.cpu_seconds
 
-    def work(self, own: Callable[[], Result], jobs: Sequence[Job]) -> list[Any]:
+    def run(self, own: Callable[[], Result], jobs: Sequence[Job]) -> list[Any]:
         """Do `own` here while the first children do one job each; returns all results in order, `own`'s first.
 
         Raises:
@@ -191,15 +203,15 @@ class WorkerGroup:
             self.close(patient=False)
             raise
 
-    def tell(self, job: Job) -> None:
+    def broadcast(self, job: Job) -> None:
         """Have every child do a job."""
-        self.work(lambda: None, [job] * len(self._children))
+        self.run(lambda: None, [job] * len(self._children))
 
-    def renew(self, version: int) -> None:
+    def update_weights(self, version: int) -> None:
         """Make the children forget what they computed with earlier weights."""
-        self.tell(Renew(version))
+        self.broadcast(UpdateWeights(version))
 
-    def play(
+    def rollout(
         self,
         engine: RolloutEngine,
         policy: Policy,
@@ -207,15 +219,15 @@ class WorkerGroup:
         settings: RolloutSettings,
         progress: Progress | None = None,
     ) -> list[Trajectory]:
-        """Play as `rollout.function` does, groups dealt out among the processes; this one uses the given engine."""
+        """Roll out as `rollout.function` does, the groups sharded over the processes; this one uses the given engine."""
         play = load_rollout_fn(settings.rollout)
         dealt = deal_groups(tasks, self.size)
         # Which share of the episodes failed is a question to all of them together.
         lenient = replace(settings, rollout=settings.rollout.model_copy(update={"max_failed_share": 1.0}))
         parts = [[tasks[index] for index in numbers] for numbers in dealt] or [[]]
         watching = () if progress is None else (progress,)
-        played = self.work(
-            lambda: play(engine, policy, parts[0], lenient, *watching), [Play(part, lenient) for part in parts[1:]]
+        played = self.run(
+            lambda: play(engine, policy, parts[0], lenient, *watching), [Rollout(part, lenient) for part in parts[1:]]
         )
         if progress is not None and len(dealt) > 1:
             progress(len(tasks) - len(dealt[0]))

@@ -63,12 +63,12 @@ def collect_trajectories(
     sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
     yield Rewind(-1), Rewind(-1)
     with closing(build_engine(policy, settings.rollout)) as engine, open_worker_group(policy, settings) as workers:
-        play = None if workers is None else workers.play
+        play = None if workers is None else workers.rollout
         collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
         for iteration in range(first, first + options.iterations):
             engine.update_weights(None, first)
             if workers is not None:
-                workers.renew(first)
+                workers.update_weights(first)
             trajectories, metrics = collector.collect(iteration, sampler)
             row = {"iteration": iteration, "policy_version": first, **metrics}
             chunk = name_parts(iteration, trajectories, policy.table_context), {partition(iteration): row}

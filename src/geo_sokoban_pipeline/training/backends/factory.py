@@ -18,14 +18,14 @@ from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 def build_backend(
     policy: Policy, options: OptimizerOptions, temperature: float = 1.0, workers: WorkerGroup | None = None
 ) -> TrainBackend:
-    """The backend that `backend` names, over a policy's model, which it trains in place.
+    """The training backend over a policy's model, which it trains in place.
 
     Args:
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts; 1 for SFT.
-        worker group: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
+        workers: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
     """
-    # `backend` has the one value `fsdp` (`TrainOptions`).
+    # The option `backend` has one value, `fsdp`, so there is nothing to choose.
     return TorchBackend(policy, options, temperature, workers)
 
 
