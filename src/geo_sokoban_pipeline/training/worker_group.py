@@ -219,7 +219,7 @@ class WorkerGroup:
         settings: RolloutSettings,
         progress: Progress | None = None,
     ) -> list[Trajectory]:
-        """Roll out as `rollout.function` does, the groups sharded over the processes; this one uses the given engine."""
+        """Roll out as `rollout.function` does, groups sharded over the processes; this one uses the given engine."""
         play = load_rollout_fn(settings.rollout)
         dealt = deal_groups(tasks, self.size)
         # Which share of the episodes failed is a question to all of them together.
