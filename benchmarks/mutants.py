@@ -1,10 +1,12 @@
-"""Mutation testing: how many small faults the tests that are not slow would notice.
+"""Mutation testing: how many small faults the tests would notice.
 
 Draws a seeded random sample of all mutants that mutmut's operators make of the modules below, puts each alone into a
-scratch copy of the checkout, and runs the test files that are nearest to its module. A mutant is noticed when a test
-fails or takes far longer than without it. The checkout itself is never touched.
+scratch copy of the checkout, and runs the test files that are nearest to its module, without their slow tests. A mutant is
+noticed when a test fails or takes far longer than without it. The checkout itself is never touched. With `--again`, the
+survivors of an earlier result meet the slow tests too, and the tests that were written since.
 
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/"
+    make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/ --again mutants.json"
 
 What no test should notice is left out: texts of errors and of the log, annotations and type aliases, `strict=` of zip.
 """
@@ -37,7 +39,12 @@ LOOP = ["tests/training/test_loop_wiring.py", "tests/training/test_options_in_fo
 FURTHER = ["tests/training/test_seeds.py", "tests/training/test_control.py"]
 # Modules, and the tests of each: the first pattern that fits counts. `{name}` is the module's own name.
 NEAREST: dict[str, list[str]] = {
-    "grpo/loss.py": ["tests/grpo/test_loss.py", "tests/training/test_updating.py", *STEP],
+    "grpo/loss.py": [
+        "tests/grpo/test_loss.py",
+        "tests/grpo/test_log_probs.py",
+        "tests/training/test_updating.py",
+        *STEP,
+    ],
     "grpo/scoring.py": ["tests/grpo/test_scoring.py", *STEP],
     "grpo/*.py": ["tests/grpo/test_{name}.py", "tests/grpo", *STEP],
     "training/backends/*.py": [
@@ -54,12 +61,21 @@ NEAREST: dict[str, list[str]] = {
     "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_partial_rollouts.py", *LOOP],
     "training/batch.py": ["tests/grpo/test_scoring.py", *STEP],
     "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
-    "rollout/engines/*.py": ["tests/rollout/engines/test_{name}.py", "tests/rollout/engines"],
+    "rollout/engines/*.py": [
+        "tests/rollout/engines/test_{name}.py",
+        "tests/rollout/engines",
+        "tests/training/test_partial_rollouts.py",
+    ],
     "rollout/*.py": [
         "tests/rollout/test_{name}.py",
         "tests/rollout",
         "tests/training/test_partial_rollouts.py",
         *LOOP,
+    ],
+    "evaluation/audit.py": [
+        "tests/test_audit_files.py",
+        "tests/evaluation/test_token_parity.py",
+        "tests/pipelines/test_audit.py",
     ],
     "evaluation/*.py": [
         "tests/evaluation/test_{name}.py",
@@ -68,7 +84,7 @@ NEAREST: dict[str, list[str]] = {
     ],
     "envs/metrics.py": ["tests/evaluation"],
     "envs/*/evaluation.py": ["tests/evaluation"],
-    "rewards/*.py": ["tests/rewards/test_{name}.py", "tests/rewards"],
+    "rewards/*.py": ["tests/rewards/test_{name}.py", "tests/rewards", "tests/config/test_bounds.py"],
     "runs/storage.py": ["tests/test_storage_faults.py", "tests/datasets", "tests/training/test_updating.py"],
     "runs/own_code.py": ["tests/test_own_code.py", "tests/test_fingerprint_inputs.py"],
     "runs/fingerprint.py": [
@@ -77,6 +93,13 @@ NEAREST: dict[str, list[str]] = {
         "tests/pipelines/test_runs.py",
     ],
 }
+# Whole runs of several processes, killed and continued runs: for `--again`.
+WHOLE_RUNS = [
+    "tests/training/test_worker_group.py",
+    "tests/training/test_reproducibility.py",
+    "tests/training/test_resume.py",
+    "tests/training/test_run_quality.py",
+]
 # They need SGLang servers.
 LEFT_OUT = ["tests/rollout/engines/sglang"]
 HEAVY = (
@@ -113,22 +136,26 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tested side by side (2)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which a mutant is noticed (600)")
     parser.add_argument("--unchecked", action="store_true", help="the tests are known to pass without a mutant")
+    parser.add_argument("--again", type=Path, help="result of the same sample; its survivors are tested again")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"), help="where the result is written")
     options = parser.parse_args()
     modules = [path for path in nearest_modules() if path.startswith(options.only)]
     sample, population = draw(modules, options.count, options.seed)
     print(f"{len(sample)} of {population} mutants of {len(modules)} modules, seed {options.seed}", flush=True)
+    if options.again:
+        take_over(sample, json.loads(options.again.read_text(encoding="utf-8"))["mutants"])
+    waiting = [mutant for mutant in sample if mutant.outcome != "noticed"]
     for name in HEAVY:
         __import__(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = [copy_checkout(Path(folder) / str(number)) for number in range(options.jobs)]
-        used = sorted({test for mutant in sample for test in tests_of(mutant.file)})
+        used = sorted({test for mutant in waiting for test in tests_of(mutant.file)})
         # Tests that fail without any mutant would notice all of them.
         print(f"the tests without a mutant: {len(used)} files and folders", flush=True)
         if not options.unchecked and not pass_without(trees, used):
             print("Tests fail without a mutant; mend them first.", file=sys.stderr)
             return 1
-        run_all(sample, trees, options.timeout)
+        run_all(waiting, trees, options.timeout, slow=options.again is not None)
     report(sample, population, options)
     return 0
 
@@ -182,6 +209,21 @@ def draw(modules: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], i
     return sample, len(population)
 
 
+def take_over(sample: Sequence[Mutant], earlier: Sequence[dict[str, Any]]) -> None:
+    """Give the mutants of a sample what became of them in an earlier run.
+
+    Raises:
+        ValueError: the earlier sample was another one.
+    """
+    if [(one.file, one.line, one.diff) for one in sample] != [
+        (old["file"], old["line"], old["diff"]) for old in earlier
+    ]:
+        raise ValueError("--again: the result is of another sample or other code; give its count, seed and only")
+    for mutant, old in zip(sample, earlier, strict=True):
+        mutant.outcome, mutant.seconds, mutant.tests = old["outcome"], old["seconds"], old["tests"]
+        mutant.noticed_by = old["noticed_by"]
+
+
 def drops_strict(original: Any, mutated: Any) -> bool:
     """Whether a call has `strict=True` no more."""
     values = [
@@ -229,7 +271,7 @@ def copy_checkout(tree: Path) -> Path:
     return tree
 
 
-def start(tree: Path, tests: Sequence[str]) -> int:
+def start(tree: Path, tests: Sequence[str], *, slow: bool = False) -> int:
     """Run tests in a child of this process, which has imported what is heavy; returns the child's id."""
     if child := os.fork():
         return child
@@ -251,7 +293,8 @@ def start(tree: Path, tests: Sequence[str]) -> int:
         import pytest
 
         ignored = [f"--ignore={name}" for name in LEFT_OUT]
-        status = int(pytest.main(["-q", "-x", "-m", "not slow", "--tb=line", "-p", "no:xdist", *ignored, *tests]))
+        chosen = [] if slow else ["-m", "not slow"]
+        status = int(pytest.main(["-q", "-x", *chosen, "--tb=line", "-p", "no:xdist", *ignored, *tests]))
         package = sys.modules.get("geo_sokoban_pipeline")
         if package is not None and not str(package.__file__).startswith(str(tree)):
             status = 71
@@ -271,11 +314,11 @@ def pass_without(trees: Sequence[Path], tests: Sequence[str]) -> bool:
     return passed
 
 
-def run_all(sample: Sequence[Mutant], trees: Sequence[Path], timeout: float) -> None:
+def run_all(sample: Sequence[Mutant], trees: Sequence[Path], timeout: float, *, slow: bool = False) -> None:
     """Test all mutants, one in each tree at a time."""
     running: dict[int, tuple[Mutant, Path, str, float]] = {}
     try:
-        _run_all(sample, trees, timeout, running)
+        _run_all(sample, trees, timeout, running, slow)
     finally:
         for child in running:
             with contextlib.suppress(ProcessLookupError):
@@ -287,6 +330,7 @@ def _run_all(
     trees: Sequence[Path],
     timeout: float,
     running: dict[int, tuple[Mutant, Path, str, float]],
+    slow: bool,
 ) -> None:
     waiting, free = list(sample), list(trees)
     done = 0
@@ -296,8 +340,8 @@ def _run_all(
             file = tree / PACKAGE / mutant.file
             original = file.read_text(encoding="utf-8")
             file.write_text(mutant.code, encoding="utf-8")
-            mutant.tests = tests_of(mutant.file)
-            running[start(tree, mutant.tests)] = (mutant, tree, original, time.monotonic())
+            mutant.tests = [*tests_of(mutant.file), *(WHOLE_RUNS if slow else [])]
+            running[start(tree, mutant.tests, slow=slow)] = (mutant, tree, original, time.monotonic())
         for child in list(running):
             mutant, tree, original, began = running[child]
             mutant.seconds = round(time.monotonic() - began, 1)

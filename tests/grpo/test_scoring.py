@@ -9,7 +9,7 @@ import pytest
 
 from builders import make_trajectories
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
-from geo_sokoban_pipeline.grpo.scoring import apply_scores, assistant_turns, newest_version, score_groups
+from geo_sokoban_pipeline.grpo.scoring import adds_up, apply_scores, assistant_turns, newest_version, score_groups
 from geo_sokoban_pipeline.training.batch import sampled_by
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -110,6 +110,19 @@ def test_turns_keep_the_credit_that_was_trained_on(credit: str) -> None:
     assert np.allclose(given[0][1::2], [0.3, -0.01 + 0.1 + 1.0])
     assert np.allclose(given[1][1::2], [0.3, 0.0])
     assert [sum(row[1::2]) for row in given] == pytest.approx([episode.reward for episode in episodes])
+
+
+@pytest.mark.parametrize(
+    ("values", "reward", "equal"),
+    [
+        ([1e7 / 7] * 7, 1e7, True),  # the sum is 2e-9 off
+        ([0.1] * 3, 0.3, True),
+        ([0.1] * 3, 0.3 + 1e-5, False),
+        ([1e7], 1e7 + 100.0, False),
+    ],
+)
+def test_credit_adds_up_to_the_reward_but_for_rounding(values: list[float], reward: float, equal: bool) -> None:
+    assert adds_up(np.array(values), reward) is equal
 
 
 def test_turns_that_do_not_add_up_are_an_error() -> None:

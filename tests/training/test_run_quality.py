@@ -90,6 +90,7 @@ def test_times_of_parts_fit_into_the_whole(run: tuple[str, Path]) -> None:
         # Two processes play side by side: their seconds are means, not sums.
         assert 0 < row["perf/engine_time"] + row["perf/env_time"] <= row["perf/rollout_time"]
         assert row["perf/rollout_time"] + row["perf/update_time"] <= row["perf/step_time"]
+        assert 0.1 < row["perf/memory_gb"] < 100
         assert row["perf/write_time"] <= row["perf/save_time"]
     # The first row cannot know what its own saving takes; every other one has that of the row before.
     assert rows[0]["perf/save_time"] == 0

@@ -12,8 +12,10 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backends.base import DivergedError
+from geo_sokoban_pipeline.training.backends.factory import build_scorer
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
@@ -41,7 +43,7 @@ def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions)
     return made
 
 
-def library_log_probs(policy: Policy, sample: TrainSample) -> torch.Tensor:
+def library_log_probs(policy: Policy, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
     """Log-probs of the trained tokens by the library's plain forward pass over the whole episode."""
     ids = torch.from_numpy(np.append(sample.input_ids, sample.labels[-1]))[None]
     pixels = torch.from_numpy(np.concatenate([policy.reader.pixel_values(image) for image in sample.images]))
@@ -53,7 +55,19 @@ def library_log_probs(policy: Policy, sample: TrainSample) -> torch.Tensor:
     ).logits[0]
     logits = logits.float().index_fill(1, torch.from_numpy(policy.banned_ids), -torch.inf)
     places = torch.from_numpy(sample.targets - 1)
-    return torch.log_softmax(logits, -1)[places, torch.from_numpy(sample.labels)]
+    return torch.log_softmax(logits / temperature, -1)[places, torch.from_numpy(sample.labels)]
+
+
+def test_reference_log_probs_are_taken_at_the_sampling_temperature(
+    tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path
+) -> None:
+    save_policy(tiny_policy, tmp_path)
+    options = TrainOptions.model_validate({"rollout": {"sampling": {"temperature": 0.5}}})
+    scored = build_scorer(PolicyFolder(tmp_path, {}), options)(samples[:2])
+    for sample, values in zip(samples[:2], scored, strict=True):
+        expected = library_log_probs(tiny_policy, sample, 0.5).detach().numpy()
+        np.testing.assert_allclose(values, expected, atol=TOLERANCE)
+        assert np.abs(values - library_log_probs(tiny_policy, sample).detach().numpy()).max() > 0.01
 
 
 def test_log_probs_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:
