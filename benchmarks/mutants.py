@@ -1,9 +1,9 @@
 """Mutation testing: how many small faults the tests would notice.
 
 Draws a seeded random sample of all mutants that mutmut's operators make of the modules below, puts each alone into a
-scratch copy of the checkout, and runs the test files that are nearest to its module, without their slow tests. A mutant is
-noticed when a test fails or takes far longer than without it. The checkout itself is never touched. With `--again`, the
-survivors of an earlier result meet the slow tests too, and the tests that were written since.
+scratch copy of the checkout, and runs the test files that are nearest to its module, without their slow tests. A mutant
+is noticed when a test fails or takes far longer than without it. The checkout itself is never touched. With `--again`,
+the survivors of an earlier result meet the slow tests too, and the tests that were written since.
 
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/"
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/ --again mutants.json"
