@@ -32,7 +32,7 @@ from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerOptions
-from geo_sokoban_pipeline.policies.images import PatchReader
+from geo_sokoban_pipeline.policies.patches import PatchReader
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout import episode

@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3VLForConditionalGeneration
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.policies.images import build_image_processor
+from geo_sokoban_pipeline.policies.patches import build_image_processor
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 

@@ -25,7 +25,7 @@ from geo_sokoban_pipeline.envs.sokoban.board import Board
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.env import build_env
 from geo_sokoban_pipeline.envs.sokoban.sources import Reading, read_source
-from geo_sokoban_pipeline.pipelines.tables import hub_reader, hub_rows
+from geo_sokoban_pipeline.pipelines.hub_rows import hub_reader, hub_rows
 from option_fields import leaves
 from problem_rows import drawing, image_file, source_row, uri, write_uris
 

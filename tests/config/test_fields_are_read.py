@@ -27,10 +27,10 @@ ELSEWHERE = {
     ("CheckPipelineOptions", "rows"): ("preflight/flight.py", "settings.rows"),
     ("CheckPipelineOptions", "network_timeout"): ("preflight/flight.py", "settings.network_timeout"),
     ("CheckPipelineOptions", "memory_share"): ("preflight/flight.py", "settings.memory_share"),
-    ("HubOptions", "revision"): ("pipelines/tables.py", "revision=options.revision"),  # a protocol of such options
-    ("HubOptions", "split"): ("pipelines/tables.py", "split=options.split"),
-    ("GeometryHubOptions", "revision"): ("pipelines/tables.py", "revision=options.revision"),
-    ("GeometryHubOptions", "streaming"): ("pipelines/tables.py", 'getattr(hub, "streaming"'),
+    ("HubOptions", "revision"): ("pipelines/hub_rows.py", "revision=options.revision"),  # a protocol of such options
+    ("HubOptions", "split"): ("pipelines/hub_rows.py", "split=options.split"),
+    ("GeometryHubOptions", "revision"): ("pipelines/hub_rows.py", "revision=options.revision"),
+    ("GeometryHubOptions", "streaming"): ("pipelines/hub_rows.py", 'getattr(hub, "streaming"'),
     # One value each: there is nothing to choose yet.
     ("TrainOptions", "backend"): ("config/grpo.py", 'backend: Literal["fsdp"]'),
     ("TrainOptions", "placement"): ("config/grpo.py", 'placement: Literal["local"]'),

@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.envs.geo3k.figures import ProblemsExhaustedError
 from geo_sokoban_pipeline.envs.images import read_data_uri
 from geo_sokoban_pipeline.envs.rows import read_rows
 from geo_sokoban_pipeline.pipelines.data import create_pipeline
-from geo_sokoban_pipeline.pipelines.tables import SourceUnavailableError
+from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError
 from geo_sokoban_pipeline.tasks import task_of
 from problem_rows import ALL, source_row, uri, write_bytes, write_uris
 

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS
 from geo_sokoban_pipeline.envs.sokoban.data_steps import as_options, unique_ids
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.pipelines.data import create_pipeline
-from geo_sokoban_pipeline.pipelines.tables import SourceUnavailableError, hub_rows
+from geo_sokoban_pipeline.pipelines.hub_rows import SourceUnavailableError, hub_rows
 
 ROOT = Path(__file__).parents[2]
 PROMPT_TABLES = ("sokoban.prompts", "sokoban.validation_prompts", "sokoban.eval_prompts")

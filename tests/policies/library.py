@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from geo_sokoban_pipeline.grpo.loss import token_log_probs
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 

@@ -10,7 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.reporting import notebook as show
 from geo_sokoban_pipeline.reporting.report import build_report, write_headline
-from geo_sokoban_pipeline.reporting.tables import (
+from geo_sokoban_pipeline.reporting.report_tables import (
     evaluation_columns,
     kind_tables,
     length_chart,

@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.evaluation.metrics import PairedTest
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.report import write_headline
-from geo_sokoban_pipeline.reporting.tables import (
+from geo_sokoban_pipeline.reporting.report_tables import (
     data_table,
     evaluation_rows,
     kind_tables,

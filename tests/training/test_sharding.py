@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples, deal_groups

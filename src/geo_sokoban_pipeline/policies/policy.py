@@ -19,7 +19,7 @@ import numpy as np
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
 from geo_sokoban_pipeline.policies.experts import check_orientation, is_mixture, turn_experts
-from geo_sokoban_pipeline.policies.images import PatchReader, load_image_processor
+from geo_sokoban_pipeline.policies.patches import PatchReader, load_image_processor
 from geo_sokoban_pipeline.runs.policy_folder import check_policy_files
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.types import TableContext

@@ -25,7 +25,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 )
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 
 VISION_BATCH_PATCHES = 16_384
 _PROBED_ROWS = 64

@@ -17,7 +17,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.envs.base import Vocabulary
-from geo_sokoban_pipeline.policies.images import build_image_processor
+from geo_sokoban_pipeline.policies.patches import build_image_processor
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of

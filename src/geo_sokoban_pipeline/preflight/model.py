@@ -118,7 +118,7 @@ def _special_tokens(shape: ModelShape) -> list[Check]:
 
 
 def _tiny_shape(options: PolicyOptions) -> ModelShape:
-    from geo_sokoban_pipeline.policies.images import build_image_processor
+    from geo_sokoban_pipeline.policies.patches import build_image_processor
     from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 
     tokenizer = build_tokenizer(options.tiny.vocabulary, options.tiny.texts)

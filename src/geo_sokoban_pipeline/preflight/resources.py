@@ -231,7 +231,7 @@ def plan_memory(
         longest: tokens of the longest episode.
         validation, evaluation: prompts that are played in between and at the end.
     """
-    from geo_sokoban_pipeline.policies.images import DEFAULT_CACHE_BYTES
+    from geo_sokoban_pipeline.policies.patches import DEFAULT_CACHE_BYTES
 
     text, vision = model.config.text_config, model.config.vision_config
     weights = model.weight_bytes

@@ -25,7 +25,7 @@ _FOUND, _REFUSED, _UNKNOWN = 200, (401, 403), 404
 
 
 @dataclass(frozen=True)
-class Server:
+class NeededServer:
     """A server that a run needs.
 
     Attributes:
@@ -45,7 +45,7 @@ class Server:
     header: Mapping[str, str] | None = field(default=None, repr=False)
 
 
-def needed_servers(parameters: ProjectParameters) -> list[Server]:
+def needed_servers(parameters: ProjectParameters) -> list[NeededServer]:
     """Servers of a run's parameters."""
     uri = parameters.tracking.uri
     if not parameters.tracking.enabled or uri is None or not uri.startswith(("http://", "https://")):
@@ -53,10 +53,10 @@ def needed_servers(parameters: ProjectParameters) -> list[Server]:
     # Tracking only watches: a run goes on without it.
     way_out = "start the server, or set tracking.uri=null or tracking.enabled=false"
     login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-    return [Server("MLflow", uri, "warning", way_out, login)]
+    return [NeededServer("MLflow", uri, "warning", way_out, login)]
 
 
-def check_servers(servers: list[Server], timeout: float) -> list[Check]:
+def check_servers(servers: list[NeededServer], timeout: float) -> list[Check]:
     """Whether each server's port is open and its answer lets this user in.
 
     Args:
@@ -94,7 +94,7 @@ def check_keys(parameters: ProjectParameters, run: str, timeout: float, *, has_p
     return [_check_hub(*entry, timeout) for entry in wanted]
 
 
-def _check_server(server: Server, timeout: float) -> Check:
+def _check_server(server: NeededServer, timeout: float) -> Check:
     parts = urlsplit(server.uri)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     shown = _shown(server.uri)
@@ -195,7 +195,7 @@ _BLACKWELL = 10  # compute capability from which there is no flash attention 3
 _SLOW_CONVOLUTION_BELOW, _FAST_CUDNN = (2, 10), (9, 16)
 
 
-def needed_sampling_servers(run: str, options: TrainOptions) -> list[Server]:
+def needed_sampling_servers(run: str, options: TrainOptions) -> list[NeededServer]:
     """Servers that a run is to attach to."""
     server = options.rollout.server
     if options.rollout.engine != "sglang" or server.mode != "attach":
@@ -206,7 +206,7 @@ def needed_sampling_servers(run: str, options: TrainOptions) -> list[Server]:
     key = None if server.api_key_variable is None else os.environ.get(server.api_key_variable)
     header = {"Authorization": f"Bearer {key.strip()}"} if key else {}
     # Its first page is not found, and asks for the key nevertheless.
-    return [Server("SGLang", url, "failure", way_out, login, header) for url in server.urls]
+    return [NeededServer("SGLang", url, "failure", way_out, login, header) for url in server.urls]
 
 
 def check_sampling_servers(

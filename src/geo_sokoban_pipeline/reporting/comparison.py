@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.formats import (
 from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_chart
 from geo_sokoban_pipeline.reporting.report import compare_policies, render_page
-from geo_sokoban_pipeline.reporting.tables import EvaluationRow, evaluation_rows
+from geo_sokoban_pipeline.reporting.report_tables import EvaluationRow, evaluation_rows
 from geo_sokoban_pipeline.runs.provenance import RunTime
 from geo_sokoban_pipeline.tasks import task_or_plain
 

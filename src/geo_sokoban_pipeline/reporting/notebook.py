@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.reporting.episodes import (
     token_turns,
 )
 from geo_sokoban_pipeline.reporting.report import make_environment, read_asset
-from geo_sokoban_pipeline.reporting.tables import evaluation_columns, evaluation_rows, length_chart
+from geo_sokoban_pipeline.reporting.report_tables import evaluation_columns, evaluation_rows, length_chart
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 

@@ -27,7 +27,7 @@ from PIL import Image
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.envs.base import prompt_key
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
-from geo_sokoban_pipeline.policies.images import EncodedImage, decode_image
+from geo_sokoban_pipeline.policies.patches import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geo_sokoban_pipeline.grpo.scoring import assistant_turns
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.trajectories.types import Trajectory

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
+    NoNumberError,
     NoValueError,
     OutsideError,
     Surd,
-    UnreadableError,
     read_number,
     within,
 )
@@ -89,7 +89,7 @@ def test_other_numbers(text, other):
     ],
 )
 def test_unreadable(text):
-    with pytest.raises(UnreadableError):
+    with pytest.raises(NoNumberError):
         read_number(text)
 
 

@@ -120,7 +120,7 @@ class GeometryFileOptions(StrictModel):
     eval_path: str | None = Field(None, description="Evaluation rows. None: dealt out of the training rows by image.")
 
 
-class ImageLimits(data.ImageLimits):
+class ProblemImageLimits(data.ImageLimits):
     """What the images of a row may cost; a row beyond it is rejected before anything is decoded."""
 
     max_aspect: float = Field(
@@ -171,7 +171,7 @@ class Geo3kDataOptions(data.DataOptions):
     )
     hub: GeometryHubOptions = Field(default_factory=GeometryHubOptions)
     file: GeometryFileOptions = Field(default_factory=GeometryFileOptions)
-    limits: ImageLimits = Field(default_factory=ImageLimits)
+    limits: ProblemImageLimits = Field(default_factory=ProblemImageLimits)
 
     @field_validator("instruction")
     @classmethod

@@ -309,7 +309,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class UncheckedRow:
     """A row before it is checked: its place, the id it has or gets, what it holds, and its file within a folder."""
 
     number: int
@@ -338,14 +338,14 @@ def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = N
         if load_hub_rows is None:
             raise ValueError("sokoban.source=hub: no loader was given; run it through the pipeline data_sokoban.")
         rows = enumerate(load_hub_rows(options.hub))
-        candidates: Iterable[Candidate] = (Candidate(number, _row_id(row, number), row) for number, row in rows)
+        candidates: Iterable[UncheckedRow] = (UncheckedRow(number, _row_id(row, number), row) for number, row in rows)
     else:
         source, file_format = split_slice(options.file.path or "")[0].name, options.file.format
         candidates = file_rows(options.file)
     return _sort_out(candidates, source, file_format, options, watch)
 
 
-def file_rows(options: FileOptions) -> Iterator[Candidate]:
+def file_rows(options: FileOptions) -> Iterator[UncheckedRow]:
     """Rows of a file: parquet, JSON lines, or levels as text (a folder of such files too); `path@[a:b]` takes a slice.
 
     Raises:
@@ -355,7 +355,7 @@ def file_rows(options: FileOptions) -> Iterator[Candidate]:
     path, window = split_slice(options.path or "")
     if path.suffix in ROW_SUFFIXES or options.format in ("raw_parquet", "processed_parquet"):
         for number, row in read_rows(options.path or ""):
-            yield Candidate(number, _row_id(row, number), row)
+            yield UncheckedRow(number, _row_id(row, number), row)
         return
     if not path.exists():
         raise FileNotFoundError(
@@ -364,7 +364,7 @@ def file_rows(options: FileOptions) -> Iterator[Candidate]:
     yield from take_slice(_folder_levels(path) if path.is_dir() else _file_levels(path), window)
 
 
-def _folder_levels(folder: Path) -> Iterator[Candidate]:
+def _folder_levels(folder: Path) -> Iterator[UncheckedRow]:
     """Levels of all collections below a folder in the order of their names; ids begin with the file's name."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not files:
@@ -378,16 +378,16 @@ def _folder_levels(folder: Path) -> Iterator[Candidate]:
     for path, name, stem in zip(files, names, stems, strict=True):
         prefix = stem if stems.count(stem) == 1 else name
         for candidate in _file_levels(path):
-            yield Candidate(number, f"{prefix}/{candidate.row_id}", candidate.row, name)
+            yield UncheckedRow(number, f"{prefix}/{candidate.row_id}", candidate.row, name)
             number += 1
 
 
-def _file_levels(path: Path) -> Iterator[Candidate]:
+def _file_levels(path: Path) -> Iterator[UncheckedRow]:
     # Line by line: bytes that are no UTF-8 are letters of a title in an older encoding, or no symbol of a level, so
     # only the level that holds them is rejected.
     text = "\n".join(_decode(line) for line in path.read_bytes().split(b"\n"))
     for number, entry in enumerate(read_collection(text)):
-        yield Candidate(number, entry.row_id, entry)
+        yield UncheckedRow(number, entry.row_id, entry)
 
 
 def _decode(line: bytes) -> str:
@@ -398,7 +398,7 @@ def _decode(line: bytes) -> str:
 
 
 def _sort_out(
-    candidates: Iterable[Candidate], source: str, file_format: str, options: SokobanDataOptions, watch: Watch
+    candidates: Iterable[UncheckedRow], source: str, file_format: str, options: SokobanDataOptions, watch: Watch
 ) -> Reading:
     good: list[LevelRow] = []
     rejected: list[RejectedRow] = []
@@ -423,7 +423,7 @@ def _sort_out(
     return Reading(split, rule, rejected, rows_read, len(good) - len(distinct), len(levels) - len(split))
 
 
-def _to_level(candidate: Candidate, source: str, file_format: str, limits: ImageLimits) -> LevelRow:
+def _to_level(candidate: UncheckedRow, source: str, file_format: str, limits: ImageLimits) -> LevelRow:
     row = candidate.row
     if isinstance(row, BadRow):
         raise ValueError(row.reason)

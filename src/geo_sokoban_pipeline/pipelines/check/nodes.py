@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.console import print_table, refuse
 from geo_sokoban_pipeline.parameters import ProjectParameters
-from geo_sokoban_pipeline.pipelines.tables import first_rows_reader
+from geo_sokoban_pipeline.pipelines.hub_rows import first_rows_reader
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.inspection import Check

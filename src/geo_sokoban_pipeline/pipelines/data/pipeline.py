@@ -8,8 +8,8 @@ from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.envs.base import DataStep, Task
+from geo_sokoban_pipeline.pipelines.hub_rows import hub_reader
 from geo_sokoban_pipeline.pipelines.options import typed
-from geo_sokoban_pipeline.pipelines.tables import hub_reader
 
 
 def create_pipeline(task: Task) -> Pipeline:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from geo_sokoban_pipeline.rewards.math_answer.exact_numbers import (
+    NoNumberError,
     NoValueError,
     Surd,
-    UnreadableError,
     read_number,
     within,
 )
@@ -146,7 +146,7 @@ def _numbers(text: str) -> tuple[str, list[Surd]] | None:
     quotients = (element.replace(":", "/") if element.count(":") == 1 else element for element in elements)
     try:
         return brackets, [read_number(quotient) for quotient in quotients]
-    except UnreadableError:
+    except NoNumberError:
         return None
 
 

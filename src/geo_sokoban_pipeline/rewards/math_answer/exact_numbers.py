@@ -31,7 +31,7 @@ _OVER = ("\\div", "/")
 _PERCENT = ("\\%", "%")
 
 
-class UnreadableError(ValueError):
+class NoNumberError(ValueError):
     """A text that is no number of the grammar."""
 
 
@@ -46,7 +46,7 @@ def read_number(text: str) -> Surd:
         text: normalised LaTeX, without units.
 
     Raises:
-        UnreadableError: it is no number of this grammar.
+        NoNumberError: it is no number of this grammar.
         NoValueError: it divides by zero, or has more than about 600 digits.
     """
     reader = _Reader(text)
@@ -55,9 +55,9 @@ def read_number(text: str) -> Surd:
     except (ZeroDivisionError, TooLargeError) as error:
         raise NoValueError(str(error)) from error
     except OutsideError as error:
-        raise UnreadableError(str(error)) from error
+        raise NoNumberError(str(error)) from error
     if not reader.at_end():
-        raise UnreadableError("more than a number")
+        raise NoNumberError("more than a number")
     return value
 
 
@@ -83,7 +83,7 @@ class _Reader:
     def read_sum(self) -> Surd:
         self.depth += 1
         if self.depth > _DEEPEST:
-            raise UnreadableError("nested too deeply")
+            raise NoNumberError("nested too deeply")
         negative = self._take("-")
         if not negative:
             self._take("+")
@@ -124,13 +124,13 @@ class _Reader:
         negative = self._take("-")
         value = (self._read_group() if self._peeks("{", "(") else self._read_literal()).as_rational()
         if self._peeks("^") or value is None:
-            raise UnreadableError("a power of powers, or with an irrational exponent")
+            raise NoNumberError("a power of powers, or with an irrational exponent")
         exponent = -value if negative else value
         if exponent.denominator == 1:
             return base**exponent.numerator
         if exponent.denominator == 2:
             return base.root() ** exponent.numerator
-        raise UnreadableError("a root that is not a square root")
+        raise NoNumberError("a root that is not a square root")
 
     def _read_base(self) -> Surd:
         if self._take("\\pi"):
@@ -159,24 +159,24 @@ class _Reader:
         self._skip_space()
         digit = self.text[self.at : self.at + 1]
         if not (digit.isascii() and digit.isdigit()):
-            raise UnreadableError("a fraction without parts")
+            raise NoNumberError("a fraction without parts")
         self.at += 1
         return Surd.rational(int(digit))
 
     def _read_group(self) -> Surd:
         closing = "}" if self._take("{") else ")"
         if closing == ")" and not self._take("("):
-            raise UnreadableError("no group")
+            raise NoNumberError("no group")
         value = self.read_sum()
         if not self._take(closing):
-            raise UnreadableError("a group that is not closed")
+            raise NoNumberError("a group that is not closed")
         return value
 
     def _read_literal(self, *, mixed: bool = False) -> Surd:
         self._skip_space()
         found = _NUMBER.match(self.text, self.at)
         if found is None:
-            raise UnreadableError("no number")
+            raise NoNumberError("no number")
         if len(found[0]) > _MOST_DIGITS:
             raise NoValueError("too many digits")
         self.at = found.end()
@@ -185,7 +185,7 @@ class _Reader:
             number += self._read_fraction_of_mixed()
         self._skip_space()
         if self.text[self.at : self.at + 1].isdigit() or self.text[self.at : self.at + 1] == ".":
-            raise UnreadableError("two numbers side by side")
+            raise NoNumberError("two numbers side by side")
         return Surd.rational(number)
 
     def _read_fraction_of_mixed(self) -> Fraction:

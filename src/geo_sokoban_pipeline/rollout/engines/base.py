@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 
 FinishReason = Literal["stop", "length", "abort"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.policies.experts import turn_experts
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request, Result, empty_result

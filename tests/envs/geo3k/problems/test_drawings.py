@@ -11,18 +11,24 @@ from hypothesis import strategies as st
 
 from envs.geo3k.problems.drawings import drawn_answer, measuring, read_label
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
-from geo_sokoban_pipeline.envs.geo3k.figures.drawing import Layout, line_pieces, overlapping, render_layout, touched
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import (
+    FigureLayout,
+    line_pieces,
+    overlapping,
+    render_layout,
+    touched,
+)
 from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure, Label, Stroke
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Sketch
-from geo_sokoban_pipeline.envs.geo3k.figures.tiny import TINY_FAMILIES, family_angles
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import TINY_FAMILIES, family_angles
 
 KINDS = [("tiny", name) for name in TINY_FAMILIES] + [(level, name) for level in DIFFICULTIES for name in FAMILIES]
 kinds = st.sampled_from(KINDS)
 seeds = st.integers(0, 2**32)
 
 
-def drawn(kind: tuple[str, str], seed: int, scale: float = 1.0) -> tuple[Sketch, Layout]:
+def drawn(kind: tuple[str, str], seed: int, scale: float = 1.0) -> tuple[Sketch, FigureLayout]:
     """The first problem of a kind from a seed whose labels find room."""
     difficulty, family = kind
     generator, options = random.Random(seed), ProblemOptions(difficulty=difficulty, picture_scale=scale)
@@ -47,7 +53,7 @@ def test_drawings_are_to_scale_and_prove_their_answers(kind, seed):
     check_scale(kind, *drawn(kind, seed))
 
 
-def check_scale(kind: tuple[str, str], sketch: Sketch, layout: Layout) -> None:
+def check_scale(kind: tuple[str, str], sketch: Sketch, layout: FigureLayout) -> None:
     answer = float(sketch.value)
     assert answer > 0
     for figure in (sketch.figure, layout.figure):

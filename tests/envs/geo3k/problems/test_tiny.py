@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout, text_mask
-from geo_sokoban_pipeline.envs.geo3k.figures.tiny import TINY_FAMILIES, deal_angles, family_angles, tiny_sketch
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import TINY_FAMILIES, deal_angles, family_angles, tiny_sketch
 
 PATCH = 16
 

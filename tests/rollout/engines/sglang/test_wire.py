@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.policies.images import EncodedImage
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, WrongServer
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (

@@ -147,7 +147,7 @@ _TURNED_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FigureLayout:
     """A figure on an image.
 
     Attributes:
@@ -183,7 +183,7 @@ def pen_at(label: Label, centre: complex, font_size: int) -> tuple[int, int]:
     return round(centre.real - width / 2), round(centre.imag + CAP_HEIGHT * font_size / 2)
 
 
-def lay_out_fixed(figure: Figure, width: int, height: int, font_size: int, line_width: float) -> Layout:
+def lay_out_fixed(figure: Figure, width: int, height: int, font_size: int, line_width: float) -> FigureLayout:
     """Layout of a figure that is in pixels already and whose labels all have a place.
 
     Raises:
@@ -194,10 +194,10 @@ def lay_out_fixed(figure: Figure, width: int, height: int, font_size: int, line_
         if label.at is None:
             raise ValueError(f"label {label.text!r} has no place; set `at`")
         pens.append(pen_at(label, label.at, font_size))
-    return Layout(width, height, figure, tuple(pens), font_size, line_width)
+    return FigureLayout(width, height, figure, tuple(pens), font_size, line_width)
 
 
-def lay_out_free(figure: Figure, generator: random.Random, scale: float, *, upright: bool) -> Layout | None:
+def lay_out_free(figure: Figure, generator: random.Random, scale: float, *, upright: bool) -> FigureLayout | None:
     """Layout of a figure of any size: turned, mirrored and stretched, its labels placed, the image cut to fit.
 
     Args:
@@ -216,7 +216,7 @@ def lay_out_free(figure: Figure, generator: random.Random, scale: float, *, upri
     return None
 
 
-def _try_orientation(figure: Figure, generator: random.Random, scale: float, upright: bool) -> Layout | None:
+def _try_orientation(figure: Figure, generator: random.Random, scale: float, upright: bool) -> FigureLayout | None:
     turn = 1 + 0j
     if not upright and generator.random() < _TURNED_SHARE:
         turn = polar(1.0, generator.uniform(-180.0, 180.0))
@@ -238,7 +238,9 @@ def _try_orientation(figure: Figure, generator: random.Random, scale: float, upr
     return _cut_to_fit(drawn, pens, font_size, line_width, round(_MARGIN * scale))
 
 
-def _cut_to_fit(figure: Figure, pens: list[tuple[int, int]], font_size: int, line_width: float, margin: int) -> Layout:
+def _cut_to_fit(
+    figure: Figure, pens: list[tuple[int, int]], font_size: int, line_width: float, margin: int
+) -> FigureLayout:
     """Move everything so that the image ends a margin beyond the outermost line or text."""
     boxes = [text_box(label, pen, font_size) for label, pen in zip(figure.labels, pens, strict=True)]
     left, top, right, bottom = _extent(line_pieces(figure, line_width))
@@ -247,7 +249,7 @@ def _cut_to_fit(figure: Figure, pens: list[tuple[int, int]], font_size: int, lin
     x, y = margin - math.floor(left), margin - math.floor(top)
     moved = figure.mapped(lambda point: point + complex(x, y), 1.0)
     width, height = math.ceil(right) + x + margin, math.ceil(bottom) + y + margin
-    return Layout(width, height, moved, tuple((pen[0] + x, pen[1] + y) for pen in pens), font_size, line_width)
+    return FigureLayout(width, height, moved, tuple((pen[0] + x, pen[1] + y) for pen in pens), font_size, line_width)
 
 
 def _extent(pieces: np.ndarray) -> tuple[float, float, float, float]:
@@ -600,17 +602,17 @@ PAPER, INK = (255, 255, 255), (0, 0, 0)
 LINE, MARK, FILL = (0, 104, 178), (214, 0, 108), (205, 228, 243)
 
 
-def render_layout(layout: Layout) -> Image.Image:
+def render_layout(layout: FigureLayout) -> Image.Image:
     """RGB image of a layout."""
     return Image.fromarray(_pixels(layout))
 
 
-def render_layout_png(layout: Layout) -> bytes:
+def render_layout_png(layout: FigureLayout) -> bytes:
     """PNG file of `render_layout`; equal layouts give equal bytes."""
     return encode_png(_pixels(layout))
 
 
-def _pixels(layout: Layout) -> np.ndarray:
+def _pixels(layout: FigureLayout) -> np.ndarray:
     canvas = Image.new("RGB", (layout.width * OVERSAMPLE, layout.height * OVERSAMPLE), PAPER)
     pencil = _Pencil(ImageDraw.Draw(canvas), layout.line_width)
     for arc in layout.figure.arcs:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from geo_sokoban_pipeline.envs.geo3k.config import TINY_SIZE, Difficulty, ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import circles, lines, polygons, triangles
-from geo_sokoban_pipeline.envs.geo3k.figures.drawing import Layout, lay_out_fixed, lay_out_free
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import FigureLayout, lay_out_fixed, lay_out_free
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Sketch
-from geo_sokoban_pipeline.envs.geo3k.figures.tiny import FONT_SIZE, LINE_WIDTH, TINY_FAMILIES, tiny_sketch
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import FONT_SIZE, LINE_WIDTH, TINY_FAMILIES, tiny_sketch
 from geo_sokoban_pipeline.envs.rows import DataError
 
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
@@ -76,7 +76,9 @@ def draw_sketch(
     return FAMILIES[family](generator, difficulty)
 
 
-def lay_out(sketch: Sketch, difficulty: Difficulty, generator: random.Random, options: ProblemOptions) -> Layout | None:
+def lay_out(
+    sketch: Sketch, difficulty: Difficulty, generator: random.Random, options: ProblemOptions
+) -> FigureLayout | None:
     """The sketch's drawing in pixels, None where its labels find no room."""
     scale = options.picture_scale
     if difficulty != "tiny":

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty, ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, draw_sketch, family_shares, lay_out
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem, problem_key
-from geo_sokoban_pipeline.envs.geo3k.figures.tiny import deal_angles, family_angles
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import deal_angles, family_angles
 from geo_sokoban_pipeline.seeding import derive_seed
 
 # Draws without a new problem after which a family counts as used up.

@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty
-from geo_sokoban_pipeline.envs.geo3k.figures.drawing import Layout, render_layout_png
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import FigureLayout, render_layout_png
 from geo_sokoban_pipeline.envs.geo3k.figures.exact import AnswerForm, ExactValue, answer_form, exact
 from geo_sokoban_pipeline.envs.geo3k.figures.figure import Figure
 from geo_sokoban_pipeline.seeding import content_hash
@@ -67,7 +67,7 @@ class Problem:
     value: ExactValue
     label: str
     candidates: tuple[Candidate, ...]
-    layout: Layout
+    layout: FigureLayout
     seed: int
 
     @property

@@ -13,8 +13,8 @@ from PIL import Image
 from geo_sokoban_pipeline.envs.images import encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_observation
-from geo_sokoban_pipeline.policies import images
-from geo_sokoban_pipeline.policies.images import PatchReader, build_image_processor, decode_image, load_image_processor
+from geo_sokoban_pipeline.policies import patches
+from geo_sokoban_pipeline.policies.patches import PatchReader, build_image_processor, decode_image, load_image_processor
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -104,7 +104,7 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(order):
 def test_images_that_are_held_are_found_by_their_content_keys(monkeypatch):
     """However many have come and gone: looking one up costs no file."""
     encoded = []
-    monkeypatch.setattr(images, "encode_png", lambda pixels: encoded.append(1) or encode_png(pixels))
+    monkeypatch.setattr(patches, "encode_png", lambda pixels: encoded.append(1) or encode_png(pixels))
     one = PatchReader(build_image_processor(1024, 1 << 20)).read(noise(32, 32))
     reader = PatchReader(build_image_processor(1024, 1 << 20), cache_bytes=4 * (one.patches.nbytes + len(one.png)) + 64)
     favourite = noise(32, 32)
@@ -144,7 +144,7 @@ def test_images_of_prompts_are_decoded_once(monkeypatch):
     reader = PatchReader(build_image_processor(1024, 1 << 20))
     uri, other = (png_data_uri(encode_png(np.asarray(noise(64, 64, seed=seed)))) for seed in (0, 1))
     decoded = []
-    monkeypatch.setattr(images, "decode_image", lambda source: decoded.append(source) or decode_image(source))
+    monkeypatch.setattr(patches, "decode_image", lambda source: decoded.append(source) or decode_image(source))
     first = reader.read_uri(uri)
     assert reader.read_uri(uri) is first is reader.read(noise(64, 64))
     assert decoded == [uri]

@@ -42,7 +42,7 @@ _SHIFT = 0.12  # moves between the error bars of two policies at one length
 
 
 @dataclass(frozen=True)
-class Timing:
+class PhaseTime:
     """One phase: mean seconds of an iteration, its share of the iteration in percent, and its sum over the run."""
 
     name: str
@@ -53,7 +53,7 @@ class Timing:
     total: str
 
 
-def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
+def timings(rows: Sequence[Mapping[str, Any]]) -> list[PhaseTime]:
     """Phases of a mean iteration, what is left over, and the whole iteration last; [] where nothing was timed.
 
     A phase that only some iterations have (validation) counts as 0 seconds in the others, so that shares add up. Each
@@ -77,10 +77,10 @@ def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
     return [*found, _timing("Iteration", whole, whole, len(timed))]
 
 
-def _timing(name: str, total: float, whole: float, iterations: int, is_part: bool = False) -> Timing:
+def _timing(name: str, total: float, whole: float, iterations: int, is_part: bool = False) -> PhaseTime:
     share = total / whole
     bar = round(100 * min(1.0, share), 1)
-    return Timing(name, is_part, duration(total / iterations), percent(share), bar, duration(total))
+    return PhaseTime(name, is_part, duration(total / iterations), percent(share), bar, duration(total))
 
 
 def data_table(report: Mapping[str, Any] | None, task: Task) -> DataTable | None:
