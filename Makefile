@@ -1,4 +1,4 @@
-# Set-up, run and checks. Every target does what it needs on a bare checkout with Python 3.11; a second call installs nothing.
+# Set-up, run and checks. Every target works on a bare checkout with Python 3.11; a second call installs nothing.
 #
 #   TORCH_INDEX  package index of torch, e.g. https://download.pytorch.org/whl/cu129. Empty: a wheel that pip's own
 #                find-links offers, else the CPU build.
@@ -23,7 +23,7 @@ SGLANG ?= cpu
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
 # Two test processes, each with one thread of torch; a file's tests stay together and share its fixtures. Files with
-# slow tests come first (tests/conftest.py), so that neither process waits for the other at the end.
+# slow tests come first (tests/conftest.py), so that neither process waits long for the other at the end.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 export KEDRO_DISABLE_TELEMETRY := 1
@@ -38,7 +38,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 CPU_INDEX := https://download.pytorch.org/whl/cpu
-# Another index means other wheels: its checksum is part of the stamps' names.
+# Another index gives other wheels, so its checksum is part of the stamps' names.
 TAG := $(if $(TORCH_INDEX),-$(firstword $(shell printf '%s' '$(TORCH_INDEX)' | cksum)))
 RUN_STAMP := $(VENV)/.installed-run$(TAG)
 DEV_STAMP := $(VENV)/.installed-dev$(TAG)
@@ -54,7 +54,7 @@ PEER_VENV := .venv-trl
 PEER_STAMP := $(PEER_VENV)/.installed$(TAG)
 
 # SGLang servers live in an environment of their own: their versions are not those of this project. On a CPU it is the
-# pinned list and nothing else, and two stand-ins of scripts/sglang_cpu, which a .pth file brings in.
+# pinned list and nothing else, and the two CPU shims of scripts/sglang_cpu, which a .pth file loads.
 SGLANG_VENV := .venv-sglang$(patsubst %,-%,$(filter gpu,$(SGLANG)))
 SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
@@ -105,7 +105,7 @@ check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
-test: check sglang-env ## Everything above, then the whole test suite, that against a real SGLang server included.
+test: check sglang-env ## All checks, then the whole test suite, the tests against a real SGLang server included.
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-fast: check ## The same without the slow tests.
@@ -126,7 +126,7 @@ $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt
 	$(subst $(BIN),$(PEER_VENV)/bin,$(PIP)) -r requirements/trl.txt -e .
 	touch $@
 
-bench: $(DEV_STAMP) ## Time engine, worlds, growth and writing; best on an idle machine. BENCH_DOCS=1 writes the docs.
+bench: $(DEV_STAMP) ## Time engine, environments, growth and writing; best on an idle machine. BENCH_DOCS=1 writes the docs.
 	$(BIN)/python -m pytest benchmarks -s --ignore=benchmarks/test_memory.py $(BENCH_ARGS)
 
 bench-memory: $(DEV_STAMP) ## Memory of the recipes over 200 iterations, 16 minutes. BENCH_DOCS=1 writes the docs.
@@ -152,6 +152,6 @@ endif
 
 sglang-env: $(SGLANG_STAMP) ## Make .venv-sglang, in which SGLang servers run; SGLANG=gpu: .venv-sglang-gpu.
 
-clean-data: ## Delete everything that runs have written below data/.
+clean-data: ## Delete the files of runs below data/.
 	find data -type f ! -name .gitkeep ! -path data/README.md -delete
 	find data -mindepth 2 -type d -empty -delete

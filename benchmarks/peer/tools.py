@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.envs.base import prompt_key
 from geo_sokoban_pipeline.policies.chat import split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
-from geo_sokoban_pipeline.rollout.episode import Outcome
+from geo_sokoban_pipeline.rollout.episode import EpisodeResult
 
 # The policy's own template; results of tools are shown as its user turns, and calls are rendered, which TRL insists on.
 CHAT_TEMPLATE = """\
@@ -85,7 +85,7 @@ class ToolEnv:
         return len(self._env.turn_rewards)
 
     def _reward(self) -> float:
-        return compute_reward(Outcome({}, "completed", [], "", [], self._env.metadata()), REWARD_ARGS)["reward"]
+        return compute_reward(EpisodeResult({}, "completed", [], "", [], self._env.metadata()), REWARD_ARGS)["reward"]
 
 
 class TinyProcessor(Qwen3VLProcessor):
