@@ -38,7 +38,7 @@ from geo_sokoban_pipeline.formats import (
     write_rate,
 )
 from geo_sokoban_pipeline.grpo.scoring import assistant_turns, turn_credit
-from geo_sokoban_pipeline.reporting import curves, tables
+from geo_sokoban_pipeline.reporting import curves, report_tables
 from geo_sokoban_pipeline.reporting.episodes import (
     PlayerData,
     TokenTexts,
@@ -234,19 +234,19 @@ def build_report(inputs: ReportInputs) -> str:
         "words": task.words,
         "charts": _charts(inputs, summary, episodes, task),
         "health": curves.health_charts(_join(inputs.metrics, episodes.rows)),
-        "evaluation": tables.evaluation_rows(summary),
-        "columns": tables.evaluation_columns(summary),
-        "notes": tables.notes_of(summary),
-        "responses": tables.response_table(summary),
-        "kinds": tables.kind_tables(summary),
+        "evaluation": report_tables.evaluation_rows(summary),
+        "columns": report_tables.evaluation_columns(summary),
+        "notes": report_tables.notes_of(summary),
+        "responses": report_tables.response_table(summary),
+        "kinds": report_tables.kind_tables(summary),
         "facts": curves.run_facts(inputs.metrics, inputs.warm_start, time.seconds if time else None),
         "validations": follow_prompts(inputs.validations),
         "gallery": gallery,
         "prompt": [turn.text for turn in first.turns if turn.role != "assistant"][:2] if first else [],
         "extremes": _extremes(inputs, players),
-        "timings": tables.timings(inputs.metrics),
-        "data": tables.data_table(inputs.data_report, task),
-        "parameters": tables.parameter_tables(inputs.parameters),
+        "timings": report_tables.timings(inputs.metrics),
+        "data": report_tables.data_table(inputs.data_report, task),
+        "parameters": report_tables.parameter_tables(inputs.parameters),
         "players": {"images": players.images, "episodes": players.episodes},
     }
     return render_page("report.html.j2", context)
@@ -388,7 +388,7 @@ def _charts(inputs: ReportInputs, summary: dict[str, Any], episodes: TrainingEpi
         "kinds": curves.kind_chart(episodes.kinds, task.words, task.report.difficulty),
         "parts": curves.parts_chart(episodes.rows, [name for name in episodes.parts if name != unused]),
         "responses": curves.length_chart(inputs.metrics),
-        "lengths": tables.length_chart(summary),
+        "lengths": report_tables.length_chart(summary),
         "warm_start": curves.warm_start_chart(inputs.warm_start),
     }
 
@@ -401,7 +401,7 @@ def _card(pair: LevelPair, names: list[str], players: PlayerData, task: Task) ->
     if isinstance(kind, int):
         title = f"Optimal: {plural(kind, 'move')}"
     else:
-        title = number[:1].upper() + number[1:] if kind is None else tables.write_kind(kind)
+        title = number[:1].upper() + number[1:] if kind is None else report_tables.write_kind(kind)
     return {
         "title": title,
         "subtitle": "" if kind is None else number,
