@@ -1,4 +1,4 @@
-"""Shares: whole groups are dealt out, ranges and samples are cut in order, and nobody gets an empty part."""
+"""Shards: groups stay whole, ranges and samples are split in order, and no shard is empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples, deal_groups
+from geo_sokoban_pipeline.training.sharding import shard_groups, shard_range, shard_samples
 
 
 def sample(length: int, *names: str) -> TrainSample:
@@ -29,7 +29,7 @@ def sample(length: int, *names: str) -> TrainSample:
 )
 def test_groups_stay_together(groups: list[int], parts: int, dealt: list[list[int]]) -> None:
     tasks = [EpisodeTask(str(index), {}, group, index, 0) for index, group in enumerate(groups)]
-    assert deal_groups(tasks, parts) == dealt
+    assert shard_groups(tasks, parts) == dealt
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_groups_stay_together(groups: list[int], parts: int, dealt: list[list[in
     ],
 )
 def test_ranges_are_cut_in_order(numbers: range, parts: int, cut: list[range]) -> None:
-    assert cut_range(numbers, parts) == cut
+    assert shard_range(numbers, parts) == cut
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_ranges_are_cut_in_order(numbers: range, parts: int, cut: list[range]) -
 def test_the_largest_part_is_as_small_as_possible(
     samples: list[TrainSample], parts: int, lengths: list[list[int]]
 ) -> None:
-    assert [[member.length for member in part] for part in cut_samples(samples, parts)] == lengths
+    assert [[member.length for member in part] for part in shard_samples(samples, parts)] == lengths

@@ -1,4 +1,4 @@
-"""Worker groups: two processes compute what one does, a child's error or death is named, none outlives its parent."""
+"""Worker groups: two processes compute what one does; failures of workers are named; none outlives the driver."""
 
 from __future__ import annotations
 

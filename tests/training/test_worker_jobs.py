@@ -1,4 +1,4 @@
-"""Jobs of a worker process, done in this one: demonstrations and gradients are those that the parent would compute."""
+"""Jobs of a worker process, run in this one: demonstrations and gradients are those that the driver would compute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
     worker = Worker(policy, setup.options, gradients)
     SetDemonstrations(setup.rows, 5, "training")(worker)
     part = SftGradients(range(2, 5), SftObjective(), SETTING)(worker)
-    assert all(parameter.grad is None for parameter in policy.model.parameters()), "handed over"
+    assert all(parameter.grad is None for parameter in policy.model.parameters()), "moved to the shared buffer"
 
     own = copied(setup.policy)
     expert = Demonstrator(setup.rows, own, setup.options, 5, "training")

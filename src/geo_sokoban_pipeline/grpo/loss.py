@@ -1,8 +1,8 @@
 """The loss: log-probs of sampled tokens, the clipped policy loss, its reductions, and the objectives of a step.
 
-Trainer and engine must score a token alike: one temperature, one set of banned ids, float32. Nothing here gives a NaN,
-in a value or a gradient, for banned ids or masked positions. An objective divides by the numbers of the whole optimizer
-step, so the losses of its micro-batches add up to the loss of the step, however it was cut.
+Trainer and engine must score a token alike: one temperature, one set of banned ids, float32. No function gives a NaN,
+in a value or a gradient, for banned ids or masked positions. An objective divides by the counts of the whole optimizer
+step, so the losses of micro-batches add up to the loss of the step, however the step is split.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
 def token_log_probs(
     logits: Tensor, ids: Tensor, *, temperature: float = 1.0, banned_ids: Sequence[int] | Tensor | None = None
 ) -> Tensor:
-    """Log-probs of the ids that were sampled, float32, under the distribution they were sampled from.
+    """Log-probs of sampled ids under the distribution they were sampled from, float32.
 
     Args:
         logits: (..., V), any float type; computed in float32.
         ids: (...) integer ids.
         temperature: divides the logits, > 0.
-        banned_ids: ids that sampling never draws; their logits are -inf here as well. None: no id is banned.
+        banned_ids: ids that sampling never draws; their logits are set to -inf. None: no id is banned.
 
     Returns:
         (...) float32 with gradient; -inf for a banned id (mask such positions out).
@@ -65,7 +65,7 @@ def token_log_probs_and_entropy(
 def truncated_importance_weights(
     train_log_probs: Tensor, rollout_log_probs: Tensor, cap: float = 2.0, *, loss_mask: Tensor | None = None
 ) -> Tensor:
-    """Weights `min(exp(train - rollout), cap)` that correct the gap of trainer and engine, without gradient.
+    """Weights `min(exp(train - rollout), cap)` that correct the gap between trainer and engine, without gradient.
 
     Returns:
         Tensor of the shape of the log-probs, in [0, cap]; 1 where the mask is 0.
@@ -104,8 +104,8 @@ def kl_estimate(
     Args:
         log_probs: log-probs of the trained policy, with gradient, any shape.
         ref_log_probs: of the reference policy, same shape, used without gradient.
-        kind: with d = log_probs - ref_log_probs: "k1" d; "k2" d²/2; "k3" exp(-d) - 1 + d; "low_var_kl" the same, held
-            in [-10, 10].
+        kind: with d = log_probs - ref_log_probs: "k1" d; "k2" d²/2; "k3" exp(-d) - 1 + d; "low_var_kl" the same,
+            clamped to [-10, 10].
         loss_mask: same shape; where it is 0 the estimate is exactly 0. None: all tokens count.
 
     Returns:
@@ -123,7 +123,7 @@ def kl_estimate(
         return difference
     if kind == "k2":
         return difference.square() / 2
-    # The exponent is held below overflow: clamping an infinity afterwards would give a NaN gradient.
+    # The exponent is clamped below overflow: clamping an infinity afterwards would give a NaN gradient.
     k3 = (-difference).clamp(max=MAX_LOG_RATIO).exp() - 1 + difference
     return k3 if kind == "k3" else k3.clamp(-MAX_LOW_VAR_KL, MAX_LOW_VAR_KL)
 
@@ -157,12 +157,12 @@ Reduction = Literal["sample_mean", "token_mean", "constant"]
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A scalar loss with its graph, and plain numbers beside it.
+    """A scalar loss with its graph, and its metrics as plain numbers.
 
     Attributes:
         loss: 0-d tensor to call `backward` on.
         metrics: `pg_loss`; `pg_clipfrac` and `dual_clipfrac` (share of tokens clipped); `ppo_kl` (mean absolute log
-            ratio); `ppo_kl_signed` (mean of old - new). All are reduced as the loss is.
+            ratio); `ppo_kl_signed` (mean of old - new). All use the reduction of the loss.
     """
 
     loss: Tensor
@@ -216,7 +216,7 @@ def policy_loss(
     old = torch.where(mask, old_log_probs, 0.0).detach().to(dtype)
     wanted = torch.where(mask, _per_token("advantages", advantages, log_probs), 0.0).to(dtype)
     log_ratio = new - old
-    # Held at ±20, out of every clip range: there the gradient is 0, beyond it the exponential overflows.
+    # Clamped at ±20, beyond every clip range: the gradient there is 0, and the exponential does not overflow.
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     plain = -ratio * wanted
     limited = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * wanted
@@ -256,7 +256,7 @@ def reduce_tokens(
         reduction: "sample_mean": sum over samples of the sample's token mean, divided by the denominator; "token_mean"
             and "constant": sum over tokens, divided by it.
         denominator: None: the number of samples B for "sample_mean", of trained tokens for "token_mean"; "constant"
-            demands one. Give the step's number when the samples are one micro-batch of it.
+            requires one. Pass the step's count when the samples are one micro-batch of the step.
 
     Raises:
         ValueError: shapes that do not fit, an unknown reduction, or a denominator that is missing or not positive.
@@ -274,7 +274,8 @@ def reduction_weights(
 ) -> Tensor:
     """(B, T) float32 weight of each token, so that a reduction is the sum of weight times value; 0 where the mask is 0.
 
-    For layouts that keep only the trained tokens: select the weights at the mask and sum. Arguments as `reduce_tokens`.
+    For layouts that keep only the trained tokens: select the weights at the mask and sum. Arguments as in
+    `reduce_tokens`.
     """
     if loss_mask.dim() != 2:
         raise ValueError(f"loss_mask has shape {tuple(loss_mask.shape)}: it must be (B, T).")
@@ -302,11 +303,11 @@ def _per_token(name: str, values: Tensor, like: Tensor) -> Tensor:
     return values.detach()
 
 
-# Objectives: from the log-probs of a micro-batch to its share of an optimizer step's loss.
+# Objectives: from the log-probs of a micro-batch to its term of an optimizer step's loss.
 
 
 class Sample(Protocol):
-    """What an objective reads of an episode: (M,) float32 per trained token, as in `TrainSample`."""
+    """The fields of an episode that an objective reads: (M,) float32 per trained token, as in `TrainSample`."""
 
     @property
     def targets(self) -> np.ndarray: ...
@@ -322,7 +323,7 @@ class Sample(Protocol):
 
 @dataclass(frozen=True)
 class StepSize:
-    """What the losses of an optimizer step are divided by.
+    """The counts that divide the losses of an optimizer step.
 
     Attributes:
         samples: episodes of the step, over all its micro-batches and processes.
@@ -334,12 +335,12 @@ class StepSize:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> StepSize:
-        """Size of the step whose samples these are."""
+        """Size of a step with these samples."""
         return cls(len(samples), sum(len(sample.targets) for sample in samples))
 
 
 class Objective(Protocol):
-    """A loss over the trained tokens of a micro-batch; a value that another process can be sent."""
+    """A loss over the trained tokens of a micro-batch; picklable, so that workers can receive it."""
 
     needs_entropy: bool
 
@@ -351,12 +352,12 @@ class Objective(Protocol):
         Args:
             samples: of the micro-batch.
             log_probs, entropy, mask: (B, T) of their trained tokens, packed to the left.
-            step: size of the step that the micro-batch is a part of.
+            step: size of the optimizer step.
         """
 
 
 class SftObjective:
-    """Negative log-likelihood of the demonstrated tokens, mean over the tokens of the step, in nats."""
+    """Negative log-likelihood of the demonstrated tokens, mean over the step's tokens, in nats."""
 
     needs_entropy = False
 
@@ -426,7 +427,7 @@ class GrpoObjective:
 
 
 def pad(rows: Sequence[np.ndarray], like: Tensor) -> Tensor:
-    """(B, T) float32 tensor of rows of unequal length, zeros behind them, on the device and of the width of `like`."""
+    """(B, T) float32 tensor of rows of unequal length, right-padded with zeros to the width and device of `like`."""
     table = np.zeros((len(rows), like.shape[1]), np.float32)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row

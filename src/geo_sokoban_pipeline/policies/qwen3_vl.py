@@ -1,9 +1,9 @@
 """Qwen3-VL's forward pass as one module: images to features, tokens to states, states to logits.
 
-`PolicyNetwork` computes with the weights of a Hugging Face model; its parameters keep their names. It gives the
-numbers of the library's own forward pass (tested) in another order of the work: images of one size pass the tower
-together, the last layer runs only at positions that are read, and a cache may have rows of unequal length. Every weight
-is used inside the `forward` of `vision` or of `language`, and layers are called whole, so either can be sharded.
+`PolicyNetwork` uses the weights of a Hugging Face model in place; its parameters keep their names. Its results equal
+those of the library's forward pass (tested), but it orders the work differently: images of one size pass the tower as
+one batch, the last layer runs only at the wanted positions, and a cache may have rows of unequal length. Every weight
+is used inside the `forward` of `vision` or of `language`, and layers are called whole, so both can be sharded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROBED_ROWS = 64
 def extend_positions(
     token_ids: np.ndarray, grids: Sequence[tuple[int, int, int]], image_pad_id: int, merge_size: int, start: int = 0
 ) -> tuple[np.ndarray, int]:
-    """M-RoPE positions of the next tokens of a conversation: text counts on, an image spans a block of (t, h, w).
+    """M-RoPE positions of the next tokens of a conversation: text counts up, an image spans a block of (t, h, w).
 
     Positions do not depend on what follows, so later turns extend earlier positions; the result equals
     `Qwen3VLModel.get_rope_index` (tested).
@@ -77,7 +77,7 @@ def _block(time: int, rows: int, columns: int) -> np.ndarray:
 
 @dataclass
 class ImageFeatures:
-    """Features of distinct images, ready to be looked up token by token.
+    """Features of distinct images, looked up token by token.
 
     Attributes:
         tables: (N, hidden) each: first the rows that replace image-pad embeddings, then those that are added to the
@@ -101,7 +101,7 @@ class KvCache(Protocol):
     """Keys and values of earlier tokens."""
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Store (B, heads, L, dim) keys and values of a layer; returns all that its queries may attend to."""
+        """Store (B, heads, L, dim) keys and values of a layer; returns all that the queries attend to."""
 
 
 class PolicyNetwork(nn.Module):
@@ -109,7 +109,7 @@ class PolicyNetwork(nn.Module):
 
     Args:
         model: `Qwen3VLForConditionalGeneration` or its mixture of experts, whose weights are used in place.
-        image_processor: its `rescale_factor`, `image_mean` and `image_std` hold.
+        image_processor: its `rescale_factor`, `image_mean` and `image_std` normalise the pixels.
 
     Attributes:
         vision: the vision tower; a call encodes images of any sizes, so it is one unit where weights are sharded.
@@ -130,7 +130,7 @@ class PolicyNetwork(nn.Module):
         return ImageFeatures(self.vision(images), offsets, counts)
 
     def forward(self, token_ids: Tensor, positions: Tensor, **options: Any) -> Any:
-        """States of the language model, or what a head makes of them: see `LanguageModel.forward`."""
+        """States of the language model, or the result of a head on them: see `LanguageModel.forward`."""
         return self.language(token_ids, positions, **options)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class PolicyNetwork(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Vision features of images; gradients flow to its weights where they are on."""
+    """Vision features of images, with gradients where torch records them."""
 
     def __init__(self, visual: Any, image_processor: Any) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class VisionTower(nn.Module):
         self._processor = image_processor
 
     def forward(self, images: Sequence[EncodedImage]) -> list[Tensor]:
-        """`ImageFeatures.tables` of distinct images; those of one grid follow each other, grids in order."""
+        """`ImageFeatures.tables` of distinct images, grouped by grid in order of first appearance."""
         parts: list[list[Tensor]] = []
         for grid, members in _by_grid(images).items():
             size = max(1, VISION_BATCH_PATCHES // (grid[0] * grid[1] * grid[2]))
@@ -205,7 +205,7 @@ class VisionTower(nn.Module):
 
 
 class VisionBlock(nn.Module):
-    """A block of the tower over images of equal size; the library's attends to one image after the other."""
+    """A block of the tower over a batch of images of equal size; the library's block attends image by image."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -231,9 +231,9 @@ def _by_grid(images: Sequence[EncodedImage]) -> dict[tuple[int, int, int], list[
 
 
 def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Distinct rows and the number of each row among them, or the rows themselves where few repeat.
+    """Distinct rows and the index of each row among them, or the rows themselves and None where few repeat.
 
-    Drawn boards consist of a few kinds of tiles; photographs and diagrams do not, which the first rows tell.
+    Rendered boards consist of a few kinds of tiles; photographs and diagrams do not. The first rows decide.
     """
     probe = rows[:_PROBED_ROWS]
     if len({row.tobytes() for row in probe}) * 2 > len(probe):
@@ -248,7 +248,7 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 class LanguageModel(nn.Module):
-    """Tokens with images in place, to states that predict the next token, to logits."""
+    """The language model with its head: tokens and image features to states, states to logits."""
 
     def __init__(self, model: Any, head: nn.Module, image_pad_id: int) -> None:
         super().__init__()
@@ -280,13 +280,13 @@ class LanguageModel(nn.Module):
             features: `ImageFeatures.tables`.
             rows: (number of image pads,) int64 rows of the tables, in row-major order of the tokens; None: no images.
             attention_mask: (B or 1, 1, L, S) bool, True where attention is allowed; None: causal over the L tokens, or,
-                with L = 1, all that the cache gives.
+                with L = 1, all positions in the cache.
             cache: of earlier tokens.
             wanted: (B, T) int64 indices along L of the states to return; None: all.
-            head: `head(states, logits)`, called inside this pass where weights are gathered; None: no logits.
+            head: `head(states, logits)`, called inside `forward`, where sharded weights are gathered; None: no logits.
 
         Returns:
-            (B, L, hidden) states, (B, T, hidden) at the wanted positions, or what the head returns.
+            (B, L, hidden) states, (B, T, hidden) at the wanted positions, or the head's result.
         """
         hidden = self.embed_tokens(token_ids)
         where: Tensor | None = None
@@ -296,7 +296,7 @@ class LanguageModel(nn.Module):
             placed, *deepstack = [table.index_select(0, rows).to(hidden.dtype) for table in features]
             hidden = hidden.flatten(0, 1).index_copy(0, where, placed).view_as(hidden)
         rotary = self.rotary_emb(hidden, positions)
-        # The last layer runs at few positions alone, unless image features are added to what it gives.
+        # The last layer runs at the wanted positions alone if they are few, unless image features are added after it.
         few = wanted is not None and 2 * wanted.shape[1] <= token_ids.shape[1] and len(deepstack) < len(self.layers)
         mask = self._as_taken(attention_mask, hidden)
         for index, layer in enumerate(self.layers):
@@ -314,9 +314,9 @@ class LanguageModel(nn.Module):
         return states if head is None else head(states, self.head)
 
     def _as_taken(self, mask: Tensor | None, hidden: Tensor) -> Tensor | None:
-        """A mask as the attention takes it.
+        """A bool mask in the form that the attention implementation takes.
 
-        `eager` adds it: a mask of bools would count as 0 and 1, and none would show it the future.
+        `eager` adds its mask to the scores: it needs 0 and a large negative number, and without one it is not causal.
         """
         if self._config._attn_implementation != "eager":
             return mask
@@ -328,7 +328,7 @@ class LanguageModel(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A layer of the language model, at all positions or at few."""
+    """A layer of the language model, at all positions or at the wanted ones."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -342,12 +342,12 @@ class DecoderLayer(nn.Module):
         cache: KvCache | None,
         wanted: Tensor | None = None,
     ) -> Tensor:
-        """Output at the wanted positions, or at all; keys and values are those of all positions.
+        """Output at the wanted positions, or at all; keys and values are computed at all positions.
 
         Args:
             hidden: (B, L, hidden).
             rotary: cosines and sines, (B, L, head dimension) each.
-            mask: of the positions that the output is wanted at, as the attention takes it.
+            mask: of the wanted positions, in the form that the attention implementation takes.
             wanted: (B, T) int64 indices along L.
         """
         layer, attention = self.layer, self.layer.self_attn
@@ -371,7 +371,7 @@ class DecoderLayer(nn.Module):
 
 
 def _attend(attention: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, L, heads · dim) of (B, heads, L, dim) queries, by the attention that the policy was loaded with."""
+    """(B, L, heads · dim) of (B, heads, L, dim) queries, by the policy's attention implementation."""
     name = attention.config._attn_implementation
     function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
     dropout = attention.attention_dropout if attention.training else 0.0
@@ -393,7 +393,7 @@ def _heads(states: Tensor, attention: Any) -> Tensor:
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(B, L, heads, dim) states turned by their positions, as (B, heads, L, dim)."""
+    """Rotary embedding of (B, L, heads, dim) states, as (B, heads, L, dim)."""
     turned = states.transpose(1, 2)
     return turned * cos.unsqueeze(1) + rotate_half(turned) * sin.unsqueeze(1)
 

@@ -1,6 +1,6 @@
-"""Data-parallel shards: how the work of one step is cut among processes.
+"""Data-parallel shards: how the work of one step is split among processes.
 
-A cut depends on the work and the number of parts alone, never on timing.
+A split depends on the work and the number of parts alone, never on timing.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeTask
 from geo_sokoban_pipeline.training.batch import TrainSample
 
 
-def deal_groups(tasks: Sequence[EpisodeTask], parts: int) -> list[list[int]]:
-    """Numbers of tasks, dealt out group by group like cards; at most `parts` lists, none of them empty.
+def shard_groups(tasks: Sequence[EpisodeTask], parts: int) -> list[list[int]]:
+    """Indices of tasks, whole groups sharded round-robin; at most `parts` shards, none of them empty.
 
-    Neighbouring groups are often alike (levels sorted by length), so dealing evens out what they cost.
+    Neighbouring groups are often alike (levels sorted by length), so a round-robin balances the cost.
     """
-    groups = [list(members) for _, members in groupby(range(len(tasks)), key=lambda index: tasks[index].group_index)]
-    dealt = [[index for group in groups[part::parts] for index in group] for part in range(parts)]
-    return [numbers for numbers in dealt if numbers]
+    groups = [list(indices) for _, indices in groupby(range(len(tasks)), key=lambda index: tasks[index].group_index)]
+    shards = [[index for group in groups[part::parts] for index in group] for part in range(parts)]
+    return [shard for shard in shards if shard]
 
 
-def cut_range(numbers: range, parts: int) -> list[range]:
-    """Contiguous parts of sizes that differ by at most one; at most `parts`, none of them empty."""
+def shard_range(numbers: range, parts: int) -> list[range]:
+    """Contiguous shards whose sizes differ by at most one; at most `parts`, none of them empty."""
     count = len(numbers)
     bounds = [count * part // parts for part in range(parts + 1)]
     return [numbers[first:last] for first, last in zip(bounds, bounds[1:], strict=False) if last > first]
 
 
-def cut_samples(samples: Sequence[TrainSample], parts: int) -> list[list[TrainSample]]:
-    """Contiguous parts whose largest is as small as possible; at most `parts`, none of them empty.
+def shard_samples(samples: Sequence[TrainSample], parts: int) -> list[list[TrainSample]]:
+    """Contiguous shards whose largest is as small as possible; at most `parts`, none of them empty.
 
-    The work of a part is its input tokens and the patches of its distinct images: an image that two parts need is
-    encoded in both, so the groups, which share images, stay together unless cutting one evens out more.
+    The work of a shard is its input tokens plus the patches of its distinct images. An image that two shards need is
+    encoded twice, so a group, whose episodes share images, is split only where that balances the work better.
     """
     low, high = 0, _work(samples)
     while low < high:
@@ -51,7 +51,7 @@ def _work(samples: Sequence[TrainSample]) -> int:
 
 
 def _fill(samples: Sequence[TrainSample], limit: int) -> list[list[TrainSample]]:
-    """Fill parts in order, each up to the limit, with one sample at least."""
+    """Fill shards in order, each up to the limit, with at least one sample."""
     parts: list[list[TrainSample]] = []
     work, known = 0, set[str]()
     for sample in samples:

@@ -1,7 +1,7 @@
-"""Tensors that several processes see: one block of shared memory, cut by name.
+"""Named tensors in one block of shared memory that several processes map.
 
-One block needs one file descriptor however many tensors lie in it, and is gone with the last process that maps it.
-Each tensor starts at a multiple of 64 bytes, so a view is as fast as a tensor of its own.
+One block needs one file descriptor, however many tensors it holds; the system frees it with the last process that maps
+it. Each tensor starts at a multiple of 64 bytes, so a view is as fast as a separate tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SharedMemoryError(RuntimeError):
 
 @dataclass(frozen=True)
 class SharedTensors:
-    """Named tensors in one shared block; processes that are given the object see the same memory.
+    """Named tensors in one shared block; every process that receives the object maps the same memory.
 
     Attributes:
         block: (bytes,) uint8.
@@ -37,7 +37,7 @@ class SharedTensors:
     places: dict[str, tuple[int, torch.Size, torch.dtype]]
 
     def views(self) -> dict[str, Tensor]:
-        """All tensors by name; writing into one is seen by every process."""
+        """All tensors by name; every process sees a write to one."""
         return {
             name: self.block[first : first + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for name, (first, shape, dtype) in self.places.items()
@@ -54,7 +54,7 @@ def share_like(tensors: Mapping[str, Tensor]) -> SharedTensors:
     for name, tensor in tensors.items():
         places[name] = (size, tensor.shape, tensor.dtype)
         size += math.ceil(tensor.nbytes / _ALIGNMENT) * _ALIGNMENT
-    # Beyond it the first write to a page ends the process with a bus error.
+    # Beyond the free space the first write to a page ends the process with a bus error.
     free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else None
     if free is not None and size > free:
         raise SharedMemoryError(
@@ -70,13 +70,13 @@ def model_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def share_model(model: Any) -> SharedTensors:
-    """Move a model's parameters and buffers into shared memory, in place: the objects stay, so do optimizers on them.
+    """Move a model's parameters and buffers into shared memory, in place: optimizers on them stay valid.
 
     Raises:
         ValueError: the model is not on the CPU.
     """
     if model.device.type != "cpu":
-        raise ValueError(f"processes share weights in the memory of the CPU, but the model is on {model.device}.")
+        raise ValueError(f"processes share weights in CPU memory, but the model is on {model.device}; set processes=1.")
     tensors = model_tensors(model)
     shared = share_like(tensors)
     for name, view in shared.views().items():
@@ -86,7 +86,7 @@ def share_model(model: Any) -> SharedTensors:
 
 
 def adopt_tensors(model: Any, shared: SharedTensors) -> None:
-    """Let a model of the same shape use shared tensors as its own; what it held is dropped."""
+    """Replace the tensors of a model of the same shape by shared ones."""
     tensors = model_tensors(model)
     for name, view in shared.views().items():
         tensors[name].data = view

@@ -1,6 +1,7 @@
-"""A worker: the process beside the driver that does jobs on weights it shares with it.
+"""A worker: a process beside the driver that runs jobs on weights in shared memory.
 
-A job is a value that says everything it needs; the worker keeps nothing between jobs but its policy and engine.
+A job is a picklable value that carries all its inputs. Between jobs a worker holds only its policy, its engine and the
+demonstrator that `SetDemonstrations` gave it.
 """
 
 from __future__ import annotations
@@ -30,48 +31,49 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 @dataclass(frozen=True)
 class UpdateWeights:
-    """Forget what was computed with earlier weights; the shared ones are of this version."""
+    """Drop everything computed with earlier weights; the shared weights now have this version."""
 
     version: int
 
     def __call__(self, worker: Worker) -> None:
-        """Do it."""
+        """Run in a worker."""
         worker.engine.update_weights(None, self.version)
         collect_garbage(self.version)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Rollout episodes; the result is their trajectories, in order."""
+    """Roll out episodes; returns their trajectories, in order."""
 
     tasks: Sequence[EpisodeTask]
     settings: RolloutSettings
 
     def __call__(self, worker: Worker) -> list[Trajectory]:
-        """Do it."""
-        play = load_rollout_fn(self.settings.rollout)
-        return play(worker.engine, worker.policy, self.tasks, self.settings)
+        """Run in a worker."""
+        rollout_fn = load_rollout_fn(self.settings.rollout)
+        return rollout_fn(worker.engine, worker.policy, self.tasks, self.settings)
 
 
 @dataclass(frozen=True)
 class SetDemonstrations:
-    """Make demonstrations of these prompts from here on (see `Demonstrator`)."""
+    """Give the worker a `Demonstrator` of these prompts; later `SftGradients` jobs draw from it."""
 
     prompts: Sequence[dict[str, Any]]
     seed: int
     purpose: str
 
     def __call__(self, worker: Worker) -> None:
-        """Do it."""
+        """Run in a worker."""
         worker.expert = Demonstrator(self.prompts, worker.policy, worker.options, self.seed, self.purpose)
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a child builds its policy from.
+    """What a worker builds its policy from.
 
     Attributes:
-        config: configuration of the model. attention, dtype: as in force there.
+        config: configuration of the model.
+        attention, dtype: those of the driver's model.
         weights: parameters and buffers, shared.
     """
 
@@ -83,7 +85,7 @@ class Blueprint:
     weights: SharedTensors
 
     def build(self) -> Policy:
-        """The policy, its model on the shared weights."""
+        """Build the policy; its model uses the shared weights in place."""
         from transformers import AutoModelForImageTextToText
 
         model = AutoModelForImageTextToText.from_config(
@@ -94,12 +96,12 @@ class Blueprint:
 
 
 class Worker:
-    """What a job finds in a child.
+    """State of a worker process, which every job receives.
 
     Attributes:
         policy: on the shared weights.
         options: of the run.
-        expert: makes demonstrations, once a job has appointed it.
+        expert: makes demonstrations; None before `SetDemonstrations`.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions, gradients: SharedTensors) -> None:
@@ -109,10 +111,10 @@ class Worker:
 
     @cached_property
     def engine(self) -> RolloutEngine:
-        """An engine of this process's own."""
+        """This process's own engine, built at its first use."""
         return build_engine(self.policy, self.options.rollout)
 
-    def hand_over(self) -> list[str]:
+    def export_gradients(self) -> list[str]:
         """Move the parameters' gradients into the shared buffer; returns the names of those that have one."""
         names = []
         for name, parameter in self.policy.model.named_parameters():
@@ -128,7 +130,7 @@ Job = Callable[[Worker], Any]
 
 @dataclass(frozen=True)
 class Done:
-    """A job's result, and the CPU-seconds of all the child's jobs so far."""
+    """A job's result, and the CPU-seconds of all jobs of this worker so far."""
 
     result: Any
     cpu_seconds: float
@@ -136,7 +138,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """A job's exception, as the text of its traceback."""
+    """The traceback of a failed job, as text."""
 
     text: str
 
@@ -144,8 +146,8 @@ class Failed:
 def serve(
     pipe: Connection, blueprint: Blueprint, options: TrainOptions, gradients: SharedTensors, threads: int
 ) -> None:
-    """Do the jobs that come through a pipe, one answer each, until it closes."""
-    # Ctrl-C reaches every process of a terminal; what follows from it is the parent's decision.
+    """A worker's main function: run the jobs that arrive on a pipe, send one answer each, return when it closes."""
+    # Ctrl-C reaches every process of a terminal; only the driver handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
@@ -160,10 +162,10 @@ def serve(
             answer: Done | Failed
             try:
                 answer = Done(job(worker), time.process_time() - began)
-            except Exception:  # whatever a job raises, the parent raises it
+            except Exception:  # the driver raises it again
                 answer = Failed(traceback.format_exc())
             pipe.send(answer)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent has gone
+        return  # the driver has closed the pipe or ended
     except Exception:  # a policy that cannot be built, a result that cannot be sent
         pipe.send(Failed(traceback.format_exc()))

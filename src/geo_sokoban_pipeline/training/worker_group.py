@@ -1,7 +1,7 @@
-"""A worker group: this process and others that do parts of its work on the same weights, in shared memory.
+"""A worker group: the driver and further processes share the weights in memory and split each step's work.
 
-After any error the group is closed, so stale results cannot be read. Answers are taken in the order of the workers,
-so equal runs stay equal.
+Any error closes the group, so no stale answer is read later. Answers are received in the order of the workers, so sums
+are added in the same order in every run.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
-from geo_sokoban_pipeline.training.sharding import deal_groups
+from geo_sokoban_pipeline.training.sharding import shard_groups
 from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, share_like, share_model
 from geo_sokoban_pipeline.training.worker import Blueprint, Failed, Job, Rollout, UpdateWeights, serve
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
-_PATIENCE = 5.0  # seconds that a child is given to end
+_PATIENCE = 5.0  # seconds before a worker that does not exit is terminated, then killed
 
 
 class WorkerGroupError(RuntimeError):
-    """A process of a worker group failed or is gone; the message says which and why."""
+    """A worker failed or its process has ended; the message says which and why."""
 
 
 @dataclass
-class Child:
-    """The parent's end of a child.
+class WorkerHandle:
+    """The driver's side of one worker.
 
     Attributes:
-        title: what errors call it.
-        gradients: its gradients by parameter, in shared memory; valid once the job that made them is answered.
+        title: its name in errors.
+        gradients: its gradients by parameter, in shared memory; valid once the job that computed them is answered.
         cpu_seconds: of its jobs so far.
     """
 
@@ -50,15 +50,15 @@ class Child:
     gradients: dict[str, Tensor]
     cpu_seconds: float = 0.0
 
-    def ask(self, job: Job) -> None:
+    def send(self, job: Job) -> None:
         """Send a job."""
         try:
             self.pipe.send(job)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._lost() from error
 
-    def take(self) -> Any:
-        """Wait for the answer to the last job."""
+    def receive(self) -> Any:
+        """Wait for the answer to the last job; returns its result."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError) as error:
@@ -68,12 +68,8 @@ class Child:
         self.cpu_seconds = answer.cpu_seconds
         return answer.result
 
-    def dismiss(self) -> None:
-        """Close the pipe: an idle child ends by it."""
-        self.pipe.close()
-
-    def end(self, *, patient: bool) -> None:
-        """Have the process ended: first by itself, where there is patience for it."""
+    def stop(self, *, patient: bool) -> None:
+        """End the process: wait for its exit where `patient`, then terminate it, then kill it."""
         if patient:
             self.process.join(_PATIENCE)
         if self.process.is_alive():
@@ -85,7 +81,7 @@ class Child:
         self.process.close()
 
     def _lost(self) -> WorkerGroupError:
-        # A child that failed before it could do anything has said why.
+        # A worker that failed before its first job has sent its traceback.
         with suppress(EOFError, OSError):
             while self.pipe.poll():
                 answer = self.pipe.recv()
@@ -96,21 +92,21 @@ class Child:
         name = f" ({signal.Signals(-code).name})" if code is not None and code < 0 else ""
         return WorkerGroupError(
             f"{self.title} ended with exit code {code}{name}. The same command continues from what is stored; "
-            "with processes=1 there is nobody to lose, and less memory in use."
+            "processes=1 uses no further processes and less memory."
         )
 
 
-def start_child(title: str, blueprint: Blueprint, options: TrainOptions, gradients: SharedTensors) -> Child:
-    """Start a child; returns at once, while it still imports its libraries.
+def start_worker(title: str, blueprint: Blueprint, options: TrainOptions, gradients: SharedTensors) -> WorkerHandle:
+    """Start a worker process; returns at once, while the process still imports its libraries.
 
     Args:
-        title: what errors call it.
+        title: its name in errors.
         gradients: buffer for its gradients.
     """
     context = multiprocessing.get_context("spawn")
     pipe, far_end = context.Pipe()
-    # A child inherits the mask, so it is deaf to Ctrl-C from its first moment. The tracker, which the first child would
-    # start, sets a mask of its own.
+    # A worker inherits the signal mask, so Ctrl-C never reaches it. Python's resource tracker, which the first worker
+    # would start, must not inherit it.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -120,9 +116,9 @@ def start_child(title: str, blueprint: Blueprint, options: TrainOptions, gradien
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # The child's end must be open in the child alone: its closing is how its death shows.
+    # Only the worker may hold its end of the pipe: then the pipe closes when the worker dies.
     far_end.close()
-    return Child(f"{title} (pid {process.pid})", process, pipe, gradients.views())
+    return WorkerHandle(f"{title} (pid {process.pid})", process, pipe, gradients.views())
 
 
 @dataclass(frozen=True)
@@ -131,8 +127,8 @@ class Part:
 
     Attributes:
         metrics: of the objective, over the part.
-        tokens: trained tokens of a part whose gradients are means over them.
-        names: parameters that have a gradient; only of a child's part.
+        tokens: trained tokens of the part, where its gradients are means over them.
+        names: parameters that have a gradient; empty for the driver's part.
     """
 
     metrics: dict[str, float]
@@ -144,11 +140,11 @@ Result = TypeVar("Result")
 
 
 class WorkerGroup:
-    """This process and `options.processes` − 1 children.
+    """The driver and `options.processes` − 1 workers.
 
     Args:
-        policy: its weights move into shared memory; whoever changes them in place changes them for all.
-        options: of the run; threads are as many in every child as here.
+        policy: its weights move into shared memory; a change in place changes them for all processes.
+        options: of the run; every worker uses as many threads as the driver.
 
     Raises:
         ValueError, SharedMemoryError: the weights cannot be shared.
@@ -167,48 +163,47 @@ class WorkerGroup:
             policy.image_processor,
             weights,
         )
-        self._children: list[Child] = []
+        self._handles: list[WorkerHandle] = []
         try:
             for number in range(1, self.size):
                 title = f"process {number + 1} of {self.size}"
-                self._children.append(start_child(title, blueprint, options, share_like(self._parameters)))
+                self._handles.append(start_worker(title, blueprint, options, share_like(self._parameters)))
         except BaseException:
             self.close()
             raise
 
     @property
     def cpu_seconds(self) -> float:
-        """Of the children's jobs that were answered so far."""
-        return sum(child.cpu_seconds for child in self._children)
+        """CPU-seconds of the workers' answered jobs."""
+        return sum(worker.cpu_seconds for worker in self._handles)
 
     def cpu_clock(self) -> float:
-        """CPU-seconds of this process and of its children's jobs; differences mean something, the value does not."""
+        """CPU-seconds of the driver and of the workers' jobs, from an arbitrary zero; take differences."""
         return time.process_time() + self.cpu_seconds
 
     def run(self, own: Callable[[], Result], jobs: Sequence[Job]) -> list[Any]:
-        """Do `own` here while the first children do one job each; returns all results in order, `own`'s first.
+        """Run `own` here while the first workers run one job each; returns all results in order, `own`'s first.
 
         Raises:
-            WorkerGroupError: a child failed or is gone, or the worker group is closed. Whatever is raised closes the
-                worker group.
+            WorkerGroupError: a worker failed or ended, or the group is closed. Any exception closes the group.
         """
-        if not self._children:
+        if not self._handles:
             raise WorkerGroupError("this worker group is closed.")
-        chosen = self._children[: len(jobs)]
+        chosen = self._handles[: len(jobs)]
         try:
-            for child, job in zip(chosen, jobs, strict=True):
-                child.ask(job)
-            return [own(), *(child.take() for child in chosen)]
-        except BaseException:  # an interrupt too: answers to this step must not wait in the pipes for the next one
+            for worker, job in zip(chosen, jobs, strict=True):
+                worker.send(job)
+            return [own(), *(worker.receive() for worker in chosen)]
+        except BaseException:  # an interrupt too: no answer to this step may stay in a pipe for the next one
             self.close(patient=False)
             raise
 
     def broadcast(self, job: Job) -> None:
-        """Have every child do a job."""
-        self.run(lambda: None, [job] * len(self._children))
+        """Run a job in every worker."""
+        self.run(lambda: None, [job] * len(self._handles))
 
     def update_weights(self, version: int) -> None:
-        """Make the children forget what they computed with earlier weights."""
+        """Make the workers drop what they computed with earlier weights."""
         self.broadcast(UpdateWeights(version))
 
     def rollout(
@@ -219,54 +214,53 @@ class WorkerGroup:
         settings: RolloutSettings,
         progress: Progress | None = None,
     ) -> list[Trajectory]:
-        """Roll out as `rollout.function` does, groups sharded over the processes; this one uses the given engine."""
-        play = load_rollout_fn(settings.rollout)
-        dealt = deal_groups(tasks, self.size)
-        # Which share of the episodes failed is a question to all of them together.
+        """Roll out by `rollout.function`, groups sharded over the processes; the driver uses the given engine."""
+        rollout_fn = load_rollout_fn(settings.rollout)
+        shards = shard_groups(tasks, self.size)
+        # `max_failed_share` is checked over all episodes below, not within a shard.
         lenient = replace(settings, rollout=settings.rollout.model_copy(update={"max_failed_share": 1.0}))
-        parts = [[tasks[index] for index in numbers] for numbers in dealt] or [[]]
+        parts = [[tasks[index] for index in shard] for shard in shards] or [[]]
         watching = () if progress is None else (progress,)
-        played = self.run(
-            lambda: play(engine, policy, parts[0], lenient, *watching), [Rollout(part, lenient) for part in parts[1:]]
+        results = self.run(
+            lambda: rollout_fn(engine, policy, parts[0], lenient, *watching),
+            [Rollout(part, lenient) for part in parts[1:]],
         )
-        if progress is not None and len(dealt) > 1:
-            progress(len(tasks) - len(dealt[0]))
-        episodes = dict(
-            zip([i for numbers in dealt for i in numbers], [e for part in played for e in part], strict=True)
-        )
+        if progress is not None and len(shards) > 1:
+            progress(len(tasks) - len(shards[0]))
+        episodes = dict(zip([i for shard in shards for i in shard], [e for part in results for e in part], strict=True))
         trajectories = [episodes[index] for index in range(len(tasks))]
         check_failures(trajectories, settings.rollout.max_failed_share)
         return trajectories
 
     @torch.no_grad()
     def add_gradients(self, parts: Sequence[Part], weights: Sequence[float] | None = None) -> None:
-        """Add the children's gradients to this process's own, in order.
+        """Add the workers' gradients to the driver's, in order.
 
         Args:
-            parts: of this process and of as many children as were asked.
+            parts: the driver's, then those of the workers that had a job.
             weights: factor of each part's gradients; None: 1.
         """
         if weights is not None:
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(weights[0])
-        for number, (child, part) in enumerate(zip(self._children, parts[1:], strict=False), start=1):
+        for number, (worker, part) in enumerate(zip(self._handles, parts[1:], strict=False), start=1):
             for name in part.names:
-                gradient, parameter = child.gradients[name], self._parameters[name]
+                gradient, parameter = worker.gradients[name], self._parameters[name]
                 scaled = gradient if weights is None else gradient.mul_(weights[number])
                 parameter.grad = scaled.clone() if parameter.grad is None else parameter.grad.add_(scaled)
 
     def close(self, *, patient: bool = True) -> None:
-        """End the children; an idle one ends by itself, and any other is ended."""
-        children, self._children = self._children, []
-        for child in children:
-            child.dismiss()
-        for child in children:
-            child.end(patient=patient)
+        """End the workers: an idle one exits when its pipe closes; `patient` gives a busy one time to do so."""
+        workers, self._handles = self._handles, []
+        for worker in workers:
+            worker.pipe.close()
+        for worker in workers:
+            worker.stop(patient=patient)
 
 
 def sum_metrics(parts: Sequence[Part], weights: Sequence[float] | None = None) -> dict[str, float]:
-    """Metrics that add up over a step, from those of its parts, each times its weight (None: 1)."""
+    """Metrics of a step: the sum over its parts, each times its weight (None: 1)."""
     totals: dict[str, float] = {}
     for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
         for name, value in part.metrics.items():
@@ -276,7 +270,7 @@ def sum_metrics(parts: Sequence[Part], weights: Sequence[float] | None = None) -
 
 @contextmanager
 def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerGroup | None]:
-    """The worker group that the options ask for, for the `with` block; None with one process."""
+    """A worker group of `options.processes` for the `with` block; None with one process."""
     if options.processes == 1:
         yield None
         return

@@ -1,12 +1,12 @@
-"""Backend of torch: micro-batches, gradients and the optimizer step on the policy's own model.
+"""The torch backend: micro-batches, gradients and the optimizer step on the policy's own model.
 
-The gradients of a step come to lie in the parameters, from this process or from a worker group; then the optimizer
-moves the weights once. A step whose gradient norm is not finite changes neither weights nor moments.
+A step accumulates its gradients in the parameters, in this process or in a worker group; then the optimizer moves the
+weights once. A step whose gradient norm is not finite changes neither weights nor moments.
 
 Micro-batches hold samples of similar lengths, and logits are computed at trained positions only. Right padding needs no
-mask, because a causal pass never looks at what follows. Every image is encoded once; its features gather the gradients
-of all micro-batches before one backward pass through the vision tower. Selections use `index_select`, whose backward
-pass is deterministic on several threads, unlike that of `x[index]`.
+mask, because causal attention never sees later tokens. Every image is encoded once per step; its features accumulate
+the gradients of all micro-batches, then one backward pass goes through the vision tower. Selections use `index_select`,
+whose backward pass is deterministic on several threads, unlike that of `x[index]`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
-from geo_sokoban_pipeline.training.sharding import cut_range, cut_samples
+from geo_sokoban_pipeline.training.sharding import shard_range, shard_samples
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import Part, WorkerGroup, sum_metrics
 
@@ -43,7 +43,7 @@ STATE_FILE = "trainer_state.json"
 
 
 class TorchBackend:
-    """`TrainBackend` whose weights and moments are in this process's hands.
+    """`TrainBackend` that keeps weights and moments in this process.
 
     Args:
         policy: trained in place.
@@ -71,20 +71,20 @@ class TorchBackend:
         """See `TrainBackend`."""
         if self._workers is None:
             return self._pass.log_probs(samples)
-        own, *others = cut_samples(samples, self._workers.size)
+        own, *others = shard_samples(samples, self._workers.size)
         jobs = [LogProbs(part, self._setting) for part in others]
         scored: list[list[np.ndarray]] = self._workers.run(lambda: self._pass.log_probs(own), jobs)
         return [row for part in scored for row in part]
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
-        # The gradients of the whole step come to lie in the parameters.
+        # All three leave the gradients of the whole step in the parameters.
         if isinstance(batch, Demonstrations):
-            metrics = self._demonstrated(batch, objective)
+            metrics = self._sft_gradients(batch, objective)
         elif self._workers is None:
             metrics = self._pass.accumulate(batch, objective, StepSize.of(batch))
         else:
-            metrics = self._gradients_of_all(batch, objective, self._workers)
+            metrics = self._sharded_gradients(batch, objective, self._workers)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
@@ -133,12 +133,12 @@ class TorchBackend:
             for name, parameter in self._parameters.items():
                 parameter.copy_(turn_experts(name, stored[name]))
 
-    def _gradients_of_all(
+    def _sharded_gradients(
         self, samples: Sequence[TrainSample], objective: Objective, workers: WorkerGroup
     ) -> dict[str, float]:
-        """Gradients of samples, cut among the processes; returns the objective's metrics."""
+        """Gradients of samples, sharded over the processes; returns the objective's metrics."""
         size = StepSize.of(samples)
-        own, *others = cut_samples(samples, workers.size)
+        own, *others = shard_samples(samples, workers.size)
         parts: list[Part] = workers.run(
             lambda: Part(self._pass.accumulate(own, objective, size)),
             [Gradients(part, objective, size, self._setting) for part in others],
@@ -146,28 +146,28 @@ class TorchBackend:
         workers.add_gradients(parts)
         return sum_metrics(parts)
 
-    def _demonstrated(self, batch: Demonstrations, objective: Objective) -> dict[str, float]:
-        """Gradients of demonstrations; each process makes those that it trains on."""
+    def _sft_gradients(self, batch: Demonstrations, objective: Objective) -> dict[str, float]:
+        """Gradients of demonstrations; each process makes the ones it trains on. Returns the objective's metrics."""
         if self._workers is None:
             return accumulate_demonstrations(batch.numbers, batch.demonstrator, objective, self._pass).metrics
-        own, *others = cut_range(batch.numbers, self._workers.size)
+        own, *others = shard_range(batch.numbers, self._workers.size)
         parts: list[Part] = self._workers.run(
             lambda: accumulate_demonstrations(own, batch.demonstrator, objective, self._pass),
             [SftGradients(part, objective, self._setting) for part in others],
         )
-        # Each part is a mean over its own tokens; how many the others have is known at the end alone.
+        # Each part is a mean over its own tokens: the token count of the step is known only once all have answered.
         tokens = sum(part.tokens for part in parts)
-        shares = [part.tokens / tokens for part in parts]
-        self._workers.add_gradients(parts, shares)
-        return sum_metrics(parts, shares)
+        weights = [part.tokens / tokens for part in parts]
+        self._workers.add_gradients(parts, weights)
+        return sum_metrics(parts, weights)
 
 
 @dataclass(frozen=True)
 class PassSetting:
-    """How samples pass the model.
+    """Settings of a forward pass over training samples.
 
     Attributes:
-        temperature: sampling temperature of the rollouts; divides the logits here as it did there.
+        temperature: sampling temperature of the rollouts; divides the logits as in sampling.
         max_tokens: padded tokens of a micro-batch.
         logit_chunk: trained positions whose logits are held at once.
     """
@@ -178,7 +178,7 @@ class PassSetting:
 
 
 class GradientPass:
-    """Log-probs of trained tokens under a policy, and gradients of an objective, left in its parameters."""
+    """Computes log-probs of trained tokens, and accumulates gradients of an objective in the policy's parameters."""
 
     def __init__(self, policy: Policy, setting: PassSetting) -> None:
         self.policy, self.setting = policy, setting
@@ -198,13 +198,13 @@ class GradientPass:
         return rows
 
     def accumulate(self, samples: Sequence[TrainSample], objective: Objective, step: StepSize) -> dict[str, float]:
-        """Add the gradients of samples that are a part of a step; returns the objective's metrics, summed."""
+        """Add the gradients of some samples of a step; returns the objective's metrics, summed over micro-batches."""
         network = self.policy.network.train()
         try:
             features = self._encode(samples)
             leaves = None
             if features is not None:
-                # Cut off from the tower, they collect the gradients of all micro-batches.
+                # Detached from the tower, they accumulate the gradients of all micro-batches.
                 leaves = replace(features, tables=[table.detach().requires_grad_() for table in features.tables])
             totals: dict[str, float] = {}
             for batch in self._plan(samples):
@@ -241,7 +241,7 @@ class GradientPass:
         positions = np.zeros((3, len(samples), width), np.int64)
         wanted = np.empty((len(samples), count), np.int64)
         for row, sample in enumerate(samples):
-            # States that predict the trained tokens; a row with fewer of them repeats its first one.
+            # States that predict the trained tokens; a shorter row is filled with its first one.
             wanted[row] = sample.targets[0] - 1
             wanted[row, : len(sample.targets)] = sample.targets - 1
             ids[row, : sample.length] = sample.input_ids
@@ -286,7 +286,7 @@ class GradientPass:
 
         if len(states) <= chunk:
             return score(states, labels)
-        # Only one chunk's logits live at a time: they are computed again in the backward pass.
+        # Only one chunk's logits are in memory at a time: the backward pass recomputes them.
         parts = [
             checkpoint(score, part, label, use_reentrant=False)
             for part, label in zip(states.split(chunk), labels.split(chunk), strict=True)
@@ -312,13 +312,13 @@ class LogProbs:
     setting: PassSetting
 
     def __call__(self, worker: Worker) -> list[np.ndarray]:
-        """Do it."""
+        """Run in a worker."""
         return GradientPass(worker.policy, self.setting).log_probs(self.samples)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of samples that are a part of a step."""
+    """Gradients of some samples of a step, left in the worker's shared buffer."""
 
     samples: Sequence[TrainSample]
     objective: Objective
@@ -326,32 +326,32 @@ class Gradients:
     setting: PassSetting
 
     def __call__(self, worker: Worker) -> Part:
-        """Do it."""
+        """Run in a worker."""
         metrics = GradientPass(worker.policy, self.setting).accumulate(self.samples, self.objective, self.step)
-        return Part(metrics, names=tuple(worker.hand_over()))
+        return Part(metrics, names=tuple(worker.export_gradients()))
 
 
 @dataclass(frozen=True)
 class SftGradients:
-    """Gradients of demonstrations by number, under an objective of the part's own size; after `SetDemonstrations`."""
+    """Gradients of numbered demonstrations, as a mean over their own tokens; needs `SetDemonstrations` before."""
 
     numbers: range
     objective: Objective
     setting: PassSetting
 
     def __call__(self, worker: Worker) -> Part:
-        """Do it."""
+        """Run in a worker."""
         assert worker.expert is not None
         part = accumulate_demonstrations(
             self.numbers, worker.expert, self.objective, GradientPass(worker.policy, self.setting)
         )
-        return Part(part.metrics, part.tokens, tuple(worker.hand_over()))
+        return Part(part.metrics, part.tokens, tuple(worker.export_gradients()))
 
 
 def accumulate_demonstrations(
     numbers: range, expert: Demonstrator, objective: Objective, gradients: GradientPass
 ) -> Part:
-    """Make demonstrations and leave their gradients in the parameters, under an objective of their own size."""
+    """Make demonstrations and accumulate their gradients in the parameters, as a mean over their own tokens."""
     samples = [expert.demonstrate(number) for number in numbers]
     size = StepSize.of(samples)
     return Part(gradients.accumulate(samples, objective, size), size.tokens)
