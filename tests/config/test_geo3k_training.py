@@ -82,5 +82,5 @@ def test_conf_is_valid(task, env):
 
 
 @pytest.mark.parametrize(("changes", "ways"), [({}, 2), ({"blank_images": False}, 1), ({"shuffled_images": False}, 1)])
-def test_disguises(changes, ways):
-    assert Geo3kTrainOptions.model_validate({"evaluation": changes}).evaluation.disguises == ways
+def test_image_ablations(changes, ways):
+    assert Geo3kTrainOptions.model_validate({"evaluation": changes}).evaluation.image_ablations == ways

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.envs.geo3k.evaluation import (
 )
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
 from geo_sokoban_pipeline.envs.metrics import Ending, wilson_interval
-from geo_sokoban_pipeline.evaluation.baselines import play_baselines
+from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
 from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions
@@ -201,7 +201,7 @@ def test_images_are_those_of_other_problems():
     assert shown[8]["images"] is None
 
 
-def test_disguises_that_were_asked_for():
+def test_ablations_of_the_options():
     def names(**evaluation: Any) -> list[str]:
         options = Geo3kTrainOptions.model_validate({"evaluation": evaluation})
         return [ablation.suffix for ablation in image_ablations([{"id": 1, "images": ["i"]}], options, 0)]
@@ -218,7 +218,7 @@ def test_players_without_a_policy(model, geometry_rows):
     rows = geometry_rows(60, options.task)
     frequent = rows[0]["answer"]
     training = [*rows, *({**rows[0], "id": f"again{n}"} for n in range(5))]
-    found = {row["policy"]: row for row in play_baselines(rows, training, options, 0)}
+    found = {row["policy"]: row for row in evaluate_baselines(rows, training, options, 0)}
     assert list(found) == ["label", "most_frequent", "teacher (plausible)"]
     assert found["label"]["solve_rate"] == 1.0
     assert found["most_frequent"]["solved"] == sum(row["answer"] == frequent for row in rows)
@@ -232,4 +232,4 @@ def test_players_without_a_policy(model, geometry_rows):
 
 def test_without_training_prompts_nobody_knows_what_is_frequent(geometry_rows):
     options = Geo3kTrainOptions.model_validate({"warm_start": {"steps": 0}})
-    assert [row["policy"] for row in play_baselines(geometry_rows(3), [], options, 0)] == ["label"]
+    assert [row["policy"] for row in evaluate_baselines(geometry_rows(3), [], options, 0)] == ["label"]

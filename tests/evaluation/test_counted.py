@@ -226,10 +226,10 @@ def test_prompts_and_episodes(
         assert {(e.iteration, e.policy_version) for e in episodes} == {(number, 7)}
 
 
-def test_without_players_and_disguises(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
+def test_without_baselines_and_ablations(folder: PolicyFolder, levels: Any, train_options: TrainOptions) -> None:
     script["now"] = up
     options = set_options(train_options, rollout=TURNS, evaluation={"prompts": 2})
-    summary, _ = evaluate(options, folder, levels, baselines=False, disguises=False)
+    summary, _ = evaluate(options, folder, levels, baselines=False, ablations=False)
     rows = [(row["policy"], row["mode"]) for row in summary["rows"]]
     assert rows == [(name, mode) for name in ("warm_start", "final") for mode in ("sampled", "greedy")]
 

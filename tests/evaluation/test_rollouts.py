@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, play_prompts
+from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, rollout_prompts
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine
 from task_options import TrainOptions
@@ -33,7 +33,7 @@ def play(
     engine: Any = ScriptedEngine({number: [STOP] for number in range(len(rows) * samples)})
     engine.version = 7
     rows = [{"prompt": PROMPT, **row} for row in rows]
-    return play_prompts(
+    return rollout_prompts(
         "final", seed, options, rows, policy, engine, sampling=SamplingOptions(**sampling), samples=samples, iteration=7
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from geo_sokoban_pipeline.envs.sokoban.task import BASELINES, SOKOBAN
-from geo_sokoban_pipeline.evaluation.baselines import play_baseline
+from geo_sokoban_pipeline.evaluation.baselines import evaluate_baseline
 from geo_sokoban_pipeline.evaluation.rollouts import blank_image
 from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -65,7 +65,7 @@ def test_the_same_policy_plays_the_same_episodes(evaluated: tuple[dict[str, Any]
 
 def test_solver_is_optimal_and_the_others_are_in_order(rows: Any, train_options: TrainOptions) -> None:
     solved = {
-        name: play_baseline(ExpertOptions(name=name), rows, train_options, seed=0)
+        name: evaluate_baseline(ExpertOptions(name=name), rows, train_options, seed=0)
         for name in ("random", "random_legal", "direct", "solver")
     }
     rates = {name: sum(record.success for record in records) / len(records) for name, records in solved.items()}
@@ -81,7 +81,7 @@ def test_baselines_make_as_many_moves_a_turn_as_policies_may(
 ) -> None:
     env = train_options.env.model_copy(update={"args": {**train_options.env.args, "max_actions_per_turn": moves}})
     options = train_options.model_copy(update={"env": env})
-    records = play_baseline(SOKOBAN.baselines(options, rows)["solver"], rows, options, seed=0)
+    records = evaluate_baseline(SOKOBAN.baselines(options, rows)["solver"], rows, options, seed=0)
     assert {record.optimal_steps for record in records} > {3, 4, 5}
     assert all(record.success and record.turns == math.ceil(record.optimal_steps / moves) for record in records)
 
@@ -90,7 +90,7 @@ def test_the_expert_plays_as_it_demonstrates(rows: Any, train_options: TrainOpti
     """With its noise, and with the factory that the warm start names."""
 
     def solved(**expert: Any) -> int:
-        records = play_baseline(ExpertOptions.model_validate(expert), rows, train_options, seed=0)
+        records = evaluate_baseline(ExpertOptions.model_validate(expert), rows, train_options, seed=0)
         return sum(record.success for record in records)
 
     own = tmp_path / "own.py"
@@ -144,14 +144,14 @@ def test_who_never_gives_up_plays_on(rows: Any, train_options: TrainOptions) -> 
     impatient = ExpertOptions(name="direct", patience=1)
     patient = patient_of({"name": "direct", "patience": 1})
     assert patient is not None
-    turns = [sum(r.turns for r in play_baseline(who, rows, train_options, seed=0)) for who in (impatient, patient)]
+    turns = [sum(r.turns for r in evaluate_baseline(who, rows, train_options, seed=0)) for who in (impatient, patient)]
     assert turns[0] < turns[1]
 
 
 def test_solver_gives_up_beyond_its_states(rows: Any, train_options: TrainOptions) -> None:
     few = train_options.evaluation.model_copy(update={"solver_states": 1})
     options = train_options.model_copy(update={"evaluation": few})
-    records = play_baseline(SOKOBAN.baselines(options, [])["solver"], rows, options, seed=0)
+    records = evaluate_baseline(SOKOBAN.baselines(options, [])["solver"], rows, options, seed=0)
     assert not all(record.success for record in records)
 
 

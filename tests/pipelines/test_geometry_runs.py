@@ -97,9 +97,9 @@ def test_summary_metrics_and_report(run):
     reports = root / "08_reporting" / f"train_{task}" / "default"
     summary = read_json(reports / "eval_summary.json")
     rows: dict[tuple[str, str], dict[str, Any]] = {(row["policy"], row["mode"]): row for row in summary["rows"]}
-    disguised = ("final", "final_blank", "final_shuffled")
+    ablated = ("final", "final_blank", "final_shuffled")
     assert set(rows) == {
-        *((policy, mode) for policy in ("warm_start", *disguised) for mode in ("sampled", "greedy")),
+        *((policy, mode) for policy in ("warm_start", *ablated) for mode in ("sampled", "greedy")),
         *((policy, "-") for policy in ("label", "most_frequent", "teacher (plausible)")),
     }
     assert all(set(row) == SHARED | OWN for row in rows.values())

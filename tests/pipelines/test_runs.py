@@ -23,7 +23,7 @@ WIDTH = TinyPolicyOptions().hidden
 MODELS = "06_models/train_sokoban/default"
 IMITATE = "geo_sokoban_pipeline.training.sft.run_sft"
 UPDATE = "geo_sokoban_pipeline.training.grpo_loop.update_policy"
-PLAY = "geo_sokoban_pipeline.evaluation.summary.play_prompts"
+PLAY = "geo_sokoban_pipeline.evaluation.summary.rollout_prompts"
 
 
 # What a finished run has stored

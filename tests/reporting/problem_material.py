@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prom
 from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
 from geo_sokoban_pipeline.envs.geo3k.evaluation import record_answer
 from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
-from geo_sokoban_pipeline.evaluation.baselines import play_baselines
+from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.metrics import read_ending
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.grpo import group_advantages
@@ -136,7 +136,7 @@ def make_run(task: str) -> ReportInputs:
         "prompts": len(rows),
         **task_of(task).describe_prompts(list(rows), options),
         "policies": ["warm_start", "final"],
-        "rows": summary_rows + play_baselines(list(rows), list(rows), options, 0),
+        "rows": summary_rows + evaluate_baselines(list(rows), list(rows), options, 0),
     }
     trained = [answer(task, rows[group], 0.5, "train/sampled", group, at) for group in range(4) for at in range(4)]
     groups = [episode.group_index for episode in trained]

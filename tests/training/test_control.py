@@ -71,7 +71,7 @@ def test_steps(rows, share, steps):
 @pytest.mark.parametrize(
     ("policy", "rows", "complete", "message"),
     [
-        (start(steps=0), metrics(1.0), True, "has no warm start to go on with"),
+        (start(steps=0), metrics(1.0), True, "has no warm start to continue"),
         (start(), [], False, "is not finished: 0 of loop.iterations=1 iterations"),
         (start(), metrics(1.0), False, "is not finished: 1 of loop.iterations=1 iterations"),
         (
@@ -81,7 +81,12 @@ def test_steps(rows, share, steps):
             "2 of loop.iterations=1 iterations are stored. Train it to its end, or give",
         ),
         (start(), [{"iteration": 0}], True, "has no iterations with perf/cpu_time"),
-        (start(seed=2), metrics(1.0), True, r"made with other settings.*\n  seed: stored 2, now 0\nA control differs"),
+        (
+            start(seed=2),
+            metrics(1.0),
+            True,
+            r"has other settings than this command.*\n  seed: stored 2, now 0\nA control may differ",
+        ),
         (start(**{"input.prompts": "c"}), metrics(1.0), True, r"\n  input\.prompts: stored c, now a\n"),
         (start(**{"env.args.cell_px": 8}), metrics(1.0), True, r"\n  env\.args\.cell_px: stored 8, now \(absent\)\n"),
     ],

@@ -18,8 +18,8 @@ import torch
 
 from coins import rows_of
 from geo_sokoban_pipeline.config.rollout import RolloutRules, SamplingOptions
-from geo_sokoban_pipeline.evaluation.baselines import play_baseline
-from geo_sokoban_pipeline.evaluation.rollouts import play_prompts, validate_policy
+from geo_sokoban_pipeline.evaluation.baselines import evaluate_baseline
+from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, validate_policy
 from geo_sokoban_pipeline.evaluation.summary import shuffle_images
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
@@ -152,7 +152,7 @@ def evaluate(
     engine = build_engine(policy, options.rollout)
     engine.update_weights(None, kw.get("iteration", 0))
     kw = {"sampling": SamplingOptions(), "samples": 2} | kw
-    episodes = play_prompts(label, seed, options, rows, policy, engine, **kw)
+    episodes = rollout_prompts(label, seed, options, rows, policy, engine, **kw)
     return {(rows[e.group_index]["id"], e.sample_index): sampled(e) for e in episodes}
 
 
@@ -337,7 +337,7 @@ def test_noisy_players_are_of_run_seed_name_and_prompt(train_options: TrainOptio
     rows = sokoban_rows(24)
 
     def play(name: str, seed: int, rows: list[dict[str, Any]]) -> list[Any]:
-        return play_baseline(ExpertOptions(name=name), rows, train_options, seed)  # type: ignore[arg-type]
+        return evaluate_baseline(ExpertOptions(name=name), rows, train_options, seed)  # type: ignore[arg-type]
 
     assert play("random", 0, rows) == play("random", 0, rows)
     assert play("random", 0, rows) != play("random", 1, rows)

@@ -208,8 +208,8 @@ class EvaluationOptions(StrictModel):
     checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
 
     @property
-    def disguises(self) -> int:
-        """Ways in which the final policy plays with images that tell nothing."""
+    def image_ablations(self) -> int:
+        """Number of image ablations of the final policy."""
         return int(self.blank_images) + int(self.shuffled_images)
 
 

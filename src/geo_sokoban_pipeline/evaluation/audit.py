@@ -1,8 +1,7 @@
 """Audit of a stored run: the trajectory contract, token parity and the formats of its files.
 
-Token parity is what the contract cannot check without a tokenizer: the ids that were not sampled equal, id for id, the
-chat template's rendering of the same messages with the sampled spans cut out, and every sampled span decodes to its
-turn's text. So nothing crept in between the turns.
+Token parity needs a tokenizer, so the contract cannot check it: all ids that were not sampled equal the chat template's
+rendering of the same messages, id for id, and every sampled span decodes to its turn's text.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class AuditCheck:
         check: `contract`, `token parity`, `digests` or `files`.
         subject: the catalog entry, or the folder.
         checked: how many episodes, checkpoints or files.
-        findings: one line each; empty where all is well.
+        findings: one line each; empty without findings.
     """
 
     check: str
@@ -57,10 +56,10 @@ def audit_run(
     *,
     turn_separator: bool,
 ) -> dict[str, Any]:
-    """Audit what a run has stored; it changes nothing.
+    """Audit the stored files of a run; changes nothing.
 
     Args:
-        trajectories: by the name of their entry, as such an entry loads: {partition: callable that reads it}.
+        trajectories: by the name of their catalog entry: {partition: callable that reads it}.
         codec: chat encoding of the run's policy.
         checkpoints: their folders; every file is compared with the digest in its manifest.
         folders: of the run, by name; every file below them is opened by its format's reader.
@@ -90,7 +89,7 @@ def _audit_trajectories(
             table = read()
             episodes += table.num_rows
             validate_trajectories(table)
-        except Exception as error:  # noqa: BLE001 - torn, foreign or wrong: whatever it is, it is a finding
+        except Exception as error:  # noqa: BLE001 - every error of reading is a finding
             broken.append(f"{name}: {error}")
             continue
         stored = table_to_trajectories(table)
@@ -146,8 +145,8 @@ def check_token_parity(
     """Compare episodes with the chat template.
 
     Args:
-        codec: chat encoding of the policy that played them.
-        turn_separator: whether the separator behind a response's end token was written; `slime_exact` leaves it out.
+        codec: chat encoding of the policy that sampled them.
+        turn_separator: whether the separator after a response's end token was written; `slime_exact` leaves it out.
 
     Returns:
         One entry per turn that differs; empty where all is equal.
@@ -156,10 +155,10 @@ def check_token_parity(
 
 
 def rendered_pieces(turns: Sequence[Turn], codec: ChatCodec) -> list[str]:
-    """Text of the template around the responses: before the first one, between two, and behind the last one.
+    """Text of the template around the responses: before the first one, between two, and after the last one.
 
-    The end token that closes a response belongs to it. Where the template rewrites earlier responses, no rendering of
-    the whole conversation holds what the policy saw; the pieces are then those of a conversation that grows.
+    The end token of a response belongs to the response. A template that rewrites earlier responses renders the whole
+    conversation differently from what the policy saw; then each piece is rendered as it was appended.
     """
     if codec.rewrites_history:
         later = [_message(turn) for turn in turns if turn.role != "assistant"]
@@ -215,7 +214,7 @@ def _difference(episode: Trajectory, turn: int, what: str, stored: object, expec
     return ParityError(episode.trajectory_id, turn, f"{what}: stored {stored!r}, expected {expected!r}")
 
 
-# Audit of a run's files: only formats from an allow-list, each one opened by its own reader.
+# Audit of a run's files: only formats from an allow-list, each one opened by its reader.
 
 
 def _read_parquet(path: Path) -> None:
@@ -286,10 +285,10 @@ def audit_files(folder: Path) -> list[str]:
     """Findings on the files below a folder, sorted by path; an empty list is a clean folder.
 
     Args:
-        folder: of a run, or of all data; hidden files and temporary names are audited too.
+        folder: of a run, or of all data; includes hidden and temporary files.
 
     Returns:
-        One line per file whose suffix is not in the allow-list, or that its format's reader refuses, with the reason.
+        One line with the reason per file whose suffix is not in the allow-list, or that its reader refuses.
     """
     findings = []
     for path in sorted(_files(folder)):

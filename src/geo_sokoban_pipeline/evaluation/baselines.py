@@ -1,4 +1,4 @@
-"""Baselines: agents without a policy on the same prompts, with the same rules and the same number of turns."""
+"""Baselines: agents without a policy, run on the same prompts with the same environment, reward and turn limit."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from geo_sokoban_pipeline.tasks import task_of
 logger = logging.getLogger(__name__)
 
 
-def play_baselines(prompts: Rows, training: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:
-    """Rows of all baselines that the task has, the warm start's expert among them.
+def evaluate_baselines(prompts: Rows, training: Rows, options: TrainOptions, seed: int) -> list[dict[str, Any]]:
+    """Summary rows of the task's baselines, the warm start's expert among them.
 
     Args:
-        training: prompts, from which baselines learn what is frequent.
+        training: training prompts, from which baselines count frequent answers.
     """
     task = task_of(options.task)
     return [
-        summary_row(task, play_baseline(agent, prompts, options, seed), policy=name, mode="-")
+        summary_row(task, evaluate_baseline(agent, prompts, options, seed), policy=name, mode="-")
         for name, agent in task.baselines(options, training).items()
     ]
 
 
-def play_baseline(
+def evaluate_baseline(
     agent: ExpertOptions, prompts: Sequence[dict[str, Any]], options: TrainOptions, seed: int
 ) -> list[Any]:
-    """Play every prompt once with an agent, which has as many turns as a policy.
+    """Run an agent on every prompt once, with the turn limit of a policy.
 
-    An episode that raises counts as not solved and without a return, as a policy's does; the first error is logged.
+    As for a policy, an episode that raises counts as not solved and has no return; the first error is logged.
 
     Returns:
         Records of the task.
@@ -56,18 +56,18 @@ def play_baseline(
     errors: list[str] = []
     for row in prompts:
         try:
-            records.append(record(_play(agent, row, build_env, reward, options, seed)))
+            records.append(record(_run_episode(agent, row, build_env, reward, options, seed)))
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(explain(error))
             records.append(record(Ending(row, {}, None)))
     if errors:
         logger.warning(
-            "%d of %d episodes of the player %s failed; first: %s", len(errors), len(prompts), agent.name, errors[0]
+            "%d of %d episodes of the baseline %s failed; first: %s", len(errors), len(prompts), agent.name, errors[0]
         )
     return records
 
 
-def _play(
+def _run_episode(
     chosen: ExpertOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
 ) -> Ending:
     generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))

@@ -1,6 +1,6 @@
-"""Metrics of evaluation: rates with Wilson intervals, pass@k, paired tests, and what ended an episode.
+"""Metrics of evaluation: paired tests of two policies, and numbers of responses.
 
-Pure functions of records. A test compares the same prompts only, matched by `task_id`.
+All are pure functions. A test compares the same prompts only, matched by `task_id`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from geo_sokoban_pipeline.rewards.text import repetition
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
-# Paired comparison of two policies that played the same prompts: does one solve more than the other?
+# Paired comparison of two policies on the same prompts: does one solve more than the other?
 
 
-Outcomes = Mapping[str, Sequence[bool]]  # by the prompt's content hash: success of each of its episodes
+Successes = Mapping[str, Sequence[bool]]  # by the prompt's content hash: success of each of its episodes
 LEVEL = 0.05  # of the tests; the interval holds the other 95 %
 _RESAMPLES = 10_000
 _CHUNK = 500  # resamples at a time, which bounds the memory
@@ -29,14 +29,14 @@ _CHUNK = 500  # resamples at a time, which bounds the memory
 
 @dataclass(frozen=True)
 class PairedTest:
-    """What two policies did on the prompts that both played.
+    """Comparison of two policies on the prompts that both were evaluated on.
 
     Attributes:
-        prompts: number of them.
-        difference: solve rate of the second policy minus that of the first, over those prompts, each weighed alike.
+        prompts: number of these prompts.
+        difference: solve rate of the second policy minus that of the first, all prompts weighted equally.
         low, high: 95 % interval of the difference, by a bootstrap over the prompts.
-        gained, lost: prompts that only the second policy solved, and only the first; None where prompts were played
-            several times.
+        gained, lost: prompts that only the second policy solved, and only the first; None where a prompt has several
+            episodes.
         p_value: of McNemar's test on `gained` and `lost`; None with them.
     """
 
@@ -56,18 +56,14 @@ class PairedTest:
         return self.low > 0 or self.high < 0
 
 
-def paired_test(first: Outcomes, second: Outcomes) -> PairedTest | None:
-    """Compare two policies on the prompts that both played; None where there are none.
-
-    Args:
-        first, second: by prompt; prompts that only one of them played are left out.
-    """
+def paired_test(first: Successes, second: Successes) -> PairedTest | None:
+    """Compare two policies on the prompts that both were evaluated on; None where there are none."""
     shared = sorted(name for name in first if name in second and first[name] and second[name])
     if not shared:
         return None
     gaps = np.array([np.mean(second[name]) - np.mean(first[name]) for name in shared])
     low, high = _bootstrap(gaps)
-    single = all(len(outcomes[name]) == 1 for outcomes in (first, second) for name in shared)
+    single = all(len(successes[name]) == 1 for successes in (first, second) for name in shared)
     gained, lost = int((gaps > 0).sum()), int((gaps < 0).sum())
     return PairedTest(
         prompts=len(shared),
@@ -104,7 +100,7 @@ def _bootstrap(gaps: np.ndarray) -> tuple[float, float]:
 
 
 def read_ending(trajectory: Trajectory, row: Mapping[str, Any]) -> Ending:
-    """Ending of an episode that a policy has played."""
+    """`Ending` of a policy's episode."""
     return Ending(
         row=row,
         metrics=trajectory.metrics,
@@ -118,7 +114,7 @@ def read_ending(trajectory: Trajectory, row: Mapping[str, Any]) -> Ending:
 def response_metrics(
     response_lengths: Sequence[int], truncated: Sequence[bool], texts: Sequence[str]
 ) -> dict[str, float | None]:
-    """Length, truncation and repetition of responses, under the seed's names without their group prefix.
+    """Length, truncation and repetition of responses, under slime's names without their group prefix.
 
     Args:
         response_lengths: generated tokens (loss mask 1) of each episode.

@@ -1,4 +1,7 @@
-"""Playing for evaluation: every prompt a fixed number of times, in chunks, with seeds of their own, nothing trained."""
+"""Rollouts for evaluation: a fixed number of episodes per prompt, without training.
+
+An episode's seed follows from the run's seed, the prompt's id and the sample number, so equal runs evaluate equally.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 Rows = Sequence[dict[str, Any]]
 
 
-def play_prompts(
+def rollout_prompts(
     label: str,
     seed: int,
     options: TrainOptions,
@@ -36,16 +39,16 @@ def play_prompts(
     samples: int = 1,
     iteration: int = 0,
     blank: bool = False,
-    play: RolloutFn | None = None,
+    rollout_fn: RolloutFn | None = None,
 ) -> list[Trajectory]:
-    """Play prompts under the run's own limits.
+    """Roll out prompts under the run's own limits.
 
     Args:
         label: first part of the trajectory ids, unique within a file.
-        samples: episodes of a prompt; they are its `sample_index`.
-        iteration: recorded as the iteration; the engine knows the version of its weights.
+        samples: episodes per prompt, numbered by `sample_index`.
+        iteration: recorded as the iteration; the policy version comes from the engine.
         blank: replace every image by a black one of its size.
-        play: plays the episodes; None: `rollout.function`, in this process.
+        rollout_fn: rolls out the episodes; None: `rollout.function`, in this process.
 
     Returns:
         Trajectories, prompt by prompt; `group_index` is the number of the prompt.
@@ -71,19 +74,18 @@ def play_prompts(
         engine.version,
         blank_image if blank else None,
     )
-    play = play or load_rollout_fn(options.rollout)
+    rollout_fn = rollout_fn or load_rollout_fn(options.rollout)
     with track(f"evaluating {label}", len(tasks), keep=False) as progress:
-        played: list[Trajectory] = play(engine, policy, tasks, settings, progress.advance)
-    return played
+        return rollout_fn(engine, policy, tasks, settings, progress.advance)
 
 
 def blank_image(image: Image.Image) -> Image.Image:
-    """A black image of the same size: what a policy sees that does not see."""
+    """A black image of the same size."""
     return Image.new("RGB", image.size)
 
 
 def summary_row(task: Task, records: Sequence[Any], *, policy: str, mode: str) -> dict[str, Any]:
-    """One row of the evaluation summary: what all tasks have, then what this one says of its records.
+    """One row of the evaluation summary: the columns of all tasks, then those of this task.
 
     Args:
         policy: name of the row, such as "warm_start", "final" or "random".
@@ -95,7 +97,7 @@ def summary_row(task: Task, records: Sequence[Any], *, policy: str, mode: str) -
 # Validation between iterations: the same held-out prompts every time, sampled and greedy.
 
 
-START = "eval/start/"  # what the metrics `eval/validation/…` of version 0, before training, are called
+START = "eval/start/"  # in place of `eval/validation/` in the metrics of version 0, before training
 _PREFIX = "eval/validation/"
 
 
@@ -105,7 +107,7 @@ def start_names(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe_rates(metrics: Mapping[str, float]) -> str:
-    """Solve rates of a validation as people read them: `53.1 % sampled, 50.6 % greedy`."""
+    """Solve rates of a validation as text: `53.1 % sampled, 50.6 % greedy`."""
     rates = {mode: metrics.get(f"{_PREFIX}{mode}_solve_rate") for mode in ("sampled", "greedy")}
     return ", ".join(f"{rate:.1%}".replace("%", " %") + f" {mode}" for mode, rate in rates.items() if rate is not None)
 
@@ -118,12 +120,12 @@ def validate_policy(
     policy: Policy,
     engine: RolloutEngine,
     version: int,
-    play: RolloutFn | None = None,
+    rollout_fn: RolloutFn | None = None,
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """Play validation prompts once sampled and once greedily.
+    """Roll out validation prompts once sampled and once greedily.
 
     Args:
-        play: plays the episodes; None: `rollout.function`, in this process.
+        rollout_fn: rolls out the episodes; None: `rollout.function`, in this process.
 
     Returns:
         Trajectories, and metrics `eval/validation/{sampled,greedy}_<name>`: the task's numbers, with `solve_rate`.
@@ -133,7 +135,7 @@ def validate_policy(
     metrics: dict[str, float] = {}
     for mode in ("sampled", "greedy"):
         sampling = SamplingOptions(greedy=True) if mode == "greedy" else options.evaluation_sampling
-        played = play_prompts(
+        episodes = rollout_prompts(
             f"{run}/e{version:05d}/{mode}",
             seed,
             options,
@@ -142,10 +144,10 @@ def validate_policy(
             engine,
             sampling=sampling,
             iteration=version,
-            play=play,
+            rollout_fn=rollout_fn,
         )
-        records = [task.record(read_ending(episode, prompts[episode.group_index])) for episode in played]
+        records = [task.record(read_ending(episode, prompts[episode.group_index])) for episode in episodes]
         numbers = task.validation_numbers(summary_row(task, records, policy="", mode=mode))
         metrics |= {f"{_PREFIX}{mode}_{name}": float(value) for name, value in numbers.items() if value is not None}
-        trajectories += played
+        trajectories += episodes
     return trajectories, metrics

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.evaluation.baselines import play_baselines
+from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.metrics import read_ending
-from geo_sokoban_pipeline.evaluation.rollouts import play_prompts, summary_row
+from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.fingerprint import hash_rows
@@ -37,52 +37,52 @@ def evaluate_policies(
     *,
     training: Rows = (),
     baselines: bool = True,
-    disguises: bool = True,
+    ablations: bool = True,
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Play the evaluation prompts with policies, images that tell nothing, and baselines.
+    """Evaluate policies, image ablations and baselines on the evaluation prompts.
 
     Args:
         policies: by the name of their row.
-        training: prompts, from which baselines may learn what is frequent.
-        baselines: players without a policy, too.
-        disguises: the last policy also plays with images that tell nothing, where the options say so.
+        training: training prompts, from which baselines count frequent answers.
+        baselines: evaluate the task's baselines too.
+        ablations: evaluate the last policy also under the image ablations of the options.
 
     Returns:
         The summary (see `docs/architecture.md`), and the policies' trajectories; the partitions `iter=00000/…` are the
         first policy's, `iter=00001/…` the second one's, and so on.
     """
-    rows_to_play = list(prompts[: options.evaluation.prompts])
+    chosen = list(prompts[: options.evaluation.prompts])
     summary_rows: list[dict[str, Any]] = []
-    played: dict[str, pa.Table] = {}
+    tables: dict[str, pa.Table] = {}
     task = task_of(options.task)
-    hidden = image_ablations(rows_to_play, options, seed) if disguises else []
+    ablated = image_ablations(chosen, options, seed) if ablations else []
     for number, (name, folder) in enumerate(policies.items()):
-        plans = _plan_rows(name, rows_to_play, options, hidden if number == len(policies) - 1 else [])
-        rows, parts = _evaluate_policy(run, seed, number, folder, plans, rows_to_play, options)
+        plans = _plan_rows(name, chosen, options, ablated if number == len(policies) - 1 else [])
+        rows, parts = _evaluate_policy(run, seed, number, folder, plans, chosen, options)
         summary_rows += rows
-        played |= parts
+        tables |= parts
     if baselines:
-        summary_rows += play_baselines(rows_to_play, training, options, seed)
+        summary_rows += evaluate_baselines(chosen, training, options, seed)
     summary = {
         "task": options.task,
         "run": run,
-        "prompts": len(rows_to_play),
-        "prompts_hash": hash_rows(rows_to_play),
-        **task.describe_prompts(rows_to_play, options),
+        "prompts": len(chosen),
+        "prompts_hash": hash_rows(chosen),
+        **task.describe_prompts(chosen, options),
         "policies": list(policies),
         "rows": summary_rows,
     }
-    return summary, played
+    return summary, tables
 
 
 @dataclass(frozen=True)
 class ImageAblation:
-    """A way to show a policy images that tell it nothing.
+    """A way to take the information out of a policy's images.
 
     Attributes:
-        suffix: of the name of its row in the summary.
-        blank: black images.
-        prompts: as they are then played.
+        suffix: appended to the policy's name in the summary row.
+        blank: replace every image by a black one.
+        prompts: prompts with their replaced images.
     """
 
     suffix: str
@@ -91,9 +91,9 @@ class ImageAblation:
 
 
 def image_ablations(prompts: Rows, options: TrainOptions, seed: int) -> list[ImageAblation]:
-    """Blank images and other prompts' images, where the options say so and there are images."""
+    """The ablations that the options ask for: blank images, and images of other prompts; none without images."""
     evaluation = options.evaluation
-    if evaluation.disguises and prompts and all("images" in row and len(row["images"]) == 0 for row in prompts):
+    if evaluation.image_ablations and prompts and all("images" in row and len(row["images"]) == 0 for row in prompts):
         logger.info("no evaluation with blank or shuffled images: the prompts have none")
         return []
     ablations = [ImageAblation("_blank", True, prompts)] if evaluation.blank_images else []
@@ -103,16 +103,15 @@ def image_ablations(prompts: Rows, options: TrainOptions, seed: int) -> list[Ima
 
 
 def shuffle_images(prompts: Rows, seed: int) -> list[dict[str, Any]]:
-    """Prompts with the images of another prompt, which has as many of them; a lone one keeps its own.
+    """Prompts with the images of another prompt that has equally many; a prompt without a partner keeps its own.
 
-    The images are the same in number and kind, so a policy that does without them loses nothing.
+    Number and kind of the images stay, so only a policy that uses their content loses accuracy.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for index, row in enumerate(prompts):
         groups[len(row.get("images") or [])].append(index)
     shown = list(prompts)
-    for members in groups.values():
-        order = list(members)
+    for order in groups.values():
         python_generator(seed, "shuffled images", len(order)).shuffle(order)
         for index, other in zip(order, order[1:] + order[:1], strict=True):
             shown[index] = {**prompts[index], "images": prompts[other].get("images")}
@@ -121,14 +120,14 @@ def shuffle_images(prompts: Rows, seed: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One row to be played: who, how, what, and whether the images tell nothing."""
+    """One summary row to be made: name, sampling, prompts, and whether its images are ablated."""
 
     name: str
     mode: str
     sampling: SamplingOptions
     samples: int
     prompts: Rows
-    disguised: bool = False
+    ablated: bool = False
     blank: bool = False
 
 
@@ -154,14 +153,14 @@ def _evaluate_policy(
     prompts: Rows,
     options: TrainOptions,
 ) -> tuple[list[dict[str, Any]], dict[str, pa.Table]]:
-    """Rows of one policy, and its trajectories with true images."""
+    """Summary rows of one policy, and its trajectories without ablations."""
     policy = load_as(options.policy, folder.path)
     task = task_of(options.task)
     rows, trajectories = [], []
     with closing(build_engine(policy, options.rollout)) as engine:
         for plan in plans:
             engine.update_weights(None, int(folder.manifest.get("policy_version", 0)))
-            episodes = play_prompts(
+            episodes = rollout_prompts(
                 f"{run}/{plan.name}/{plan.mode}",
                 seed,
                 options,
@@ -175,6 +174,6 @@ def _evaluate_policy(
             )
             records = [task.record(read_ending(episode, prompts[episode.group_index])) for episode in episodes]
             rows.append(summary_row(task, records, policy=plan.name, mode=plan.mode))
-            if not plan.disguised:
+            if not plan.ablated:
                 trajectories += episodes
     return rows, name_parts(number, trajectories, policy.table_context)

@@ -1,7 +1,7 @@
-"""Chat encoding: the one place that knows the chat template, and how a conversation grows by token deltas.
+"""Chat encoding: the one place that uses the chat template, and extends a conversation by token deltas.
 
 History is never rendered again. The first prompt is the template's rendering; a later observation is the difference
-between two renderings of dummy messages, so a template that rewrites earlier turns cannot shift a token.
+between two renderings of dummy messages, so a template that rewrites earlier turns cannot change an earlier token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CACHED_TEXTS = 4096
 
 
 class ChatCodec:
-    """Turns messages into token ids with image pads expanded, and ids into text.
+    """Encodes messages as token ids with image pads expanded, and decodes ids.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
@@ -60,8 +60,8 @@ class ChatCodec:
         """(L,) int32 ids that an observation adds: its turn and the header of the next response.
 
         Args:
-            separator: begin with what the template writes between a response's end token and the next turn (a newline
-                in ChatML); the original system left it out.
+            separator: begin with the template's text between a response's end token and the next turn (a newline in
+                ChatML); slime omits it.
         """
         key = (_message_key(message), separator, tuple(grids), repr(tools))
         return self._remember(key, lambda: self.expand(self._encode_delta(message, separator, tools), grids))
@@ -77,14 +77,15 @@ class ChatCodec:
         return str(text)
 
     def render_observation(self, message: Message, *, tools: list[Any] | None = None) -> str:
-        """Text that an observation adds behind a response's end token, as `encode_observation` with separator."""
+        """Text that an observation adds after a response's end token, as `encode_observation` with separator."""
         before = self.render(_DUMMIES, generation_prompt=False, tools=tools)
         return self._separator() + self.render([*_DUMMIES, message], tools=tools).removeprefix(before)
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether the template shows a response differently once it lies behind, as those of Thinking models do: they
-        open the thoughts themselves, and leave them out of earlier responses.
+        """Whether the template renders earlier responses differently from the last one.
+
+        Templates of Thinking models do: they open the thoughts themselves, and omit them from earlier responses.
         """
         question: Message = {"role": "user", "content": "d"}
         response = "<think>\nd\n</think>\n\nd"
@@ -93,7 +94,7 @@ class ChatCodec:
         return later != self.render([question]) + response + end + self.render_observation(question)
 
     def encode_text(self, text: str) -> np.ndarray:
-        """(L,) int32 ids of a text, special tokens recognised, nothing added."""
+        """(L,) int32 ids of a text; special tokens are recognised, none are added."""
         return self._remember((text,), lambda: self._encode(text))
 
     def decode(self, token_ids: np.ndarray | list[int], *, keep_special: bool = True) -> str:
@@ -114,7 +115,7 @@ class ChatCodec:
         """Repeat each image pad by the number of tokens its image takes.
 
         Raises:
-            ValueError: as many pads as grids are needed.
+            ValueError: the numbers of pads and grids differ.
         """
         pads = token_ids == self.image_pad_id
         if int(pads.sum()) != len(grids):
@@ -148,7 +149,7 @@ class ChatCodec:
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
     def _remember(self, key: Hashable, encode: Callable[[], np.ndarray]) -> np.ndarray:
-        """Read-only ids of a key; rendering and encoding a text cost more than everything around them."""
+        """Cached read-only ids: rendering and encoding a text are the most expensive part of an observation."""
         known = self._encoded.get(key)
         if known is None:
             known = self._encoded[key] = encode()
@@ -158,15 +159,15 @@ class ChatCodec:
     def _token_id(self, token: str) -> int:
         found = self.tokenizer.convert_tokens_to_ids(token)
         if found is None or found == self.tokenizer.unk_token_id:
-            raise ValueError(f"the tokenizer has no {token}: it is not one of a Qwen vision-language policy.")
+            raise ValueError(f"the tokenizer has no {token}: it does not belong to a Qwen vision-language policy.")
         return int(found)
 
 
 def split_placeholders(text: str, images: Sequence[Any], placeholder: str = "<image>") -> list[dict[str, Any]]:
-    """Content items of a text whose placeholders stand for images; empty pieces are dropped.
+    """Content items of a text with image placeholders; empty text items are dropped.
 
     Raises:
-        AssertionError: too few or too many images for the placeholders (the loader's rule, seed section 2).
+        AssertionError: too few or too many images for the placeholders, as in slime's loader (`docs/deviations.md`).
     """
     pieces = text.split(placeholder)
     needed = len(pieces) - 1
@@ -183,14 +184,14 @@ def split_placeholders(text: str, images: Sequence[Any], placeholder: str = "<im
 
 
 def join_placeholders(content: str | list[dict[str, Any]], placeholder: str = "<image>") -> str:
-    """Text of content items with a placeholder where each image stands; the inverse of `split_placeholders`."""
+    """Text of content items, with a placeholder for each image; the inverse of `split_placeholders`."""
     if isinstance(content, str):
         return content
     return "".join(item["text"] if item["type"] == "text" else placeholder for item in content)
 
 
 def _message_key(message: Message) -> Hashable:
-    """What a rendering depends on: of images only that they are there, which no text can imitate."""
+    """Cache key of a message's rendering; None stands for an image, so no text can collide with it."""
     content = message["content"]
     parts = content if isinstance(content, str) else tuple(i["text"] if i["type"] == "text" else None for i in content)
     return (message["role"], parts, repr({**message, "content": None}) if len(message) > 2 else None)

@@ -2,8 +2,8 @@
 
 Checkpoints of Qwen3-VL-MoE hold the experts of a layer as one tensor, input dimension before output dimension:
 `mlp.experts.gate_up_proj` (experts, hidden, 2 · inner) and `mlp.experts.down_proj` (experts, inner, hidden). In memory
-transformers holds them the other way round; it turns them at loading and does not turn them back at saving. SGLang
-expects the published layout. All weights that leave a process are therefore those of this module.
+transformers holds the transposed tensors: it transposes them at loading, but not back at saving. SGLang expects the
+published layout. So all weights that leave a process go through this module.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ def is_mixture(model: Any) -> bool:
 
 
 def published_weights(model: Any) -> Iterator[tuple[str, Any]]:
-    """Every parameter by its Hugging Face name, one at a time; those of experts are turned copies."""
+    """Every parameter by its Hugging Face name, one at a time; those of experts are transposed copies."""
     for name, parameter in model.named_parameters():
-        yield name, turn_experts(name, parameter)
+        yield name, transpose_experts(name, parameter)
 
 
-def turn_experts(name: str, tensor: Any) -> Any:
-    """A weight from one layout to the other; what is no weight of experts comes back as it is."""
+def transpose_experts(name: str, tensor: Any) -> Any:
+    """Convert a weight of experts between the two layouts; any other weight is returned unchanged."""
     return tensor.detach().transpose(1, 2).contiguous() if name.endswith(EXPERT_WEIGHTS) else tensor
 
 
 def check_orientation(config: Any) -> None:
-    """See that the layout of a mixture of experts can be told from its shapes, which is all that transformers looks at.
+    """Check that shapes identify the layout of a mixture of experts, because transformers goes by shapes alone.
 
     Args:
-        config: of the model; nothing is checked where it has no experts.
+        config: of the model; one without experts always passes.
 
     Raises:
-        ValueError: a weight of its experts is square.
+        ValueError: a weight of the experts is square.
     """
     text = config.text_config
     inner, hidden = getattr(text, "moe_intermediate_size", None), text.hidden_size
     if inner is not None and hidden in (inner, 2 * inner):
         raise ValueError(
-            f"hidden_size={hidden} with moe_intermediate_size={inner}: weights of the experts are square, so a "
-            "checkpoint does not show in which layout it holds them. Take a model with other sizes."
+            f"hidden_size={hidden} with moe_intermediate_size={inner}: weights of the experts are square, so their "
+            "shapes do not show the layout of a checkpoint. Take a model with other sizes."
         )

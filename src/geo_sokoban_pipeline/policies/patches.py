@@ -1,9 +1,8 @@
-"""Images become patches once: decoded, resized and cut exactly as the stock Qwen processor does, then cached by
-content.
+"""Image encoding: images become patches exactly as in the stock Qwen processor, cached by content.
 
-Patches stay uint8 until the vision tower needs them (a quarter of the memory, and a still image holds its frame once
-instead of `temporal_patch_size` times). `PatchReader.pixel_values` equals `Qwen2VLImageProcessorPil` to float
-rounding (tested).
+Patches stay uint8 until the vision tower needs them: a quarter of the memory, and a still image has one frame instead
+of `temporal_patch_size` copies. `PatchReader.pixel_values` equals `Qwen2VLImageProcessorPil` up to float rounding
+(tested).
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
 from geo_sokoban_pipeline.seeding import content_hash
 
-# About 1,190 images of 96 × 96 pixels; an iteration of the default run shows 130 to each of its processes.
+# About 1,190 images of 96 × 96 pixels; an iteration of the default run needs 130 per process.
 DEFAULT_CACHE_BYTES = 32 << 20
-# Rows were checked against the limits of the data options; these only guard against what never passed them.
+# The limits of the data options are stricter; these are for images that do not come from checked rows.
 _MAX_IMAGE_BYTES = 64 << 20
 _MAX_IMAGE_PIXELS = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedImage:
-    """One image as the policy sees it.
+    """One image in the encoding of the policy.
 
     Attributes:
         key: content hash of the PNG; equal images share it.
@@ -47,13 +46,13 @@ class EncodedImage:
     grid: tuple[int, int, int]
 
     def token_count(self, merge_size: int) -> int:
-        """Language tokens that the image takes: t·h·w / merge²."""
+        """Language tokens of the image: t·h·w / merge²."""
         time, height, width = self.grid
         return time * height * width // merge_size**2
 
 
 class PatchReader:
-    """Turns images into `EncodedImage`s; holds a cache bounded in bytes, least recently used out first."""
+    """Encodes images, with a least-recently-used cache bounded in bytes."""
 
     def __init__(self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self.processor = processor
@@ -64,12 +63,12 @@ class PatchReader:
         self._alias: dict[str, str] = {}
 
     def read(self, image: Image.Image) -> EncodedImage:
-        """Encode an image; one whose type knows its content (`content_key`, None once it may differ) is not hashed."""
+        """Encode an image; its `content_key` replaces the hash of its pixels, unless it is None or missing."""
         content = getattr(image, "content_key", None) or _pixel_key(image)
         return self._find(content) or self._encode(content, image)
 
     def read_uri(self, uri: str) -> EncodedImage:
-        """Encode an image of a prompt, given as a data URI; looked up without decoding it again.
+        """Encode an image of a prompt, given as a data URI; a known URI is not decoded again.
 
         Raises:
             ValueError: it cannot be decoded, or is too large.
@@ -88,7 +87,7 @@ class PatchReader:
         return self._cache.get(key) or self._remember(EncodedImage(key, png, *self._cut(pixels)))
 
     def read_png(self, png: bytes) -> EncodedImage:
-        """Encode a stored image; looked up by the hash of its file bytes."""
+        """Encode a stored image; known file bytes are not decoded again."""
         key = png_key(png)
         known = self._cache.get(key)
         if known is not None:
@@ -111,7 +110,7 @@ class PatchReader:
         return image
 
     def _drop_aliases(self) -> None:
-        """Forget the aliases of images that are no longer held, once they are many."""
+        """Drop the aliases of images that are no longer cached, once there are many."""
         most = 2 * len(self._cache)
         if len(self._alias) > most + 256:
             held = {content: key for content, key in self._alias.items() if key in self._cache}
@@ -137,14 +136,14 @@ class PatchReader:
 
 
 def decode_image(uri: str) -> Image.Image:
-    """Image of a data URI, as prompts hold them."""
+    """Decode an image of a prompt, given as a data URI."""
     return read_data_uri(uri, max_bytes=_MAX_IMAGE_BYTES, max_pixels=_MAX_IMAGE_PIXELS)
 
 
 def build_image_processor(
     min_pixels: int, max_pixels: int, patch_size: int = 16, merge_size: int = 2
 ) -> Qwen2VLImageProcessorPil:
-    """Image processor with Qwen3-VL's values; the class defaults are Qwen2-VL's, so every value is given."""
+    """Image processor with Qwen3-VL's values, all of them explicit: the class defaults are Qwen2-VL's."""
     return Qwen2VLImageProcessorPil(
         size={"shortest_edge": min_pixels, "longest_edge": max_pixels},
         patch_size=patch_size,
@@ -184,7 +183,7 @@ def _rgb_pixels(image: Image.Image) -> np.ndarray:
 
 
 def png_key(png: bytes) -> str:
-    """Hash by which an image is known everywhere: of its PNG bytes."""
+    """Content hash of an image's PNG bytes, its key everywhere."""
     return hashlib.blake2b(png, digest_size=16).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""A policy is a model with the tokenizer, chat template and image processor it was trained with, saved as one folder.
+"""A policy is a model with its tokenizer, chat template and image processor, saved as one folder.
 
-The folder loads with plain `AutoModelForImageTextToText`, and holds what the stock `AutoProcessor` needs where
-torchvision is installed; this project's own loading needs no torchvision.
+The folder loads with plain `AutoModelForImageTextToText`, and with the stock `AutoProcessor` if torchvision is
+installed; this project loads it without torchvision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
-from geo_sokoban_pipeline.policies.experts import check_orientation, is_mixture, turn_experts
+from geo_sokoban_pipeline.policies.experts import check_orientation, is_mixture, transpose_experts
 from geo_sokoban_pipeline.policies.patches import PatchReader, load_image_processor
 from geo_sokoban_pipeline.runs.policy_folder import check_policy_files
 from geo_sokoban_pipeline.seeding import content_hash
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
-# The library notes how a tokenizer was loaded among its arguments, and would save that with it.
+# transformers records these among a tokenizer's arguments at loading, and would save them.
 _NOTED_AT_LOADING = ("is_local", "local_files_only")
 
 
@@ -38,11 +38,11 @@ class Policy:
     """A vision-language policy in memory.
 
     Attributes:
-        model: a Qwen3-VL model of transformers with language-model head: weights by their names, and configuration.
+        model: a Qwen3-VL model of transformers with language-model head.
         tokenizer: Hugging Face tokenizer with the chat template.
         image_processor: `Qwen2VLImageProcessorPil` with the policy's values.
-        folder: it was loaded from; its weights may have changed since. None: it was made in memory.
-        compute: torch dtype of matrix products; None: that of the weights.
+        folder: source of the policy, whose weights may have changed since; None: built in memory.
+        compute: torch dtype of matrix products; None: the dtype of the weights.
     """
 
     model: Any
@@ -52,7 +52,7 @@ class Policy:
     compute: str | None = None
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Context of every forward pass: matrix products in the type of `compute`, weights and sums as they are."""
+        """Context of every forward pass: matrix products use the dtype `compute`; weights and sums keep theirs."""
         import torch
 
         if self.compute is None:
@@ -78,9 +78,9 @@ class Policy:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the chat's end of a turn first, then other ends of text of model and tokenizer."""
+        """Ids that end a response: the chat's end token first, then the eos tokens of model and tokenizer."""
         found, sources = [self.codec.end_id], [self.tokenizer]
-        if self.model is not None:  # a pre-flight looks at policies without one
+        if self.model is not None:  # the pre-flight loads policies without a model
             config = self.model.config
             sources += [self.model.generation_config, config, config.text_config]
         for source in sources:
@@ -90,9 +90,9 @@ class Policy:
 
     @cached_property
     def banned_ids(self) -> np.ndarray:
-        """(K,) int64 sorted ids that are never sampled: image and vision marks, and rows that pad the vocabulary.
+        """(K,) int64 sorted ids that are never sampled: vision tokens, and rows that pad the vocabulary.
 
-        The trainer removes the same ids from its softmax, so sampling and training compare like with like.
+        The trainer removes the same ids from its softmax, so both score the same distribution.
         """
         rows = int(self.model.config.text_config.vocab_size)
         unknown = self.tokenizer.unk_token_id
@@ -102,7 +102,7 @@ class Policy:
 
     @cached_property
     def table_context(self) -> TableContext:
-        """What trajectory files record about the policy's encoding."""
+        """Metadata of trajectory files about the policy's encoding."""
         hashes = self.codec.hashes()
         return TableContext(
             image_pad_id=self.codec.image_pad_id,
@@ -117,13 +117,13 @@ def save_policy(policy: Policy, folder: Path, state_dict: dict[str, Any] | None 
     """Write model (safetensors), tokenizer, template and processor files into a folder.
 
     Args:
-        state_dict: weights to write instead of the model's own, those of experts in the published layout.
+        state_dict: weights to write instead of the model's own, with experts in the published layout.
     """
     _quieten_library()
     if is_mixture(policy.model):
         own = policy.model.state_dict() if state_dict is None else {}
-        weights = state_dict or {name: turn_experts(name, weight) for name, weight in own.items()}
-        # The library would take the published layout for its own and turn it.
+        weights = state_dict or {name: transpose_experts(name, weight) for name, weight in own.items()}
+        # transformers would take the published layout for its own and transpose it.
         policy.model.save_pretrained(folder, state_dict=weights, save_original_format=False)
     else:
         policy.model.save_pretrained(folder, state_dict=state_dict)
@@ -137,12 +137,12 @@ def save_policy(policy: Policy, folder: Path, state_dict: dict[str, Any] | None 
 
 
 def _generation_config(policy: Policy) -> Any:
-    """What plain `generate` needs to play by this project's rules: where it ends, pads, and which ids it never takes.
+    """Generation config with which plain `generate` samples as this project does: end, pad and banned ids.
 
-    What the model brought along stays.
+    Values that the model already has stay.
     """
     config = copy.deepcopy(policy.model.generation_config)
-    config._from_model_config = False  # it is more than that: the library would make it anew from the model
+    config._from_model_config = False  # else transformers derives it again from the model's config
     if config.eos_token_id is None:
         config.eos_token_id = list(policy.end_ids)
     if config.pad_token_id is None:
@@ -160,8 +160,8 @@ def load_policy(folder: Path, dtype: str = "float32", attention: str = "sdpa") -
         attention: attention implementation of transformers.
 
     Raises:
-        FileNotFoundError: no configuration, weights, tokenizer or image processor in it; the message says which.
-        ValueError: the model is not a Qwen3-VL model, or one whose experts have no layout that can be told.
+        FileNotFoundError: configuration, weights, tokenizer or image processor is missing; the message names it.
+        ValueError: not a Qwen3-VL model, or a mixture of experts with an ambiguous layout.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -190,11 +190,11 @@ def load_encoding(folder: Path) -> Policy:
 
 
 def load_as(options: PolicyOptions, folder: Path) -> Policy:
-    """Load a policy folder with the type, the attention and the device of the options.
+    """Load a policy folder with the dtype, attention and device of the options.
 
     Raises:
         FileNotFoundError, ValueError: as `load_policy`.
-        RuntimeError: there is no such device.
+        RuntimeError: the device does not exist.
     """
     policy = load_policy(folder, options.dtype, options.attention)
     policy.model.to(device_of(options))
@@ -203,7 +203,7 @@ def load_as(options: PolicyOptions, folder: Path) -> Policy:
 
 
 def device_of(options: PolicyOptions) -> str:
-    """Where a policy of these options lies: `cpu` or `cuda`."""
+    """Device of a policy with these options: `cpu` or `cuda`."""
     import torch
 
     if options.device == "auto":
@@ -212,7 +212,7 @@ def device_of(options: PolicyOptions) -> str:
 
 
 def _quieten_library() -> None:
-    """No bars of transformers for loading and saving: with a checkpoint per iteration they would be the whole log."""
+    """Switch off the progress bars of transformers, which would fill the log with a checkpoint per iteration."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

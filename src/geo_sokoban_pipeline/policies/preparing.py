@@ -1,4 +1,4 @@
-"""Preparing: the policy a run starts from, built here, taken from a folder, or fetched from the hub."""
+"""The starting policy of a run: built from a seed, read from a folder, or fetched from the hub."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
     """Writer of the starting policy's folder.
 
     Args:
-        seed: of the weights, where they are made here.
-        entries: what the manifest records beside the files.
+        seed: of the weights of a tiny policy.
+        entries: of the manifest, beside the files.
 
     Raises:
-        FileNotFoundError, ValueError: the folder holds no policy of a kind that is supported.
+        FileNotFoundError, ValueError: the folder holds no supported policy.
         PolicyUnavailableError: the hub cannot be reached.
     """
     if options.source == "tiny":
@@ -29,14 +29,13 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
     source = (
         find_policy_folder(options.path) if options.source == "folder" else fetch_policy(options.path, options.revision)
     )
-    # Loaded once to be refused now rather than after the warm start.
+    # Loaded once, so that a broken policy fails now and not after the warm start.
     load_policy(source, options.dtype, options.attention)
-
     return link_policy(source, entries)
 
 
 def policy_writer(policy: Policy, entries: dict[str, Any]) -> FolderWriter:
-    """Writer that saves a policy in memory; the manifest records `entries`."""
+    """Writer of a policy that is in memory; the manifest records `entries`."""
 
     def write(folder: Path) -> dict[str, Any]:
         save_policy(policy, folder)

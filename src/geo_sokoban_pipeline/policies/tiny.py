@@ -1,8 +1,9 @@
-"""The tiny policy: a Qwen3-VL of half a million weights, built here from its class and a seed, with its own tokenizer.
+"""The tiny policy: a Qwen3-VL of half a million parameters with random weights, and its own tokenizer.
 
-The tokenizer is byte-level BPE with Qwen's pre-tokenizer, special tokens and chat markup. It is trained on the task's
-vocabulary: what stands in every turn is repeated until each of its words is one token, and what the policy writes again
-and again in the same form is added whole, so that a response costs little more than its answer.
+The architecture is that of the real Qwen3-VL. Equal options and seed give equal weights. The tokenizer is byte-level
+BPE with Qwen's pre-tokenizer, special tokens and chat markup, trained on the task's vocabulary: each word of the fixed
+text of a turn becomes one token, and so does each tag of the answer format, so a response costs little more than its
+answer.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def build_tokenizer(vocabulary: int = 384, texts: str | None = None) -> Qwen2Tok
     """Train the tokenizer.
 
     Args:
-        vocabulary: most BPE entries before special and markup tokens, at least 256 (the bytes).
-        texts: task whose words it is made for. None: roles and marks of the chat alone.
+        vocabulary: maximum number of BPE entries before special and markup tokens, at least 256 (the bytes).
+        texts: task whose vocabulary is used; None: only roles and tags of the chat.
 
     Returns:
         A stock `Qwen2Tokenizer` with Qwen's special tokens and the chat template; end token `<|im_end|>`.
@@ -73,7 +74,7 @@ def build_tokenizer(vocabulary: int = 384, texts: str | None = None) -> Qwen2Tok
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # What stands in every turn comes often enough for each word to become one token.
+    # 40 repetitions: every frequent word becomes one token.
     chosen = _PLAIN if texts is None else task_of(texts).vocabulary
     trainable.train_from_iterator([*[*chosen.frequent] * 40, chosen.corpus], trainer)
     return _wrap(trainable, chosen.markup)
@@ -100,9 +101,6 @@ def _wrap(trained, markup: Sequence[str]) -> Qwen2Tokenizer:  # type: ignore[no-
     return tokenizer
 
 
-# A tiny Qwen3-VL, built here from its class and a seed: the same architecture as the real one, half a million
-
-
 VOCABULARY_MULTIPLE = 64
 
 
@@ -117,7 +115,7 @@ def build_tiny_policy(options: TinyPolicyOptions, seed: int) -> Policy:
 
     tokenizer = build_tokenizer(options.vocabulary, options.texts)
     config = build_config(options, tokenizer)
-    # The library initialises from the global generator; a fork keeps that from being seen outside.
+    # transformers initialises from the global generator; the fork leaves its state outside unchanged.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "tiny policy"))
         model = Qwen3VLForConditionalGeneration(config)
@@ -151,7 +149,7 @@ def build_config(options: TinyPolicyOptions, tokenizer: Any) -> Any:
         },
         "tie_word_embeddings": True,
         "eos_token_id": tokenizer.eos_token_id,
-        # Not the tokenizer's: a padding row of the embedding would be zero and never be trained.
+        # Not the tokenizer's pad token: torch would set its embedding row to zero and never train it.
         "pad_token_id": None,
         "dtype": "float32",
     }

@@ -435,8 +435,8 @@ def estimate_run(
     parts["iterations"] = timing.iteration * max(options.loop.iterations - done, 0)
     parts["validations"] = count_validations(options.loop, done) * validated
     per_prompt = chosen.samples + int(chosen.greedy)
-    disguised = chosen.disguises * (1 + int(chosen.greedy))
-    parts["evaluation"] = evaluation * (2 * per_prompt + disguised) * episode
+    ablated = chosen.image_ablations * (1 + int(chosen.greedy))
+    parts["evaluation"] = evaluation * (2 * per_prompt + ablated) * episode
     return parts
 
 

@@ -1,4 +1,4 @@
-"""A thread with an event loop: requests go on while the caller steps environments, also inside a notebook."""
+"""An event loop in a thread: requests run while the caller steps environments, also inside a notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread of its own."""
+    """An event loop in its own daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -20,11 +20,11 @@ class BackgroundLoop:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
-        """Start work; returns at once."""
+        """Start a coroutine; returns at once."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Do work and wait for it; an interrupt of the caller cancels it."""
+        """Run a coroutine and wait for it; an interrupt of the caller cancels it."""
         future = self.start(work)
         try:
             return future.result()
@@ -41,7 +41,7 @@ class BackgroundLoop:
         return self.run(work())
 
     def close(self) -> None:
-        """Cancel what runs and end the thread."""
+        """Cancel all tasks and end the thread."""
         if self._loop.is_closed():
             return
         self.run(_cancel_others())

@@ -1,11 +1,11 @@
-"""An episode's whole life: from a prompt row to a trajectory, one response of the policy at a time.
+"""An episode from a prompt row to a trajectory, one response of the policy at a time.
 
 Its tokens grow in one place, the `TokenLedger`: every append adds to ids, mask and log-probs at once, so
-`len(token_ids) == len(loss_mask) == len(log_probs)` holds by construction, and nothing is ever re-tokenised: what the
-policy saw is what the trainer sees.
+`len(token_ids) == len(loss_mask) == len(log_probs)` holds by construction. Nothing is ever re-tokenised: the trainer
+sees the tokens that the policy saw.
 
-The stages, in this order below: `EpisodeTask` (what is rolled out), `Episode` (while it runs), `EpisodeResult` (what a
-reward function sees of its end); `Trajectory` is the record that stays.
+In order: `EpisodeTask` is the input, `Episode` the running episode, `EpisodeResult` the input of reward functions; the
+result is a `Trajectory`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ENV_METHODS = ("reset", "step", "format_observation", "close")
 _STEP_VALUES = 3  # observation, done, info
 
 
-# What is rolled out.
+# Input.
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ class EpisodeTask:
 
     Attributes:
         trajectory_id: unique name of the episode.
-        prompt: row of a prompts data set.
+        prompt: row of a prompts dataset.
         group_index: GRPO group within the iteration.
         sample_index: number within the group.
         seed: seed of the episode's sampling.
-        past: what an aborted attempt has sampled of its only response; the episode continues from there. None: nothing.
+        past: tokens that an aborted attempt has sampled of its only response; the episode continues after them.
+            None: no earlier attempt.
     """
 
     trajectory_id: str
@@ -71,13 +72,13 @@ class EpisodeTask:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What all episodes of one rollout share.
+    """Settings that all episodes of one rollout share.
 
     Attributes:
         iteration: recorded in the trajectories.
         task: name of the task.
         version: of the engine's weights.
-        image_filter: changes every image before the policy sees it (image ablations); None: nothing is changed.
+        image_filter: changes every image before the policy sees it (image ablations); None: images stay.
     """
 
     env: EnvOptions
@@ -90,11 +91,11 @@ class RolloutSettings:
     image_filter: ImageFilter | None = None
 
 
-# While it runs.
+# The running episode.
 
 
 class TokenLedger:
-    """Tokens of one episode, from the prompt on: every append adds to all three lists at once."""
+    """Tokens of one episode, prompt included: every append adds to ids, mask and log-probs at once."""
 
     def __init__(self, prompt_ids: np.ndarray) -> None:
         self.prompt_length = len(prompt_ids)
@@ -109,7 +110,7 @@ class TokenLedger:
 
         Args:
             token_ids: (T,) ids.
-            log_probs: (T,) of sampled tokens; sampled tokens must have them, other tokens must not.
+            log_probs: (T,) required for sampled tokens, forbidden for others.
             trainable: whether the policy sampled them (mask 1).
 
         Raises:
@@ -118,7 +119,7 @@ class TokenLedger:
         if trainable and log_probs is None:
             raise ValueError("sampled tokens need log_probs, one per token.")
         if not trainable and log_probs is not None:
-            raise ValueError("tokens that were not sampled take no log_probs; they count as 0.0.")
+            raise ValueError("tokens that were not sampled take no log_probs; theirs are 0.0.")
         if log_probs is not None and len(log_probs) != len(token_ids):
             raise ValueError(f"{len(token_ids)} token ids came with {len(log_probs)} log_probs.")
         count = len(token_ids)
@@ -157,16 +158,16 @@ class Episode:
 
     `status` is its state:
 
-    - `pending`: a response is wanted. `request` is what the engine is asked for, `advance` takes the result.
+    - `pending`: the next response is due. `request` makes the engine's request, `advance` takes its result.
     - `completed`: the environment is done, or `max_turns` is reached (`truncated` under slime's rules).
     - `truncated`: a token budget is used up, or a response was cut off at its limit.
     - `aborted`: the engine stopped a response. No reward.
     - `failed`: the environment or the reward raised; `error` has the message. No reward, no training.
 
-    `start` leads from `pending` to any state (the prompt may fill the budget, and `EpisodeTask.past` may be a whole
-    response), `advance` likewise. What is not pending stays as it is, except that code that raises in `finalize` or
-    `finish` makes it `failed`. Then `finalize` tells the environment and begins the reward, and `finish` waits for the
-    reward and gives the trajectory.
+    `start` and `advance` lead from `pending` to any state (in `start` the prompt may fill the budget, and
+    `EpisodeTask.past` may be a whole response). All other states are final, except that an error in `finalize` or
+    `finish` leads to `failed`. `finalize` ends the environment's episode and starts the reward; `finish` waits for the
+    reward and returns the trajectory.
     """
 
     def __init__(self, identity: int, task: EpisodeTask, policy: Policy, settings: RolloutSettings) -> None:
@@ -193,7 +194,7 @@ class Episode:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a response is wanted."""
+        """Whether the next response is due."""
         return self.status == "pending"
 
     # Start.
@@ -206,18 +207,18 @@ class Episode:
             check_environment(self.env, self._settings.env.factory)
             self.env.reset()
             self._add_prompt(self.task.prompt)
-        except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
+        except Exception as error:  # a user's environment may raise anything; the trajectory records it
             self._fail(error)
         self._env_seconds += time.perf_counter() - began
         if self.is_pending and self._is_spent():
             self.status = "truncated"
         past = self.task.past
         if self.is_pending and past is not None and past.finish_reason != "abort":
-            self._take(past)  # its group was aborted, but this response was whole
+            self._take(past)  # its group was aborted, but this response was complete
 
     def _add_prompt(self, row: dict[str, Any]) -> None:
         sources = row.get("images") or []
-        # Images without any placeholder column stay text: a null list never splits the prompt (docs/deviations.md).
+        # Without images the prompt is not split: placeholders stay text, as in slime (docs/deviations.md).
         content = split_placeholders(row["prompt"], sources) if sources else [{"type": "text", "text": row["prompt"]}]
         encoded = [self._encode_source(source) for source in sources]
         messages = [{"role": "user", "content": content}]
@@ -227,7 +228,7 @@ class Episode:
     # A turn: request, response, step, observation.
 
     def request(self) -> Request:
-        """What the engine is asked for next."""
+        """The engine's request for the next response."""
         limits = [
             limit for limit in (self._tokens_left(), self._settings.rollout.max_tokens_per_turn) if limit is not None
         ]
@@ -243,16 +244,16 @@ class Episode:
         )
 
     def prepare(self, result: Result) -> None:
-        """Let the environment begin the slow work that stepping with a response needs (`InteractionEnv.prepare`)."""
+        """Start the environment's slow work for stepping with a response (`InteractionEnv.prepare`)."""
         if hasattr(self.env, "prepare"):
             try:
                 self._prepared = list(self.env.prepare(self._decode(self._with_past(result))) or ())
-            except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
+            except Exception as error:  # a user's environment may raise anything; the trajectory records it
                 self._fail(error)
 
     @property
     def is_prepared(self) -> bool:
-        """Whether `advance` need not wait for what `prepare` has begun."""
+        """Whether the work that `prepare` started is done, so that `advance` need not wait."""
         return all(work.done() for work in self._prepared)
 
     def advance(self, result: Result) -> None:
@@ -271,7 +272,7 @@ class Episode:
         began = time.perf_counter()
         try:
             self._step(text, result)
-        except Exception as error:  # an own environment may raise anything; the episode keeps it as a row
+        except Exception as error:  # a user's environment may raise anything; the trajectory records it
             self._fail(error)
         self._env_seconds += time.perf_counter() - began
 
@@ -289,7 +290,7 @@ class Episode:
             self.status = ended
 
     def _observe(self, message: dict[str, Any]) -> None:
-        """Append an observation, and see whether another response is wanted."""
+        """Append an observation, and set the status if no further response is due."""
         encoded = [self._encode_image(item["image"]) for item in message["content"] if item["type"] == "image"]
         ids = self._policy.codec.encode_observation(
             message, [image.grid for image in encoded], separator=self._rules.turn_separator
@@ -307,7 +308,7 @@ class Episode:
             self.status = "truncated" if self._rules.truncate_at_max_turns else "completed"
 
     def _ended_by(self, result: Result) -> str | None:
-        """Status of an episode that ends with this response whatever the environment says; None: it may continue."""
+        """Status of an episode that this response ends, regardless of the environment; None: it may continue."""
         if result.finish_reason == "abort":
             return "aborted"
         return "truncated" if result.finish_reason == "length" or self._is_spent() else None
@@ -351,12 +352,12 @@ class Episode:
         return self._policy.reader.read(image if change is None else change(image))
 
     def _with_past(self, result: Result) -> Result:
-        """A response together with what an earlier attempt had sampled of it."""
+        """A response, joined to the tokens that an earlier attempt sampled of it."""
         past = self.task.past
         return result if past is None or not len(self._past_ids()) else join_results(past, result)
 
     def _past_ids(self) -> np.ndarray:
-        """What an earlier attempt has sampled of the next response."""
+        """Tokens that an earlier attempt sampled of the next response."""
         past = self.task.past
         return past.token_ids if past is not None and not self._responses else np.empty(0, np.int32)
 
@@ -380,9 +381,9 @@ class Episode:
     # End.
 
     def finalize(self, reward: Callable[..., Any]) -> None:
-        """Tell the environment that the episode is over, and begin its reward.
+        """End the environment's episode and start the reward.
 
-        Call it for all episodes before the first one is finished, so that their slow work runs side by side.
+        Call it for all episodes before `finish` of the first, so that their slow work runs in parallel.
         """
         if self.status == "failed" or self.env is None:
             return
@@ -391,11 +392,11 @@ class Episode:
             self._result = finalize_environment(self.env, result)
             if self.status != "aborted":
                 self._reward = begin_reward(reward, self._result, self._settings.reward.args)
-        except Exception as error:  # own code may raise anything; the episode keeps it as a row
+        except Exception as error:  # user code may raise anything; the trajectory records it
             self._fail(error)
 
     def finish(self, engine: RolloutEngine, engine_seconds: float) -> Trajectory:
-        """Wait for the reward, close the environment, and give the episode as a trajectory."""
+        """Wait for the reward, close the environment, and return the trajectory."""
         text = self._text() if self._result is None else self._result.response
         metrics: dict[str, float] = {"turns": float(len(self._responses))}
         parts: dict[str, float] = {}
@@ -404,7 +405,7 @@ class Episode:
                 metrics |= measure_episode(self.env) if self._result is None else self._result.metrics
                 if self._reward is not None:
                     parts = check_reward(self._reward(), self._settings.reward.function)
-            except Exception as error:  # an own reward may raise anything; the episode keeps it as a row
+            except Exception as error:  # a user's reward may raise anything; the trajectory records it
                 self._fail(error)
         close_environment(self.env, self.task.trajectory_id)
         trajectory = self._trajectory(text, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
@@ -465,22 +466,21 @@ class Episode:
         )
 
 
-# Its end: what a reward function sees, and what own code returns. Every number that is kept is finite.
+# The end: the input of reward functions, and checks of the results of user code. Every number that is stored is finite.
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """A finished episode as a reward function sees it: plain values, no tokens, no engine.
+    """A finished episode as input of a reward function: plain values, no tokens, no engine.
 
     Attributes:
         prompt: the prompt's row.
         status: `completed` or `truncated`; aborted and failed episodes get no reward.
         responses: text of each response, without end tokens.
         response: decoded text of everything after the prompt, observations and special tokens included.
-        infos: what the environment reported of each turn that it was stepped with: fewer than responses where the last
-            one was cut off, none where the first one was.
-        env: `env.metadata()` where the environment has it: turn rewards, final bonus, distances, …
-        measure: gives `metrics`.
+        infos: the environment's info of each step; a response that was cut off is not stepped and has none.
+        env: `env.metadata()` if the environment has it: turn rewards, final bonus, distances, …
+        measure: computes `metrics`.
     """
 
     prompt: dict[str, Any]
@@ -493,15 +493,15 @@ class EpisodeResult:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """`env.final_metrics()`, `success` among them; `{}` where the environment has none.
+        """`env.final_metrics()`, `success` among them; `{}` if the environment has none.
 
-        They are computed when they are read: an environment may have to wait for them.
+        Computed on first use, because an environment may have to wait for them.
         """
         return self.measure()
 
 
 def finalize_environment(env: Any, result: EpisodeResult) -> EpisodeResult:
-    """Tell an environment that its episode is over (`InteractionEnv.finalize`), and add its state to the result."""
+    """Call `InteractionEnv.finalize`, and add the environment's state to the result."""
     if hasattr(env, "finalize"):
         env.finalize(result.responses, result.status)
     known = env.metadata() if hasattr(env, "metadata") else {}
@@ -509,7 +509,7 @@ def finalize_environment(env: Any, result: EpisodeResult) -> EpisodeResult:
 
 
 def measure_episode(env: Any) -> dict[str, float]:
-    """An environment's own numbers; `{}` where it has none.
+    """`env.final_metrics()`; `{}` if the environment has none.
 
     Raises:
         ValueError: one is not finite; the message names it.
@@ -518,11 +518,10 @@ def measure_episode(env: Any) -> dict[str, float]:
 
 
 def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mapping[str, Any]) -> Callable[[], Any]:
-    """A function without arguments that gives the parts of an episode's reward.
+    """Start a reward; returns a function without arguments that waits for its value.
 
-    A reward whose work is slow may have a method `begin` that takes the same arguments, starts the work without waiting
-    for it, and returns such a function. One that is `async def` begins here, too, so that the rewards of all episodes
-    wait for their servers side by side.
+    A slow reward may have a method `begin` that takes the same arguments, starts the work without waiting, and returns
+    such a function. An `async def` reward starts here too, so that the rewards of all episodes run in parallel.
     """
     if hasattr(reward, "begin"):
         begun: Callable[[], Any] = reward.begin(result, args)
@@ -536,7 +535,7 @@ def check_reward(given: Any, name: str) -> dict[str, float]:
     """Parts of an episode's reward, `reward` among them.
 
     Args:
-        given: what the function returned: the parts, or the reward as a number.
+        given: return value of the reward function: the parts, or the reward as a number.
         name: the value of `reward.function`.
 
     Raises:
@@ -557,7 +556,7 @@ def check_reward(given: Any, name: str) -> dict[str, float]:
 
 
 def check_environment(env: Any, name: str) -> None:
-    """Check that what a factory has built is an environment.
+    """Check that a factory's result is an environment.
 
     Args:
         name: the value of `env.factory`.
@@ -574,10 +573,10 @@ def check_environment(env: Any, name: str) -> None:
 
 
 def check_step(given: Any, name: str) -> tuple[Any, bool, dict[str, Any]]:
-    """What an environment's `step` returned: observation, done, info.
+    """Check the return value of an environment's `step`: (observation, done, info).
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is anything else.
     """
     if not isinstance(given, tuple) or len(given) != _STEP_VALUES or not isinstance(given[2], dict):
         found = f"a tuple of {len(given)}" if isinstance(given, tuple) and len(given) != _STEP_VALUES else _type(given)
@@ -590,11 +589,11 @@ def check_step(given: Any, name: str) -> tuple[Any, bool, dict[str, Any]]:
 
 
 def close_environment(env: Any, episode: str) -> None:
-    """Close an episode's environment, if it has one; an error in it is logged and costs nothing."""
+    """Close an episode's environment, if it has one; an error is only logged."""
     try:
         if env is not None:
             env.close()
-    except Exception:  # closing must not cost a finished episode
+    except Exception:  # a finished episode stays valid
         logger.warning("closing the environment of %s failed", episode, exc_info=True)
 
 
@@ -625,7 +624,7 @@ async def _await(work: Awaitable[Any]) -> Any:
 
 @cache
 def _reward_loop() -> BackgroundLoop:
-    """The event loop of `async def` rewards: one per process, so that they can share their connections."""
+    """The event loop of `async def` rewards: one per process, so that they can share connections."""
     return BackgroundLoop("rewards")
 
 
@@ -642,7 +641,7 @@ def _finite(source: str, values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """A number as a float, from whatever library; None: it is none, and a text is none either."""
+    """A number of any library as a float; None for anything else, numeric texts included."""
     try:
         return None if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):

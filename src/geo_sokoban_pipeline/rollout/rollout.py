@@ -1,8 +1,8 @@
 """The loop over episodes: rolls out tasks with an engine and environments, and returns one trajectory per task.
 
-The loop is driven by results: whichever engine returns one, its episode advances, so one loop serves an engine that
-returns a turn's batch and one that returns responses as they finish. An episode that raises ends as `failed` with its
-error kept; the others continue. The rules of turns, budgets and statuses are those of `Episode`.
+An episode advances when the engine returns its result, so the same loop serves an engine that returns a turn's whole
+batch and one that returns responses as they finish. An episode that raises ends as `failed` and keeps its error; the
+others continue. `Episode` has the rules of turns, budgets and statuses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSe
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 Progress = Callable[[int], None]
-# Whether the complete groups (all their episodes are over) suffice, so that the others can be aborted.
+# (trajectories of all complete groups) → whether they are enough, so that the other groups can be aborted
 Enough = Callable[["list[Trajectory]"], bool]
 # (engine, policy, tasks, settings[, progress, enough]) → trajectories, as `rollout`
 RolloutFn = Callable[..., "list[Trajectory]"]
@@ -42,16 +42,15 @@ def rollout(
     progress: Progress | None = None,
     enough: Enough | None = None,
 ) -> list[Trajectory]:
-    """Roll out episodes to their ends, or until enough groups are complete; the others are then aborted.
+    """Roll out episodes to their ends, or until enough groups are complete; the remaining ones are then aborted.
 
     Args:
         engine: samples the responses.
-        policy: its tokenizer, template and image encoding.
+        policy: gives tokenizer, template and image encoding.
         tasks: prompts, one entry per episode.
         settings: environment, reward, limits, sampling.
         progress: called with the number of episodes that ended since the last call.
-        enough: called whenever a group is complete, with the trajectories of all complete groups; None: all are rolled
-            out.
+        enough: called whenever a group is complete, with the trajectories of all complete groups; None: roll out all.
 
     Returns:
         One trajectory per task, in the order of the tasks; rewards set, advantages not.
@@ -69,7 +68,7 @@ def rollout(
     finished: dict[int, Trajectory] = {}
 
     def finish(chosen: Sequence[Episode]) -> list[Trajectory]:
-        """Trajectories of episodes, each made once; all rewards begin before the first one is waited for."""
+        """Trajectories of episodes, each made once; all rewards start before the loop waits for the first."""
         new = [episode for episode in chosen if episode.id not in finished]
         for episode in new:
             episode.finalize(reward)
@@ -81,7 +80,7 @@ def rollout(
         if progress is not None and ended:
             progress(ended)
 
-    # Start: environments and prompts. An episode may be over already: it failed, or its prompt fills its budget.
+    # Start: environments and prompts. An episode may end here: it failed, or its prompt fills its budget.
     for episode in episodes:
         episode.start(build_env)
     pending = [episode for episode in episodes if episode.is_pending]
@@ -90,16 +89,16 @@ def rollout(
     if pending:
         engine.submit([episode.request() for episode in pending])
 
-    # Turns: an engine may return part of what was submitted; the episodes that it returned go on meanwhile.
+    # Turns: an engine may return some of the submitted requests; their episodes continue meanwhile.
     held: list[Result] = []
-    complete, stopping = 0, False  # groups that `enough` has seen; whether they suffice
-    while pending and ((results := engine.poll()) or held):  # an engine that was asked for nothing is left alone
-        _share_time(engine_seconds, results, time.perf_counter() - began)
-        # Environments begin the slow work of all results before the first one is stepped.
+    complete, stopping = 0, False  # groups that `enough` has seen; whether they are enough
+    while pending and ((results := engine.poll()) or held):  # without a request, the engine is never polled
+        _split_time(engine_seconds, results, time.perf_counter() - began)
+        # Environments start the slow work of all results before the first one is stepped.
         for result in results:
             episodes[result.id].prepare(result)
-        # Results whose slow work is not done are held back while others are there. Not with a seeded engine: batches
-        # that depended on a clock would not repeat bit for bit.
+        # A result with unfinished slow work waits while there are others. Not with a seeded engine: batches that depend
+        # on the clock would not repeat bit for bit.
         wait = engine.seeded or not results
         arrived, held = held + results, []
         due: list[Result] = []
@@ -112,7 +111,7 @@ def rollout(
         report(len(over))
         running = [episodes[result.id] for result in due if episodes[result.id].is_pending]
         engine.submit([episode.request() for episode in running])
-        # Early stop: requests that are aborted come back as results, so every episode still ends in this loop.
+        # Early stop: aborted requests come back as results, so every episode still ends in this loop.
         if stopping:
             engine.abort([episode.id for episode in running])
         elif over and enough is not None:
@@ -132,16 +131,16 @@ def rollout(
 
 
 def load_rollout_fn(options: RolloutOptions) -> RolloutFn:
-    """What `rollout.function` names: `rollout`, or an own function with its signature."""
+    """The function that `rollout.function` names: `rollout`, or a user's function with its signature."""
     function: RolloutFn = load_object(options.function, default_name="rollout")
     return function if function is rollout else partial(_call_own, function, options.function)
 
 
 def _call_own(function: RolloutFn, name: str, *arguments: Any, **named: Any) -> list[Trajectory]:
-    """An own function's trajectories.
+    """Call a user's rollout function and check its result.
 
     Raises:
-        TypeError: it returned something else.
+        TypeError: it did not return a list of trajectories.
     """
     given: Any = function(*arguments, **named)
     if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
@@ -151,7 +150,7 @@ def _call_own(function: RolloutFn, name: str, *arguments: Any, **named: Any) -> 
 
 
 def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
-    """Stop where more than the allowed share of episodes failed.
+    """Raise if more than the allowed share of episodes failed.
 
     Raises:
         TooManyFailuresError: names the number and the first error.
@@ -165,9 +164,9 @@ def check_failures(trajectories: Sequence[Trajectory], allowed: float) -> None:
 
 
 def share_infos(turns: Iterable[Turn]) -> None:
-    """Give turns with equal `info` one and the same dict, which nobody may change from then on.
+    """Replace equal `info` dicts of turns by one shared dict, which is read-only from then on.
 
-    An info that is empty, holds None, or holds anything but plain JSON stays as it is.
+    An info that is empty, contains None, or is not plain JSON keeps its own dict.
     """
     first: dict[bytes, dict[str, Any]] = {}
     for turn in turns:
@@ -176,13 +175,13 @@ def share_infos(turns: Iterable[Turn]) -> None:
                 text = orjson.dumps(turn.info, option=_PLAIN_JSON)
             except TypeError:
                 continue
-            # NaN reads as null too, and must not become None, or None NaN.
+            # orjson writes NaN and None both as null, so such infos must not be merged.
             if b"null" not in text:
                 turn.info = first.setdefault(text, turn.info)
 
 
-def _share_time(engine_seconds: dict[int, float], results: Sequence[Result], seconds: float) -> None:
-    """Divide a batch's time among its episodes by the tokens they sampled."""
+def _split_time(engine_seconds: dict[int, float], results: Sequence[Result], seconds: float) -> None:
+    """Split a batch's time over its episodes, in proportion to their sampled tokens."""
     total = sum(len(result.token_ids) for result in results) or 1
     for result in results:
         engine_seconds[result.id] += seconds * len(result.token_ids) / total

@@ -1,6 +1,6 @@
-"""Training samples: what the trainer needs of an episode, cut behind its last trained token.
+"""Training samples: the arrays of an episode that the trainer needs, cut off after its last trained token.
 
-Nothing after the last trained token can influence the loss, so it is not computed; a cut there never splits an image.
+Tokens after the last trained one cannot influence the loss, so they are not computed; the cut never splits an image.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class TrainSample:
         targets: (M,) int64 places of the trained tokens in the episode, each at least 1; the logits for token t are
             those at place t − 1.
         labels: (M,) int64 ids of the trained tokens.
-        images: those among the inputs, in order.
-        old_log_probs: (M,) float32 log-probs that the ratio is taken to.
+        images: images among the inputs, in order.
+        old_log_probs: (M,) float32, the denominator of the policy ratio.
         rollout_log_probs: (M,) float32 of the engine.
         ref_log_probs: (M,) float32 of the reference policy, or None.
         advantages: (M,) float32.
@@ -53,7 +53,7 @@ def build_sample(trajectory: Trajectory, policy: Policy, version: int | None = N
     """Training sample of an episode.
 
     Args:
-        version: only tokens that these weights sampled are trained; None: all that were sampled.
+        version: train only tokens sampled by this policy version; None: all sampled tokens.
 
     Raises:
         ValueError: the episode has no such token.
@@ -84,7 +84,7 @@ def build_sample(trajectory: Trajectory, policy: Policy, version: int | None = N
 
 
 def sampled_by(trajectory: Trajectory, version: int) -> np.ndarray:
-    """(L,) int8, 1 on tokens that weights of this version sampled."""
+    """(L,) int8, 1 on tokens sampled by this policy version."""
     mask = np.zeros(len(trajectory.token_ids), np.int8)
     for span_version, start, end in trajectory.weight_spans:
         if span_version == version:
@@ -93,7 +93,7 @@ def sampled_by(trajectory: Trajectory, version: int) -> np.ndarray:
 
 
 def token_advantages(trajectory: Trajectory) -> np.ndarray:
-    """(L,) float32: each turn's advantage on its tokens where turns have one, else the episode's on all sampled."""
+    """(L,) float32: each turn's advantage on its tokens with credit per turn, else the episode's on all sampled."""
     values = np.zeros(len(trajectory.token_ids), np.float32)
     turns = assistant_turns(trajectory)
     if any(turn.advantage is not None for turn in turns):
@@ -105,7 +105,7 @@ def token_advantages(trajectory: Trajectory) -> np.ndarray:
 
 
 def spread(values: np.ndarray, sample: TrainSample, length: int) -> np.ndarray:
-    """(length,) float32: (M,) values of a sample's trained tokens at their places in its episode, 0.0 elsewhere."""
+    """(length,) float32: (M,) values of a sample's trained tokens at their positions in the episode, 0.0 elsewhere."""
     row = np.zeros(length, np.float32)
     row[sample.targets] = values
     return row

@@ -1,6 +1,6 @@
-"""Checkpoints: what a folder holds, which ones stay, and which policy of a run is the best one.
+"""Checkpoints: how a folder is written, which checkpoints stay, and which policy of a run is the best.
 
-A checkpoint is a Hugging Face policy with optimizer moments beside it; its manifest holds data cursor, fingerprint and
+A checkpoint is a Hugging Face policy folder plus optimizer moments; its manifest holds data cursor, fingerprint and
 validations. Nothing is pickled.
 """
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CheckpointWriter:
-    """Writes a policy and its trainer's state, from which training can go on, into the folder it is called with.
+    """Callable that writes policy and trainer state into a folder, so that training can continue from it.
 
     Attributes:
-        entries: what the manifest records beside its files.
+        entries: of the manifest, beside its files.
     """
 
     backend: TrainBackend
@@ -43,7 +43,7 @@ class CheckpointWriter:
 
 @dataclass
 class CheckpointHistory:
-    """Which checkpoints of a run are stored, and what its policies solved in validation.
+    """The stored checkpoints of a run, and the solve rates of its policies in validation.
 
     Attributes:
         stored: iterations of the stored checkpoints, ascending.
@@ -58,7 +58,7 @@ class CheckpointHistory:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], stored: Sequence[int]) -> CheckpointHistory:
-        """What the newest checkpoint's manifest says; an empty one: a run that has not begun."""
+        """History in the newest checkpoint's manifest; an empty manifest: the run has not begun."""
         return cls(list(stored), manifest.get("best"), dict(manifest.get("validated") or {}))
 
     @property
@@ -68,12 +68,12 @@ class CheckpointHistory:
         return None if start is None else float(start["solve_rate"])
 
     def note_validation(self, version: int, metrics: Mapping[str, float], episodes: int, *, is_saved: bool) -> None:
-        """Note how a policy did.
+        """Note a validation.
 
         Args:
             version: of the policy; 0 is the one that GRPO started from.
-            metrics: of its validation; empty: there was nothing to validate on.
-            is_saved: whether its checkpoint will be stored; only such a one can be the best.
+            metrics: of the validation; empty: there are no validation prompts.
+            is_saved: whether the policy's checkpoint will be stored; only a stored one can be the best.
         """
         if not metrics:
             return
@@ -87,8 +87,8 @@ class CheckpointHistory:
         """Note a new checkpoint; returns the iterations whose checkpoints stay, None: all.
 
         Args:
-            keep_last: the newest so many stay; None: all.
-            keep_best: the best one stays too.
+            keep_last: number of newest checkpoints that stay; None: all.
+            keep_best: the best checkpoint stays too.
         """
         self.stored.append(iteration)
         if keep_last is None:
@@ -98,18 +98,18 @@ class CheckpointHistory:
         return list(self.stored)
 
     def way_out(self, run: str) -> str:
-        """What to do once an update of the run has diverged."""
+        """Way out for a run whose update has diverged, as a sentence."""
         if not self.stored:
             return f"No checkpoint is stored yet: lower {run}.optimizer.learning_rate, and start over with fresh=true."
         return (
-            f"The last good checkpoint is {partition(self.stored[-1])} of {run}.checkpoints. Go on from its weights in "
-            f"a run of its own, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,"
+            f"The last good checkpoint is {partition(self.stored[-1])} of {run}.checkpoints. Start a new run from its "
+            f"weights, with a lower {run}.optimizer.learning_rate: --params run_id=<new>,"
             f"{run}.policy.source=folder,{run}.policy.path=<folder of the checkpoint>,{run}.warm_start.steps=0"
         )
 
 
 def better_choice(manifest: Mapping[str, Any], chosen: int, task: Task) -> str | None:
-    """A sentence where an earlier policy solves more validation prompts than the newest one, by more than chance.
+    """A hint where an earlier policy solves significantly more validation prompts than the newest one, else None.
 
     Args:
         manifest: of the newest checkpoint.
@@ -143,12 +143,12 @@ def _apart(one: float, other: float, episodes: int) -> bool:
 
 
 def compare_workers(manifest: Mapping[str, Any], workers: Mapping[str, int]) -> None:
-    """Warn where a stored state was computed by other numbers of `threads` or `processes` (empty: nothing is)."""
+    """Warn where a run continues with other numbers of `threads` or `processes`; an empty manifest is a new run."""
     for name, count in workers.items():
         before = manifest.get(name, 1)
         if manifest and before != count:
             logger.warning(
-                "this run used %d %s before and uses %d now: it goes on, but not bit for bit as it would have",
+                "this run used %d %s before and uses %d now: it continues, but not bit for bit",
                 before,
                 name,
                 count,
@@ -156,11 +156,11 @@ def compare_workers(manifest: Mapping[str, Any], workers: Mapping[str, int]) -> 
 
 
 def compare_sizes(stored: Fingerprint, current: Fingerprint) -> None:
-    """Warn where a run goes on with other sizes, such as of its micro-batches."""
+    """Warn where a run continues with other sizes, such as of micro-batches."""
     lines = size_differences(stored, current)
     if lines:
         logger.warning(
-            "the run goes on with other sizes (%s): sums are added in another order, so that last bits may differ from "
-            "here on",
+            "the run continues with other sizes (%s): sums are added in another order, so the last bits may "
+            "differ from here on",
             "; ".join(lines),
         )

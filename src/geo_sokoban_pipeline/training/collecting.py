@@ -1,9 +1,10 @@
-"""Collecting: an iteration's prompts become rolled-out, scored episodes.
+"""Collecting: draw the prompts of an iteration, roll them out and score the episodes.
 
-Dynamic sampling: groups are drawn until `grpo.groups` of them carry a signal, at most `grpo.max_refill` times as many
-as wanted. Over-sampling: more groups are started than are wanted, and the rest is aborted once enough are complete.
-Partial rollouts: what was aborted is continued in the next iteration. Prompts, seeds and ids follow from run seed,
-iteration and group number alone, so equal runs collect equal episodes.
+Prompts, seeds and ids follow from run seed, iteration and group number alone, so equal runs collect equal episodes.
+
+Dynamic sampling draws groups until `grpo.groups` of them carry a signal, at most `grpo.max_refill` times as many.
+Over-sampling starts more groups than needed and aborts the rest once enough are complete. Partial rollouts continue the
+aborted groups in the next iteration.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "b
 Rows = Sequence[dict[str, Any]]
 
 
-# Partial rollouts: only tasks of one turn have them, since what is kept is the prompt and what was sampled after it,
-# with the weights that sampled it. They live in memory; a run that is continued begins without.
+# Partial rollouts: the prompt and the tokens sampled after it, with their policy versions; so only for tasks of one
+# turn. They are in memory only: a continued run starts without them.
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class PartialGroup:
     """A group that was aborted before all its episodes were complete.
 
     Attributes:
-        prompt: number of its prompt.
-        seeds, pasts: of its episodes; a past is None where nothing was sampled.
+        prompt: index of its prompt.
+        seeds, pasts: of its episodes; a past is the tokens sampled so far, None without any.
     """
 
     prompt: int
@@ -57,26 +58,26 @@ class PartialRollouts:
     groups: list[PartialGroup] = field(default_factory=list)
 
     def take(self, count: int) -> list[PartialGroup]:
-        """So many groups at most."""
+        """Remove and return the first groups, at most `count`."""
         taken, self.groups = self.groups[:count], self.groups[count:]
         return taken
 
     def keep(self, trajectories: Sequence[Trajectory], prompts: Mapping[int, int]) -> None:
-        """Keep the groups that have an aborted episode.
+        """Append the groups that have an aborted episode.
 
         Args:
             trajectories: of an iteration, whole groups.
-            prompts: number of the prompt of each group.
+            prompts: index of each group's prompt.
         """
-        broken = sorted({episode.group_index for episode in trajectories if episode.status == "aborted"})
-        for group in broken:
-            members = [episode for episode in trajectories if episode.group_index == group]
-            pasts = [past_of(member) for member in members]
-            self.groups.append(PartialGroup(prompts[group], [member.seed for member in members], pasts))
+        aborted = sorted({episode.group_index for episode in trajectories if episode.status == "aborted"})
+        for group in aborted:
+            episodes = [episode for episode in trajectories if episode.group_index == group]
+            pasts = [past_of(episode) for episode in episodes]
+            self.groups.append(PartialGroup(prompts[group], [episode.seed for episode in episodes], pasts))
 
 
 def past_of(episode: Trajectory) -> Result | None:
-    """What an episode of one turn has sampled so far; None where that is nothing."""
+    """The tokens that an episode of one turn has sampled so far; None without any."""
     start = episode.prompt_length
     count = int(episode.loss_mask.sum())
     if not count:
@@ -100,14 +101,14 @@ def _reason(episode: Trajectory) -> FinishReason:
 
 @dataclass(frozen=True)
 class Collector:
-    """Collects iterations of GRPO.
+    """Collects the episodes of GRPO iterations.
 
     Attributes:
         run: namespace of the run, the first part of trajectory ids.
         seed: seed of the run.
         prompts: rows of the training prompts.
         rollout_fn: rolls out the episodes; None: `rollout.function`, in this process.
-        partial: groups that earlier iterations have aborted, with `rollout.partial`.
+        partial: groups that earlier iterations aborted; used with `rollout.partial`.
     """
 
     run: str
@@ -120,7 +121,7 @@ class Collector:
     partial: PartialRollouts = field(default_factory=PartialRollouts)
 
     def collect(self, iteration: int, sampler: PromptSampler) -> tuple[list[Trajectory], dict[str, float | None]]:
-        """Roll out and score one iteration; moves the sampler on.
+        """Roll out and score one iteration; advances the sampler.
 
         Returns:
             Trajectories (groups in order, dropped ones included) and metrics `rollout/…`, `perf/…`.
@@ -129,7 +130,7 @@ class Collector:
         grpo, rollout = self.options.grpo, self.options.rollout
         first = math.ceil(grpo.groups * rollout.over_sampling)
         limit = max(first, math.ceil(grpo.groups * grpo.max_refill))
-        chosen: list[int] = []  # prompt of each group
+        chosen: list[int] = []  # index of each group's prompt
         trajectories: list[Trajectory] = []
         wanted, attempt = first, 0
         while True:
@@ -151,23 +152,20 @@ class Collector:
         apply_scores(trajectories, scores)
         if rollout.partial:
             self.partial.keep(trajectories, dict(enumerate(chosen)))
-        _follow(sampler, chosen, trajectories)
+        _update_solve_rates(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
         watched = task_of(self.options.task).watched
         processes = 1 if self.rollout_fn is None else self.options.processes
         return trajectories, {**describe_rollout(trajectories, seconds, watched, processes), **scores.metrics}
 
     def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Scores of the groups so far.
-
-        The fallback of `grpo.min_groups` is for the end: here it would hide that signal is scarce.
-        """
+        """Scores of the groups so far, without the fallback of `grpo.min_groups`, which would hide scarce signal."""
         return score_groups(trajectories, self.options.grpo, self.options.reward.args, min_groups=0)
 
     def _roll_out(
         self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[PartialGroup]
     ) -> list[Trajectory]:
-        """Episodes of aborted groups, then of the prompts that were drawn."""
+        """Roll out aborted groups, then groups of the drawn prompts."""
         options = self.options
         size = options.grpo.group_size
         new = [
@@ -181,14 +179,14 @@ class Collector:
         tasks = [
             EpisodeTask(
                 trajectory_id=f"{self.run}/i{iteration:05d}/g{group:03d}/s{sample:02d}",
-                prompt=self.prompts[members.prompt],
+                prompt=self.prompts[episodes.prompt],
                 group_index=group,
                 sample_index=sample,
                 seed=seed,
                 past=past,
             )
-            for group, members in enumerate([*before, *new], start=first_group)
-            for sample, (seed, past) in enumerate(zip(members.seeds, members.pasts, strict=True))
+            for group, episodes in enumerate([*before, *new], start=first_group)
+            for sample, (seed, past) in enumerate(zip(episodes.seeds, episodes.pasts, strict=True))
         ]
         settings = RolloutSettings(
             options.env,
@@ -202,15 +200,15 @@ class Collector:
         roll_out = self.rollout_fn or load_rollout_fn(options.rollout)
         if options.rollout.over_sampling <= 1:
             return roll_out(self.engine, self.policy, tasks, settings)
-        return roll_out(self.engine, self.policy, tasks, settings, enough=self._suffice)
+        return roll_out(self.engine, self.policy, tasks, settings, enough=self._is_enough)
 
-    def _suffice(self, complete: list[Trajectory]) -> bool:
-        """Whether the groups that are complete give the update its `grpo.groups`."""
+    def _is_enough(self, complete: list[Trajectory]) -> bool:
+        """Whether the complete groups include `grpo.groups` that can be trained."""
         return self._probe(complete).trained_groups >= self.options.grpo.groups
 
 
 def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
-    """Prompt sampler of a run, new or continued; its buckets are the task's difficulties."""
+    """Prompt sampler of a run, new or continued from a state; its buckets are the task's difficulties."""
     order = options.prompts
     settings = SamplerOptions(
         seed=derive_seed(seed, "prompts"),
@@ -222,8 +220,8 @@ def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[s
     return PromptSampler(buckets, settings) if state is None else PromptSampler.from_state(state, buckets, settings)
 
 
-def _follow(sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
-    """Tell the sampler how many episodes of each prompt were solved."""
+def _update_solve_rates(sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
+    """Update the sampler with the solve rate of each group."""
     rates: dict[int, list[float]] = {}
     for episode in trajectories:
         solved = is_solved(episode)
@@ -239,15 +237,15 @@ def describe_rollout(
     watched: Sequence[tuple[str, str]] = (),
     processes: int = 1,
 ) -> dict[str, float | None]:
-    """Metrics of episodes under slime's names; what no episode can tell is None.
+    """Metrics of episodes under slime's names; None where no episode has a value.
 
-    Response lengths count sampled tokens, as do the means of log-probs; `returns` are the episodes' rewards, which GRPO
-    without a critic equates.
+    Response lengths and means of log-probs are over sampled tokens. `returns` are the episodes' rewards: without a
+    critic they are the same.
 
     Args:
-        seconds: that the rollout took.
+        seconds: duration of the rollout.
         watched: further metrics of the episodes whose means are reported, as (metric, name).
-        processes: that rolled out side by side; the seconds of engine and environment are means over them.
+        processes: number of parallel processes; the seconds of engine and environment are means over them.
     """
     rewards = [episode.reward for episode in trajectories if episode.reward is not None]
     solved = [float(value) for episode in trajectories if (value := is_solved(episode)) is not None]

@@ -1,4 +1,8 @@
-"""Demonstrations: an expert plays through the same episode code as the policy, so SFT sees exactly its tokens."""
+"""Demonstrations: an expert's episodes as training samples.
+
+They run through the episode code of the policy, so SFT trains on exactly the tokens that the policy would see and
+write.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,12 @@ _MOST_TRIES = 100
 
 
 class Demonstrator:
-    """Makes demonstrations from prompts; number n of a seed is always the same one.
+    """Makes numbered demonstrations; demonstration n is a function of seed, purpose and prompts.
 
     Args:
-        prompts: rows to draw from; first a difficulty uniformly, then a prompt of it.
+        prompts: rows to draw from: first a difficulty uniformly, then one of its prompts.
         seed: seed of the run.
-        purpose: name of the stream, so that training and validation draw different ones.
+        purpose: name of the random stream, so that training and validation draw different demonstrations.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Demonstrator:
         self._expert: ExpertOptions = options.warm_start.teacher
         self._build_env = load_object(options.env.factory, default_name="build_env")
         turns = self._expert.max_turns or options.rollout.max_turns
-        # The rules of truncation belong to the policy's own responses; an expert writes whole ones.
+        # Limits per turn are for the policy's responses: an expert's response is never cut off.
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
         self._settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
         self._seed, self._purpose = seed, purpose
@@ -67,7 +71,7 @@ class Demonstrator:
         """
         generator = python_generator(self._seed, "demonstration", self._purpose, number)
         for _ in range(_MOST_TRIES):
-            sample = self._play(generator)
+            sample = self._try_episode(generator)
             if sample is not None:
                 return sample
         raise RuntimeError(
@@ -76,7 +80,7 @@ class Demonstrator:
             f"teacher.{self._failure}"
         )
 
-    def _play(self, generator: random.Random) -> TrainSample | None:
+    def _try_episode(self, generator: random.Random) -> TrainSample | None:
         row = generator.choice(self._buckets[generator.choice(self._labels)])
         episode = Episode(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
         expert = make_expert(self._expert, row)
@@ -86,9 +90,9 @@ class Demonstrator:
             ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
             episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
         if episode.error is not None:
-            # As in the rollout, an episode that raises costs only itself; that all do ends in `demonstrate`.
+            # As in a rollout, an episode that raises is dropped; `demonstrate` raises where all do.
             self._failure = f" The last error of the environment: {episode.error}."
-            logger.warning("a demonstration failed and is left out: %s", episode.error)
+            logger.warning("a demonstration failed and is dropped: %s", episode.error)
             return None
         trajectory = episode.snapshot()
         if not trajectory.loss_mask.any() or (self._expert.solved_only and not trajectory.metrics.get("success")):
@@ -98,11 +102,11 @@ class Demonstrator:
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """A step's demonstrations, not made yet: of several processes each makes those it trains on.
+    """The demonstrations of a step, by number; each process makes the ones it trains on.
 
     Attributes:
         numbers: of the demonstrations.
-        demonstrator: of this process; others have one of their own, equal to it.
+        demonstrator: of this process; every worker has an equal one.
     """
 
     numbers: range

@@ -1,10 +1,9 @@
-"""The GRPO loop: collect, score, update, sync weights, validate, commit; `run_grpo` tells it from top to bottom.
+"""The GRPO loop: collect, score, update, sync weights, validate, commit; `run_grpo` is the whole of it, top to bottom.
 
-Order: an iteration's episodes are stored before its metrics, and its checkpoint comes last. The checkpoint's manifest
-is the commit record: what is stored beyond the newest one was never committed, and a continued run deletes it and
-makes it again. Every draw follows from run seed and iteration, and the state that goes on (weights, moments, data
-cursor, what was validated) is in the checkpoint. So a run that was killed anywhere ends bit for bit as one that was
-not killed.
+A killed run ends bit for bit as an uninterrupted one. For that, an iteration stores its episodes, then its metrics, and
+its checkpoint last: the checkpoint's manifest is the commit record. A continued run deletes all rows after the newest
+checkpoint and computes them again. Every draw follows from run seed and iteration, and all other state (weights,
+moments, data cursor, validated rates) is in the checkpoint.
 
 Trajectories `iter=k` are sampled by policy version k; checkpoint `iter=k` is the state after training on them, version
 k + 1.
@@ -58,12 +57,12 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 logger = logging.getLogger(__name__)
 
 SOLVED_AT_START = 0.95  # validated solve rate from which a warm start leaves GRPO little to learn
-_SCARCE = 0.9  # share of groups without a signal
-_PATIENCE = 5  # iterations in a row with so few groups
+_SCARCE = 0.9  # share of groups without a signal that counts as scarce
+_PATIENCE = 5  # scarce iterations in a row before the warning
 _GAP = "train_rollout_logprob_abs_diff"
 
-# What the four outputs (trajectories, eval trajectories, metrics, checkpoints) save: partitions, or an order to forget
-# what is later than an iteration; the last one also the mark of a finished loop.
+# One value for each of the four outputs (trajectories, eval trajectories, metrics, checkpoints): partitions to save, or
+# a `Rewind` that deletes all after an iteration; for checkpoints also `Complete`, the mark of a finished loop.
 Chunk = tuple[
     dict[str, Any] | Rewind, dict[str, Any] | Rewind, dict[str, Any] | Rewind, dict[str, Any] | Rewind | Complete
 ]
@@ -72,7 +71,7 @@ Scorer = Callable[[Sequence[TrainSample]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run is made of.
+    """The inputs of a run.
 
     Attributes:
         run: namespace, such as `train_sokoban`.
@@ -93,18 +92,18 @@ class RunInputs:
     validation_prompts: Rows
 
 
-def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None, None]:  # noqa: PLR0915 - told in one place
-    """Run the loop from where it stands to `loop.iterations`.
+def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None, None]:  # noqa: PLR0915 - one place for the whole loop
+    """Run the loop from the newest checkpoint to `loop.iterations`.
 
     Args:
         resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`, `stored`.
 
     Yields:
-        (trajectories, eval trajectories, metrics, checkpoint), `{}` where nothing is due. A loop with work to do begins
+        (trajectories, eval trajectories, metrics, checkpoint), `{}` where nothing is due. An unfinished loop begins
         with a `Rewind` of each; an iteration yields its episodes, then its metrics and checkpoint; `Complete` ends it.
 
     Raises:
-        FingerprintError: the stored run was made with other settings.
+        FingerprintError: the stored run has other settings.
         DivergedError: several optimizer steps in a row had no finite gradient.
     """
     options, loop, task = inputs.options, inputs.options.loop, task_of(inputs.options.task)
@@ -116,11 +115,11 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
     if first >= loop.iterations:
         yield {}, {}, {}, Complete(first)
         return
-    # Validations are numbered by the policy version that rolled them out: the newest checkpoint's is one further.
+    # Validations are numbered by policy version, and checkpoint k holds version k + 1.
     yield Rewind(newest), Rewind(first if newest >= 0 else -1), Rewind(newest), Rewind(newest)
 
     with ExitStack() as owned:
-        # Everything that holds state, in the order of its making; closed in reverse.
+        # Everything that holds state; closed in reverse order.
         progress = owned.enter_context(track("GRPO", loop.iterations, first))
         layout = {"threads": prepare_process(options.threads), "processes": options.processes}
         freeze_survivors()
@@ -140,7 +139,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         roll_out = None if workers is None else workers.rollout
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
         held_out = len(inputs.validation_prompts[: loop.eval_prompts])
-        whole, writing = Stopwatch(), Stopwatch()  # of saving the iteration before
+        whole, writing = Stopwatch(), Stopwatch()  # of saving the previous iteration
 
         for iteration in range(first, loop.iterations):
             began = time.perf_counter()
@@ -153,14 +152,14 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                     sync_weights(engine, workers, 0)
                     episodes, measured = _validate(inputs, 0, policy, engine, roll_out)
                 validations |= episodes
-                # The first row may hold two validations: version 0's metrics have names of their own.
+                # The first row may hold two validations, so version 0's metrics have other names.
                 row |= start_names(measured)
                 history.note_validation(0, measured, held_out, is_saved=False)
                 signal.follow_start(history.start_rate, options.warm_start.steps)
             work = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
             with work.running():
                 collect_garbage(iteration)
-                # A continued loop has nothing cached: what the engine computed before must not count here either.
+                # A continued loop starts without caches, so an uninterrupted one drops them here too.
                 sync_weights(engine, workers, iteration)
 
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
@@ -202,7 +201,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             if validating.seconds:
                 row["perf/eval_time"] = validating.seconds
             row["perf/step_time"] = time.perf_counter() - began
-            # A row is stored before its own saving is over: it has the times of the one before.
+            # A row is stored before its own saving ends, so it has the saving times of the previous iteration.
             row |= {
                 "perf/save_time": whole.seconds,
                 "perf/save_cpu_time": whole.cpu_seconds,
@@ -211,7 +210,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                 "perf/memory_gb": resident_bytes() / 1e9,
             }
 
-            # Commit: episodes, then metrics, then the checkpoint, whose manifest makes the iteration count.
+            # Commit: episodes, then metrics, then the checkpoint, whose manifest commits the iteration.
             checkpoint: dict[str, Any] = {}
             if is_saved:
                 keep = history.add(iteration, loop.keep_last, keep_best=loop.keep_best)
@@ -239,7 +238,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
 
 
 def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
-    """Everything that changes what the loop computes: parameters, prompts, starting policy."""
+    """Fingerprint of everything that the loop's results depend on: parameters, prompts, starting policy."""
     return {
         **loop_parameters(inputs.options, inputs.seed, inputs.data_options),
         "input.prompts": hash_rows(inputs.prompts),
@@ -249,7 +248,7 @@ def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
 
 
 def sync_weights(engine: RolloutEngine, workers: WorkerGroup | None, version: int) -> None:
-    """Let every engine sample from this version of the policy, and forget what it computed with earlier ones."""
+    """Switch every engine to this policy version; each drops what it computed with earlier ones."""
     engine.update_weights(None, version)
     if workers is not None:
         workers.update_weights(version)
@@ -261,7 +260,7 @@ def _validate(
     """Roll out the validation prompts.
 
     Returns:
-        Their episodes by partition, and the metrics `eval/validation/…`; both empty without validation prompts.
+        Episodes by partition, and metrics `eval/validation/…`; both empty without validation prompts.
     """
     rows = inputs.validation_prompts[: inputs.options.loop.eval_prompts]
     if not rows:
@@ -274,7 +273,7 @@ def _validate(
 
 
 class LogProbGapError(RuntimeError):
-    """Trainer and engine disagree about log-probs by more than `grpo.max_log_prob_difference`."""
+    """Log-probs of trainer and engine differ by more than `grpo.max_log_prob_difference`."""
 
 
 def update_policy(
@@ -289,21 +288,21 @@ def update_policy(
 ) -> dict[str, float]:
     """Train on the trajectories marked `trained`; sets their old and reference log-probs.
 
-    The loop and `update_*` run this same function, so a stored iteration is trained again bit for bit.
+    The loop and the `update_*` pipelines call this function, so a stored iteration can be trained again bit for bit.
 
     Args:
         trajectories: scored episodes of one iteration.
         reference: log-probs of the reference policy; needed where `grpo.kl_coefficient` is above 0.
-        iteration: number of the iteration, which is the step of the learning-rate schedule.
-        seed: seed of the run; with `grpo.passes` above 1 it decides the order of the groups in the later passes.
+        iteration: number of the iteration, which is also the step of the learning-rate schedule.
+        seed: seed of the run; it shuffles the groups in all PPO epochs (`grpo.passes`) after the first.
 
     Returns:
-        Metrics `train/…`: means over the optimizer steps, of `train_rollout_logprob_abs_diff` the first one's;
-        `train/skipped` is the number of steps without a finite gradient. `train/steps` 0.0 and the learning rate alone
-        where nothing is trained.
+        Metrics `train/…`: means over the optimizer steps, but `train_rollout_logprob_abs_diff` of the first step alone;
+        `train/skipped` counts steps without a finite gradient. Only `train/steps` (0.0) and the learning rate if no
+        trajectory is trained.
 
     Raises:
-        LogProbGapError: see there.
+        LogProbGapError: log-probs of trainer and engine differ too much.
     """
     chosen = [episode for episode in trajectories if episode.trained]
     rate = scheduled_rate(optimizer, iteration)
@@ -319,9 +318,7 @@ def update_policy(
             episode.old_log_probs = spread(sample.old_log_probs, sample, len(episode.token_ids))
     if grpo.kl_coefficient > 0:
         if reference is None:
-            raise ValueError(
-                f"grpo.kl_coefficient={grpo.kl_coefficient} needs the reference policy, but none is there."
-            )
+            raise ValueError(f"grpo.kl_coefficient={grpo.kl_coefficient} needs a reference policy, but none was given.")
         scored = reference(samples)
         samples = [replace(sample, ref_log_probs=values) for sample, values in zip(samples, scored, strict=True)]
         for episode, sample, values in zip(chosen, samples, scored, strict=True):
@@ -333,16 +330,16 @@ def update_policy(
     objective = GrpoObjective(grpo)
     rows: list[dict[str, float]] = []
     sizes: list[int] = []
-    for number in range(grpo.passes):
+    for epoch in range(grpo.passes):  # PPO epochs
         order = list(groups.values())
-        if number:
-            python_generator(seed, "pass", iteration, number).shuffle(order)
-        for step in split_steps(order, groups_per_step=grpo.groups_per_step):
-            members = [sample for group in step for sample in group]
+        if epoch:
+            python_generator(seed, "pass", iteration, epoch).shuffle(order)
+        for minibatch in split_steps(order, groups_per_step=grpo.groups_per_step):
+            members = [sample for group in minibatch for sample in group]
             rows.append(backend.step(members, objective, rate))
             sizes.append(len(members))
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
-    # Later steps have moved the weights: only the first one compares trainer and engine.
+    # The first step moves the weights: only before it do trainer and engine have the same ones.
     means[f"train/{_GAP}"] = rows[0][_GAP]
     return {
         **means,
@@ -354,7 +351,7 @@ def update_policy(
 
 
 def scheduled_rate(options: OptimizerOptions, iteration: int) -> float:
-    """Learning rate of an iteration: linear warm-up, constant, linear decay over the last share of the schedule."""
+    """Learning rate of an iteration: linear warm-up, constant, linear decay over the last fraction of the schedule."""
     decays = options.decay_fraction > 0
     return learning_rate(
         iteration,
@@ -379,9 +376,9 @@ def _check_gap(values: Sequence[np.ndarray], samples: Sequence[TrainSample], all
 
 
 class SignalWatch:
-    """Is there anything left to learn? One warning where most groups carry no signal, and a count at the end.
+    """Warns once if most groups carry no signal, and reports at the end how many iterations trained nothing.
 
-    A group whose episodes are all solved, or all unsolved, has advantages of 0. What each iteration dropped stays in
+    A group whose episodes are all solved, or all unsolved, has advantages of 0. The numbers of each iteration are in
     its metrics (`rollout/dynamic_filter/…`, `rollout/trained_ratio`).
     """
 
@@ -394,7 +391,7 @@ class SignalWatch:
         """Warn where the policy that GRPO starts from solves nearly everything.
 
         Args:
-            solve_rate: of the validation, sampled, in [0, 1]; None: nothing was validated.
+            solve_rate: of the validation, sampled, in [0, 1]; None: not validated.
             steps: of the warm start.
         """
         if solve_rate is None or solve_rate < SOLVED_AT_START:
@@ -416,7 +413,7 @@ class SignalWatch:
         )
 
     def follow(self, iteration: int, metrics: Mapping[str, float | None]) -> None:
-        """Note an iteration; warn of the first one that trains nothing, or of the fifth in a row that hardly does."""
+        """Note an iteration; warn at the first without a trained group, or at the fifth scarce one in a row."""
         groups = int(metrics.get("rollout/groups") or 0)
         solved, unsolved = (
             int(metrics.get(f"rollout/dynamic_filter/drop_{name}_solved") or 0) for name in ("all", "none")
@@ -442,7 +439,7 @@ class SignalWatch:
                 "for parts of a solution"
             )
         logger.warning(
-            "iteration %d: no group to train on%s (%d groups, %d without a signal): %s; %s. This is said once.",
+            "iteration %d: no group to train on%s (%d groups, %d without a signal): %s; %s. Logged only once.",
             iteration,
             "" if idle else " but few",
             groups,
@@ -452,7 +449,7 @@ class SignalWatch:
         )
 
     def close(self) -> None:
-        """Say how many iterations trained nothing."""
+        """Log how many iterations trained nothing."""
         if self.idle:
             logger.warning(
                 "%d of %d iterations trained nothing: none of their groups carried a signal "

@@ -1,6 +1,6 @@
-"""Runtime settings of a process (threads, malloc, garbage collection), and what is measured of it (time, memory).
+"""Runtime settings of a process (threads, malloc, garbage collection), and measurements of time and memory.
 
-None of it changes a result but the number of threads, which every manifest therefore holds.
+Only the number of threads changes results, so every manifest records it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch
 _COLLECT_EVERY = 10
 # Parameters of glibc's mallopt (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# Bytes. The system fills a fresh mapping with zeros: a bound of 2 MiB already costs a wider policy time.
+# Bytes. The system fills a fresh mapping with zeros, so a lower threshold (2 MiB) slows a wider policy down.
 _MMAP_THRESHOLD = 4 << 20
-# Bytes. What glibc itself comes to at most, twice its largest bound.
+# Bytes. glibc's own maximum: twice its largest mmap threshold.
 _TRIM_THRESHOLD = 64 << 20
 _USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _USER_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
 
 def prepare_process(threads: int | None) -> int:
-    """Set torch's threads where a number is given, and the heap; returns the number of threads in force."""
+    """Set torch's threads (None: unchanged) and the heap's thresholds; returns the number of threads."""
     if threads is not None:
         torch.set_num_threads(threads)
     limit_heap()
@@ -36,10 +36,10 @@ def prepare_process(threads: int | None) -> int:
 
 
 def limit_heap() -> None:
-    """Keep the heap from growing for blocks of 4 MiB and more: where it has no place, they get mappings of their own.
+    """Give blocks of 4 MiB and more mappings of their own, so that the heap does not grow with them.
 
-    glibc begins with a bound of 128 KiB and moves it up to 32 MiB, to the largest mapped block freed so far. From there
-    on a step's tensors, whose sizes are new each time, lie in the heap between objects that stay, and it grows for
+    glibc's mmap threshold begins at 128 KiB and rises, up to 32 MiB, to the largest mapped block freed so far. Then the
+    tensors of a step, whose sizes change every time, lie in the heap between long-lived objects, and the heap grows for
     hundreds of iterations. Nothing is set without glibc, or where the environment sets one of the two thresholds.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
@@ -51,22 +51,22 @@ def limit_heap() -> None:
 
 
 def freeze_survivors() -> None:
-    """Collect once, and let no later collection look at what is left.
+    """Collect once, then exclude all surviving objects from later collections.
 
     Importing torch, transformers and Kedro leaves more than half a million objects. A full collection that walks them
-    takes a third of a second, and the many small objects of an iteration set it off again and again.
+    takes a third of a second, and the many small objects of an iteration trigger it again and again.
     """
-    # What an earlier call has set aside may be garbage by now.
+    # Objects frozen by an earlier call may be garbage by now.
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
 def collect_garbage(iteration: int) -> None:
-    """Free what lies in cycles of references, every tenth iteration.
+    """Free reference cycles, every tenth iteration.
 
-    Python itself waits until a quarter of all objects is new: fifty iterations of the default run, and by then
-    100 MB lie about in its two processes.
+    Python itself waits until a quarter of all objects is new. In the default run that takes fifty iterations and leaves
+    100 MB of garbage in its two processes.
     """
     if iteration % _COLLECT_EVERY == 0:
         gc.collect()
@@ -74,7 +74,7 @@ def collect_garbage(iteration: int) -> None:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from looking at many objects that are made at once and none of which is garbage."""
+    """Switch the garbage collector off while many objects are created, none of which is garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -85,7 +85,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process and all it has started; what several of them share counts in each."""
+    """Resident memory of this process and all its descendants; shared pages count in each."""
     own = psutil.Process()
     found = 0
     for process in (own, *own.children(recursive=True)):
@@ -97,17 +97,17 @@ def resident_bytes() -> int:
 
 
 class Stopwatch:
-    """Adds up the time spent inside `running()`, by the wall clock and by the processor.
+    """Adds up wall-clock and CPU time spent inside `running()`.
 
-    CPU seconds count all threads of the process, the worker processes' too where their clock is given, and nothing of
-    its neighbours, so they compare stages of runs that share a machine.
+    CPU seconds do not depend on other programs, so they compare stages of runs that share a machine.
 
     Args:
-        cpu_clock: CPU seconds so far of all that works.
+        cpu_clock: CPU seconds so far: of this process with all its threads by default, of a worker group by its
+            `cpu_clock`.
 
     Attributes:
-        seconds: of the wall clock.
-        cpu_seconds: of the processor.
+        seconds: wall-clock time.
+        cpu_seconds: CPU time.
     """
 
     def __init__(self, cpu_clock: Callable[[], float] = time.process_time) -> None:
@@ -117,7 +117,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time of the `with` block, also where it ends with an error."""
+        """Count the time of the `with` block, also if it raises."""
         wall, cpu = time.perf_counter(), self._cpu_clock()
         try:
             yield

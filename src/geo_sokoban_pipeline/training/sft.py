@@ -1,8 +1,8 @@
-"""Warm start: SFT on an expert's demonstrations, until GRPO has something to work with.
+"""Warm start: SFT on an expert's demonstrations, so that GRPO starts from a policy that solves some prompts.
 
-Demonstrations are fresh in every step and numbered, so the result is a function of the options, the seed, the prompts
-and the policy it starts from; of several processes each makes the numbers it trains on. Validations only watch, but
-for `stop_below`, which ends the stage: neither weights nor any draw depend on them, and their time is not counted.
+Every step trains on new, numbered demonstrations; the result is a function of options, seed, prompts and starting
+policy. Each process makes the demonstrations it trains on. Validations change neither weights nor draws, and their time
+is not counted; only `stop_below` reads one, to end the stage.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def run_sft(
     """Train the policy in place on demonstrations.
 
     Args:
-        prompts: levels of the demonstrations.
-        state: folder whose weights and optimizer state the training goes on from; None: the policy's weights alone.
-        first: number of the first demonstration; those before it were trained on earlier.
+        prompts: rows that demonstrations are drawn from.
+        state: folder with weights and optimizer state to continue from; None: the policy's weights alone.
+        first: number of the first demonstration; earlier ones have been trained on.
 
     Returns:
-        History, one row per validation: `step`, `seconds` and `cpu_seconds` of training so far, and what was measured:
-        `loss` and `validation_loss` (nats per response token), `sampled_solve_rate` and `greedy_solve_rate`. And the
-        backend, whose policy and optimizer state can be saved.
+        History and backend. The history has one row per validation: `step`, `seconds` and `cpu_seconds` of training so
+        far, and, where measured, `loss` and `validation_loss` (nats per response token), `sampled_solve_rate` and
+        `greedy_solve_rate`.
     """
     warm = options.warm_start
     expert = Demonstrator(prompts, policy, options, seed, _TRAINING)
@@ -67,7 +67,7 @@ def run_sft(
             backend.load_state(state)
         if workers is not None:
             workers.broadcast(SetDemonstrations(prompts, seed, _TRAINING))
-        examiner = _Examiner(validation_prompts, policy, options, seed, workers)
+        validator = _Validator(validation_prompts, policy, options, seed, workers)
         watch = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
         freeze_survivors()
         for step in range(warm.steps):
@@ -76,7 +76,7 @@ def run_sft(
                 metrics = backend.step(Demonstrations(numbers, expert), SftObjective(), _rate(warm, step))
                 losses.append(metrics["loss"])
             logger.debug("warm start: step %d", step + 1)
-            row = examiner.examine(backend, step + 1)
+            row = validator.validate(backend, step + 1)
             if "validation_loss" in row:
                 row["loss"] = float(np.mean(losses))
                 losses = []
@@ -89,7 +89,7 @@ def run_sft(
 
 
 def sft_optimizer(warm: WarmStartOptions) -> OptimizerOptions:
-    """Options of the backend that takes the steps of a warm start."""
+    """Options of the backend of a warm start."""
     return OptimizerOptions(
         learning_rate=warm.learning_rate,
         betas=warm.betas,
@@ -102,38 +102,38 @@ def sft_optimizer(warm: WarmStartOptions) -> OptimizerOptions:
     )
 
 
-class _Examiner:
-    """Measures a policy in training where a validation is due, without leaving a trace in it."""
+class _Validator:
+    """Validates the policy at the intervals of the options, without changing it."""
 
     def __init__(
         self, prompts: Rows, policy: Policy, options: TrainOptions, seed: int, workers: WorkerGroup | None
     ) -> None:
         self._warm, self._options, self._policy, self._seed = options.warm_start, options, policy, seed
         self._workers = workers
-        self._played = list(prompts[: options.loop.eval_prompts])
+        self._prompts = list(prompts[: options.loop.eval_prompts])
         demonstrator = Demonstrator(prompts, policy, options, seed, "validation")
         self._held_out = [demonstrator.demonstrate(number) for number in range(self._warm.validation_episodes)]
 
-    def examine(self, backend: TrainBackend, step: int) -> dict[str, float]:
-        """What is due after a step: the loss on held-out demonstrations, the solve rates, nothing; all at the end."""
+    def validate(self, backend: TrainBackend, step: int) -> dict[str, float]:
+        """Loss on held-out demonstrations and solve rates, each where it is due after this step; both at the end."""
         warm, last = self._warm, step == self._warm.steps
         row: dict[str, float] = {}
         if last or step % warm.validate_every == 0:
             row["validation_loss"] = float(-np.concatenate(backend.log_probs(self._held_out)).mean())
         stops = warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below
-        if warm.play_every and self._played and (last or stops or step % warm.play_every == 0):
-            row |= self._play(step)
+        if warm.play_every and self._prompts and (last or stops or step % warm.play_every == 0):
+            row |= self._solve_rates(step)
         return row
 
-    def _play(self, step: int) -> dict[str, float]:
-        play = None
+    def _solve_rates(self, step: int) -> dict[str, float]:
+        rollout_fn = None
         if self._workers is not None:
             self._workers.update_weights(step)
-            play = self._workers.rollout
+            rollout_fn = self._workers.rollout
         with closing(build_engine(self._policy, self._options.rollout)) as engine:
             engine.update_weights(None, step)
             _, metrics = validate_policy(
-                "warm_start", self._seed, self._options, self._played, self._policy, engine, version=step, play=play
+                "warm_start", self._seed, self._options, self._prompts, self._policy, engine, step, rollout_fn
             )
         logger.info("warm start, step %d: %s", step, describe_rates(metrics))
         return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}

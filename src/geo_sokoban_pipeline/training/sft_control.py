@@ -1,4 +1,4 @@
-"""SFT control: the warm start of a run goes on for the CPU-seconds that its GRPO took, so that both can be compared."""
+"""SFT control: continue a run's warm start for the CPU-seconds that its GRPO took, to compare both at equal compute."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
 Rows = Sequence[dict[str, Any]]
 _SPENT = ("perf/cpu_time", "perf/save_cpu_time")
-_WARMING, _TIMED, _ROUNDS = 10, 10, 3  # steps on the copy, and how often so many are timed
+_WARMING, _TIMED, _ROUNDS = 10, 10, 3  # untimed steps first, then timed steps per round, and rounds
 
 
 class ControlError(ValueError):
@@ -35,11 +35,11 @@ class ControlError(ValueError):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a control may spend.
+    """Compute budget of a control.
 
     Attributes:
-        grpo_cpu_seconds: of all iterations of the source run: playing, updating, writing; no validation.
-        cpu_seconds_per_step: of the control's own kind, see `time_steps`.
+        grpo_cpu_seconds: of all iterations of the source run: rollout, update and writing, without validations.
+        cpu_seconds_per_step: of the control, see `time_steps`.
         steps: optimizer steps of the control.
         first: number of its first demonstration.
     """
@@ -50,7 +50,7 @@ class Budget:
     first: int
 
     def entries(self) -> dict[str, float]:
-        """What the control's manifest keeps."""
+        """Entries of the control's manifest."""
         return {
             "grpo_cpu_seconds": self.grpo_cpu_seconds,
             "cpu_seconds_per_step": self.cpu_seconds_per_step,
@@ -60,13 +60,13 @@ class Budget:
 
 
 def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complete: bool, wanted: Fingerprint) -> None:
-    """See that a run can have a control, and that this command has its settings.
+    """Check that a run can have a control, and that this command has the run's settings.
 
     Args:
         start: the run's policy after its warm start.
         metrics: rows of its iterations.
-        iterations: that the run was to have.
-        complete: whether its loop has reached its goal.
+        iterations: `loop.iterations` of this command.
+        complete: whether the run's loop is finished.
         wanted: fingerprint of a warm start with this command's settings, seed and prompts, without its starting policy.
 
     Raises:
@@ -75,8 +75,8 @@ def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complet
     history = start.manifest.get("history") or []
     if not history or not history[-1].get("step"):
         raise ControlError(
-            f"{start.path} has no warm start to go on with (warm_start.steps=0, or a policy from elsewhere); "
-            "give the control's source a run that has one."
+            f"{start.path} has no warm start to continue (warm_start.steps=0, or a policy from elsewhere); "
+            "name a run with a warm start as the control's source."
         )
     if not complete or len(metrics) != iterations:
         raise ControlError(
@@ -92,9 +92,9 @@ def check_source(start: PolicyFolder, metrics: Rows, iterations: int, *, complet
     if unlike:
         lines = "\n  ".join(unlike)
         raise ControlError(
-            f"the run of {start.path} was made with other settings than this command has:\n  {lines}\n"
-            "A control differs from its run in nothing but the stage it replaces: give the command the run's settings "
-            "and seed, or the control's source the run that is meant."
+            f"the run of {start.path} has other settings than this command:\n  {lines}\n"
+            "A control may differ from its run only in the stage it replaces: give the command the settings and the "
+            "seed of the run, or name another run as the control's source."
         )
 
 
@@ -108,7 +108,7 @@ def plan_budget(
         metrics: rows of its iterations.
         episodes_per_step: demonstrations of a step.
         share: multiple of GRPO's CPU-seconds.
-        cpu_seconds_per_step: what a step of the control costs.
+        cpu_seconds_per_step: cost of a step of the control.
     """
     grpo, done = grpo_cpu_seconds(metrics), int(start.manifest["history"][-1]["step"])
     steps = max(1, math.ceil(share * grpo / cpu_seconds_per_step))
@@ -116,11 +116,11 @@ def plan_budget(
 
 
 def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: int) -> float:
-    """CPU-seconds of a step of a control, over steps on a copy of the policy that is thrown away.
+    """CPU-seconds of a step of a control, measured on a throw-away copy of the policy.
 
-    The demonstrations are none that are trained on. The first steps are not timed: they fill the caches of images and
-    texts, which a control pays for once. Of several rounds the cheapest counts: what disturbs a round makes a control
-    longer, never shorter.
+    Its demonstrations come from a random stream of their own. The first steps are not timed: they fill the caches of
+    images and texts, which a control pays for once. The cheapest of several rounds counts, so a disturbance can only
+    make the control longer, never shorter.
 
     Args:
         prompts: of the control.
@@ -145,7 +145,7 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
 
 
 def grpo_cpu_seconds(metrics: Rows) -> float:
-    """CPU-seconds of iterations without validations: playing, updating, and writing the iteration before."""
+    """CPU-seconds of iterations: rollout, update, and writing the previous iteration; without validations."""
     return math.fsum(float(row.get(name) or 0.0) for row in metrics for name in _SPENT)
 
 
@@ -158,10 +158,10 @@ def continue_warm_start(
     seed: int,
     budget: Budget,
 ) -> tuple[list[dict[str, float]], TrainBackend]:
-    """Continue SFT with weights and optimizer state of a warm start; returns history and trainer.
+    """Continue SFT from weights and optimizer state of a warm start; returns history and backend.
 
-    The learning rate is the warm start's highest from the first step on and falls over the last share of the steps as
-    it did there.
+    The learning rate has no warm-up: it starts at the warm start's full rate and decays over the same last fraction of
+    the steps.
 
     Args:
         policy: trained in place; its weights are those of `start`.
@@ -174,7 +174,7 @@ def continue_warm_start(
 
 
 def control_options(options: TrainOptions, control: ControlOptions) -> TrainOptions:
-    """Options of the run with the control's expert."""
+    """Options of the run, with the expert that the control imitates."""
     if control.imitate == "teacher":
         return options
     own = options.warm_start.teacher
@@ -205,7 +205,7 @@ def repeat_prompts(prompts: Rows, times: Mapping[str, int], task: Task) -> list[
     if unknown:
         raise ControlError(
             f"{len(unknown)} {task.words.units} of the source run are not in {task.name}.prompts (first: "
-            f"{unknown[0]}); the data were made again with other settings. Make them with those of the run."
+            f"{unknown[0]}): the data have been made with other settings since. Make them with the run's settings."
         )
-    # Without a difficulty all rows have the same; demonstrations draw a difficulty first, then a row of it.
+    # Without difficulties the draw is uniform over rows: demonstrations draw a difficulty first, then one of its rows.
     return [{**by_key[key], task.difficulty: None} for key in sorted(times) for _ in range(times[key])]

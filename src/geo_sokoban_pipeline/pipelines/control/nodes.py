@@ -128,7 +128,7 @@ def evaluate_control(
         read_rows(eval_prompts),
         options,
         baselines=False,
-        disguises=False,
+        ablations=False,
     )
     return {**summary, "data_id": identity["id"], "source": control.source.model_dump()}
 

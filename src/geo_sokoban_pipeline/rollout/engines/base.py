@@ -19,14 +19,13 @@ class Request:
     """One response to be sampled.
 
     Attributes:
-        id: unique among the requests in flight; also the conversation whose cached prefix is continued.
+        id: unique among the requests in flight; also names the conversation, whose cached prefix is reused.
         token_ids: (L,) int32, the whole conversation so far, image pads expanded.
         images: every image so far, in order of its pads.
         sampling: how to choose tokens.
-        max_new_tokens: tokens of the response at most; None: no limit but the engine's own.
+        max_new_tokens: tokens of the response at most; None: only the engine's own limit.
         seed: seed of this episode's sampling.
-        sampled: tokens that were sampled in this conversation before; the response's first token takes draw number
-            `sampled`.
+        sampled: tokens sampled in this conversation so far; the response's first token takes draw number `sampled`.
     """
 
     id: int
@@ -46,10 +45,10 @@ class Result:
         id: of the request.
         token_ids: (T,) int32 sampled ids, the end token included where it was sampled.
         log_probs: (T,) float32 under the sampling policy, after temperature, before top-p, top-k; greedy: untempered.
-        finish_reason: `stop` at an end token, `length` at the limit, `abort` if it was stopped before. A request for
-            which the context has no room is answered with an empty response and `length`.
+        finish_reason: `stop` at an end token, `length` at the limit, `abort` if it was aborted before. A request whose
+            context is full gets an empty response with `length`.
         weight_version: version of the weights that sampled its first token.
-        weight_spans: (version, start, end) over the T tokens, where weights changed in between; empty: they did not.
+        weight_spans: (version, start, end) over the T tokens, if weights changed in between; empty: they did not.
     """
 
     id: int
@@ -66,12 +65,12 @@ class Result:
 
 
 def empty_result(request: Request, reason: FinishReason, version: int) -> Result:
-    """A response without a token: there was no room for one, or it was aborted before the first."""
+    """A response without a token: the context is full, or it was aborted before the first."""
     return Result(request.id, np.empty(0, np.int32), np.empty(0, np.float32), reason, version)
 
 
 def join_results(first: Result, second: Result) -> Result:
-    """A response that was sampled in two parts, as one; each part keeps its weights."""
+    """Join two parts of a response; each keeps its weight versions."""
     count = len(first.token_ids)
     own, other = first.spans, second.spans
     return Result(
@@ -85,7 +84,7 @@ def join_results(first: Result, second: Result) -> Result:
 
 
 class RolloutEngine(Protocol):
-    """What the episode loop needs of an engine."""
+    """The interface of an engine to the episode loop."""
 
     name: str
     software_version: str
@@ -96,17 +95,17 @@ class RolloutEngine(Protocol):
         """Queue requests."""
 
     def poll(self) -> list[Result]:
-        """Results that are ready; waits for at least one while any is in flight, `[]` when none is."""
+        """Results that are ready: waits for at least one while any request is in flight; `[]` without requests."""
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Stop requests; those that are not whole by then are answered as `abort`. Unknown ids are ignored."""
+        """Stop requests; unfinished ones return with `abort`. Unknown ids are ignored."""
 
     def release(self, ids: Iterable[int]) -> None:
-        """Forget conversations, so that their memory is free. Unknown ids are ignored."""
+        """Free the memory of conversations. Unknown ids are ignored."""
 
     def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
-        """Take new weights (name, tensor), in the layout of published checkpoints; None: those of the policy's model,
-        which the trainer changed in place.
+        """Load new weights (name, tensor) in the layout of published checkpoints; None: those of the policy's model,
+        which the trainer has changed in place.
         """
 
     def close(self) -> None:

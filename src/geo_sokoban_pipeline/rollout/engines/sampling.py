@@ -1,7 +1,7 @@
-"""Sampling: every draw is a function of the episode's seed and the number of the token, never of the batch around it.
+"""Sampling: every draw is a function of the episode's seed and the token's number, never of the rest of the batch.
 
-Token number n of an episode takes the n-th number of the episode's own stream and inverts the cumulative distribution
-at it. Rows of a batch do not see each other; only float rounding of the logits can differ between batches.
+Token n of an episode takes the n-th number of the episode's random stream and inverts the cumulative distribution at
+it. Only float rounding of the logits can differ between batches.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def sample_tokens(
         banned_ids: (K,) int64 ids that are never chosen.
 
     Returns:
-        (N,) int64 ids and (N,) float32 log-probs after temperature and without the banned ids, before top-p and top-k;
-        of greedy rows untempered.
+        (N,) int64 ids, and (N,) float32 log-probs after temperature (greedy rows: untempered) and banned ids, before
+        top-p and top-k.
     """
     scores = logits.float().index_fill(1, banned_ids, -torch.inf)
     greedy = [options.greedy for options in sampling]
@@ -67,11 +67,11 @@ def sample_tokens(
 
 
 def _invert(probs: Tensor, draws: np.ndarray) -> Tensor:
-    """(N,) first token of each row at which the cumulative distribution passes the draw."""
+    """(N,) first token of each row at which the cumulative distribution exceeds the draw."""
     cumulative = probs.cumsum(-1)
     total = cumulative[:, -1:]
     points = torch.from_numpy(draws).to(cumulative)[:, None] * total
-    # A product that rounds up to the total would be passed by no token.
+    # If the product rounded up to the total, no token would exceed it.
     points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, points, right=True).squeeze(1)
 

@@ -1,10 +1,9 @@
-"""N-gram speculation: tokens that most responses continue with are fed ahead of their sampling, so that one pass
-yields several tokens.
+"""N-gram speculation: feed the likely next tokens ahead of their sampling, so that one forward pass yields several.
 
-A proposal costs little and decides nothing: every token is still sampled from its own distribution, and what was fed
-behind a wrong proposal is dropped. Proposals come from earlier responses with the same prefix, where nearly all of them
-agree; the tags around an answer are of that kind. (Speculative decoding, arXiv 2211.17192, with exact matches in place
-of rejection, because draws are fixed in advance.)
+A proposal never changes a result: every token is still sampled from its own distribution, and everything after a wrong
+proposal is dropped. A token is proposed if nearly all earlier responses with the same prefix continue with it, as in
+the tags around an answer. This is speculative decoding (arXiv 2211.17192) with exact matches in place of rejection,
+because draws are fixed in advance.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Node:
-    """Responses with the same prefix: how many there are, and how they continue."""
+    """Responses with the same prefix: their count, and their next tokens."""
 
     count: int = 0
     following: dict[int, _Node] = field(default_factory=dict)
 
 
 class NgramProposer:
-    """Prefixes of responses with their frequencies.
+    """Counts prefixes of responses and proposes their continuations.
 
     Args:
-        depth: tokens of a response that are looked at; long free text does not repeat itself.
+        depth: leading tokens of a response that are counted; long free text does not repeat itself.
         share: share of the responses that must agree on a token, in (0.5, 1].
-        least: responses that must have been seen before anything is proposed.
+        least: responses with the prefix that must have been seen before anything is proposed.
     """
 
     def __init__(self, depth: int = 16, share: float = 0.9, least: int = 8) -> None:
@@ -43,10 +42,7 @@ class NgramProposer:
             node.count += 1
 
     def propose(self, prefix: Sequence[int]) -> list[int]:
-        """Tokens that nearly always follow this prefix, except the last one before a response's end.
-
-        The end itself is never proposed: nothing would be sampled after it.
-        """
+        """Tokens that nearly always follow this prefix; never a response's last token, which needs no next logits."""
         node = self._find(prefix)
         proposed: list[int] = []
         while node is not None:

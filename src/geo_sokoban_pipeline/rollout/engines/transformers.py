@@ -1,8 +1,8 @@
-"""The engine in this process: prefill and decode over KV slots that outlive the turns of a conversation.
+"""The engine in this process: prefill and decode over KV slots that keep a conversation's cache between turns.
 
-A slot is a row of the KV buffers with a length of its own, so nothing is padded between turns. The slots of a pass are
-swapped to the front, and the pass works on views: no conversation's past is copied to be attended to. What the buffers
-hold is always finite, because a masked position still multiplies its value by zero.
+A slot is a row of the KV buffers with its own length, so turns need no padding. The slots of a forward pass are swapped
+to the front, and the pass works on views: no cached token is copied for attention. The buffers always hold finite
+values, because attention multiplies masked positions by zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor
 
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
-from geo_sokoban_pipeline.policies.experts import turn_experts
+from geo_sokoban_pipeline.policies.experts import transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, extend_positions
@@ -32,14 +32,14 @@ _GROWTH = 1.5
 class SlotKvCache:
     """Buffers of (rows, key-value heads, capacity, head dimension), one pair per layer.
 
-    They grow with the rows and the tokens in use. A head's tokens lie side by side in memory: attention of one new
-    token reads them in half the time that it takes when they alternate between heads.
+    They grow with the rows and the tokens in use. The tokens of a head are contiguous in memory: attention of one new
+    token is twice as fast as with heads interleaved.
 
     Args:
-        rows: conversations at most.
+        rows: maximum number of conversations.
 
     Attributes:
-        lengths: (rows,) int64 tokens held by each row.
+        lengths: (rows,) int64 cached tokens of each row.
     """
 
     def __init__(self, rows: int) -> None:
@@ -53,12 +53,12 @@ class SlotKvCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens that a row can hold before the buffers grow."""
+        """Tokens per row before the buffers grow."""
         return self._keys[0].shape[2] if self._keys else 0
 
     @property
     def allocated_rows(self) -> int:
-        """Rows that the buffers hold so far."""
+        """Rows that are allocated so far."""
         return self._keys[0].shape[0] if self._keys else 0
 
     def swap(self, first: Sequence[int], second: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class SlotKvCache:
         """Start a pass that appends `feed` padded tokens to each of `count` rows, from row `first` on.
 
         Returns:
-            (count or 1, 1, feed, S) bool mask, True where attention is allowed, or None where no mask is needed.
+            (count or 1, 1, feed, S) bool mask, True where attention is allowed; None: no mask is needed.
         """
         lengths = self.lengths[first : first + count]
         longest = int(lengths.max())
@@ -94,7 +94,7 @@ class SlotKvCache:
         return (torch.arange(self._end)[None, None] <= columns[:, :, None])[:, None]
 
     def begin_fresh(self, targets: Tensor) -> None:
-        """Start a pass over new conversations without a past.
+        """Start a pass over new conversations.
 
         Args:
             targets: (rows of the pass, copies) int64; row i of the pass is written to rows `targets[i]`, -1 is ignored.
@@ -103,7 +103,7 @@ class SlotKvCache:
         self._fresh = (source, targets[source, column])
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
-        """Called by the attention: store (B, heads, L, dim) keys and values, return all that are to be attended to."""
+        """Called by the attention: store (B, heads, L, dim) keys and values; returns all that the queries attend to."""
         if self._fresh is not None:
             return self._store_fresh(keys, values, layer)
         here, end = slice(self._first, self._first + self._count), self._end
@@ -129,7 +129,7 @@ class SlotKvCache:
         return keys, values
 
     def _reserve(self, rows: int, length: int) -> None:
-        """Grow the buffers to at least so many rows and tokens."""
+        """Grow the buffers to at least this many rows and tokens."""
         held_rows, held = self.allocated_rows, self.capacity
         if not self._keys or (rows <= held_rows and length <= held):
             return
@@ -150,10 +150,10 @@ LogitsAt = Callable[[int, list[int]], Tensor]
 
 
 class FeatureBank:
-    """Vision features of every image seen under the current weights, by content, in growing tables.
+    """Vision features of every image encoded with the current weights, by content, in growing tables.
 
     Attributes:
-        tables: as those of `ImageFeatures`, with room behind the rows in use.
+        tables: as in `ImageFeatures`, with spare rows at the end.
     """
 
     def __init__(self) -> None:
@@ -197,15 +197,15 @@ class FeatureBank:
 
 @dataclass
 class Slot:
-    """A conversation in the KV cache, and the response that is being sampled for its request.
+    """A conversation in the KV cache, and the response that is sampled for its current request.
 
     Attributes:
         limit: tokens of the response at most, 1 or more.
-        row: of the cache; −1 before it has one.
-        cached: tokens in the cache, the first ones of the conversation.
-        images: images among them.
-        position: M-RoPE position of the token after them.
-        response, log_probs, finish: what has been sampled for the request.
+        row: of the cache; −1 before `SlotManager.place`.
+        cached: number of cached tokens, from the start of the conversation.
+        images: number of images among the cached tokens.
+        position: M-RoPE position of the first token after the cached ones.
+        response, log_probs, finish: of the current request.
     """
 
     request: Request
@@ -219,11 +219,11 @@ class Slot:
     finish: FinishReason | None = None
 
     def begin(self, request: Request, limit: int) -> None:
-        """Begin the next response, of so many tokens at most."""
+        """Begin the response to a request."""
         self.request, self.limit, self.response, self.log_probs, self.finish = request, limit, [], [], None
 
     def append(self, token: int, log_prob: float, end_ids: Collection[int]) -> None:
-        """Add a sampled token to the response, and note whether it ends it."""
+        """Add a sampled token to the response; sets `finish` if it is the last."""
         self.response.append(token)
         self.log_probs.append(log_prob)
         if token in end_ids:
@@ -232,21 +232,21 @@ class Slot:
             self.finish = "length"
 
     def follows(self, proposal: Sequence[int], step: int) -> bool:
-        """Whether the response goes on, and the token sampled last is number `step` of what was proposed."""
+        """Whether the response is unfinished and its last token equals proposed token number `step`."""
         return self.finish is None and self.response[-1:] == list(proposal[step : step + 1])
 
     def uncached(self) -> np.ndarray:
-        """(L,) int64 tokens that are not in the cache yet; nothing is sampled before a request is cached to its end."""
+        """(L,) int64 tokens that are not cached yet: of the request, or, once it is cached, of the response."""
         known, prompt = self.cached, self.request.token_ids
         if known < len(prompt):
             return prompt[known:].astype(np.int64)
         return np.array(self.response[known - len(prompt) :], np.int64)
 
     def is_continued_by(self, request: Request) -> bool:
-        """Whether a request goes on from what is cached: another one under a known id starts anew.
+        """Whether a request continues the cached conversation; otherwise its cache is dropped.
 
-        Tokens and images must be those that were cached and sampled, and something must be new. A response that never
-        ended, because a pass failed, leaves nothing to go on from.
+        Its tokens and images must begin with the cached and sampled ones, with at least one new token. A response that
+        never finished, because a pass failed, cannot be continued.
         """
         held, length = self.request.token_ids, len(self.request.token_ids)
         responded = request.token_ids[length : length + len(self.response)].tolist()
@@ -261,10 +261,10 @@ class Slot:
 
 
 class SlotManager:
-    """Which conversation holds which row of the KV cache. A pass's batch always sits in the first rows.
+    """Assigns rows of the KV cache to conversations; the batch of a pass is always in the first rows.
 
     Args:
-        cache: whose rows are given out.
+        cache: the cache whose rows are assigned.
     """
 
     def __init__(self, cache: SlotKvCache) -> None:
@@ -274,11 +274,11 @@ class SlotManager:
 
     @property
     def free(self) -> int:
-        """Rows that nobody holds."""
+        """Number of free rows."""
         return self.cache.rows - len(self.slots)
 
     def add(self, request: Request) -> Slot:
-        """Slot of a new conversation; it has a row after `place`."""
+        """Slot of a new conversation; `place` gives it a row."""
         slot = self.slots[request.id] = Slot(request)
         return slot
 
@@ -291,7 +291,7 @@ class SlotManager:
                 self.cache.lengths[slot.row] = 0
 
     def place(self, batch: list[Slot]) -> None:
-        """Give the batch the first rows, those with a past before the new ones, and sort it by row."""
+        """Move the batch to the first rows, cached conversations before new ones, and sort it by row."""
         batch.sort(key=lambda slot: slot.cached == 0)
         taken = sum(slot.cached > 0 for slot in batch)
         self.gather(batch[:taken])
@@ -306,7 +306,7 @@ class SlotManager:
         batch.sort(key=lambda slot: slot.row)
 
     def gather(self, slots: list[Slot]) -> None:
-        """Bring slots that have rows to the first rows; those already there keep their place."""
+        """Move slots that have rows to the first rows; those already there keep theirs."""
         count = len(slots)
         outside = [slot.row for slot in slots if slot.row >= count]
         inside = {slot.row for slot in slots}
@@ -327,14 +327,14 @@ class TransformersEngine:
 
     Args:
         policy: its model is shared, not copied; the trainer changes the weights in place.
-        max_conversations: conversations held at the same time; further ones wait.
-        prefill_tokens: padded tokens of one pass at most, but one conversation at least.
-        reuse_cache: keep the cache between turns; off prefills every conversation each turn (to measure its worth).
+        max_conversations: cached conversations at a time; further requests wait.
+        prefill_tokens: padded tokens of one pass at most; a longer conversation has a pass of its own.
+        reuse_cache: keep the cache between turns; off prefills every conversation each turn (for measurements).
         draft_share: share of the responses that must agree on a token for it to be proposed; None: no speculation, one
-            token a pass.
+            token per pass.
 
     Attributes:
-        proposer: proposes the tokens that are fed ahead of their sampling.
+        proposer: proposes tokens for n-gram speculation.
     """
 
     name = "transformers"
@@ -378,15 +378,15 @@ class TransformersEngine:
             if self._limit(request) > 0:
                 self._queue.append(request)
             else:
-                # The context is full: nothing is computed, and the conversation's slot stays as it is.
+                # The context is full: nothing is computed, and the conversation's slot is unchanged.
                 self._answered.append(empty_result(request, "length", self.version))
 
     @torch.inference_mode()
     def poll(self) -> list[Result]:
-        """Answer as many queued requests as there are KV slots for: the turn's batch.
+        """Sample responses to as many queued requests as there are KV slots.
 
         Raises:
-            RuntimeError: every slot is held by a conversation that has no request.
+            RuntimeError: conversations without a request hold all slots.
         """
         if self._answered:
             answered, self._answered = self._answered, []
@@ -396,7 +396,7 @@ class TransformersEngine:
             return []
         with self.policy.computing():
             self._encode_images(batch)
-            # Slots with a past sit in the first rows, and a row keeps its place while the others are prefilled.
+            # Cached conversations are in the first rows, and stay there while the new ones are prefilled.
             known = [slot for slot in batch if slot.cached > 0]
             self._prefill([slot for slot in batch if slot.cached == 0])
             self._decode(known)
@@ -411,7 +411,7 @@ class TransformersEngine:
         return results
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Answer queued requests with `abort`; nothing else is in flight between two polls."""
+        """Return queued requests with `abort`; no others are in flight between two polls."""
         dropped = set(ids)
         self._answered += [empty_result(r, "abort", self.version) for r in self._queue if r.id in dropped]
         self._queue = [request for request in self._queue if request.id not in dropped]
@@ -422,12 +422,12 @@ class TransformersEngine:
         self._slots.release(ids)
 
     def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
-        """Take new weights; everything computed with the old ones is dropped."""
+        """Load new weights; drops everything computed with the old ones."""
         if weights is not None:
             own = dict(self.policy.model.named_parameters())
             with torch.no_grad():
                 for name, tensor in weights:
-                    own[name].copy_(turn_experts(name, tensor))
+                    own[name].copy_(transpose_experts(name, tensor))
         self.version = version
         self._reset()
 
@@ -439,7 +439,7 @@ class TransformersEngine:
     # Batches.
 
     def _reset(self) -> None:
-        # New buffers too: how far the old ones have grown must not show in anything.
+        # New buffers too: results and memory must not depend on how far the old ones have grown.
         self._cache = SlotKvCache(self._rows)
         self._slots = SlotManager(self._cache)
         self._bank = FeatureBank()
@@ -447,7 +447,7 @@ class TransformersEngine:
         self.proposer = NgramProposer() if self._draft_share is None else NgramProposer(share=self._draft_share)
 
     def _admit(self) -> list[Slot]:
-        """Move requests from the queue to slots; those without a free slot go on waiting."""
+        """Move requests from the queue to slots; those without a free slot stay in the queue."""
         slots = self._slots
         batch: list[Slot] = []
         waiting: list[Request] = []
@@ -466,14 +466,14 @@ class TransformersEngine:
         self._queue = waiting
         if waiting and not batch:
             raise RuntimeError(
-                f"{len(waiting)} requests wait, but all rows (rollout.max_conversations={self._rows}) are held by "
-                "conversations that ask for nothing; release those that have ended."
+                f"{len(waiting)} requests wait, but conversations without a request hold all KV slots "
+                f"(rollout.max_conversations={self._rows}); release those that have ended."
             )
         slots.place(batch)
         return batch
 
     def _limit(self, request: Request) -> int:
-        """Tokens of a response at most; 0 or less where the context is full."""
+        """Tokens of a response at most; 0 or less if the context is full."""
         room, wanted = self._longest - len(request.token_ids), request.max_new_tokens
         return room if wanted is None else min(room, wanted)
 
@@ -490,13 +490,13 @@ class TransformersEngine:
     # Prefill and decode.
 
     def _prefill(self, slots: list[Slot]) -> None:
-        """Prefill conversations without a past, equal prompts once, and sample their first tokens."""
+        """Prefill new conversations, equal prompts once, and sample their first tokens."""
         prompts: dict[tuple[bytes, tuple[str, ...]], list[Slot]] = {}
         for slot in slots:
             key = (slot.request.token_ids.tobytes(), tuple(image.key for image in slot.request.images))
             prompts.setdefault(key, []).append(slot)
         groups = sorted(prompts.values(), key=lambda members: len(members[0].request.token_ids))
-        for chunk in self._cut(groups, [len(members[0].request.token_ids) for members in groups]):
+        for chunk in self._plan_passes(groups, [len(members[0].request.token_ids) for members in groups]):
             targets = torch.full((len(chunk), max(map(len, chunk))), -1)
             for index, members in enumerate(chunk):
                 targets[index, : len(members)] = torch.tensor([slot.row for slot in members])
@@ -512,13 +512,14 @@ class TransformersEngine:
             self._sample(members, partial(_pick, logits[sources]), [[] for _ in members])
 
     def _decode(self, slots: list[Slot]) -> None:
-        """Feed what is not cached yet, proposed tokens behind it, and sample; the slots hold the first rows.
+        """Feed uncached and proposed tokens, and sample; the slots are in the first rows.
 
-        At the first pass of a turn that is the last sampled token and the observation, later the last sampled token.
+        In the first pass of a turn the uncached tokens are the last sampled one and the observation, later only the
+        last sampled one.
         """
         uncached = [slot.uncached() for slot in slots]
         first = 0
-        for chunk in self._cut(list(zip(slots, uncached, strict=True)), list(map(len, uncached))):
+        for chunk in self._plan_passes(list(zip(slots, uncached, strict=True)), list(map(len, uncached))):
             fed = [slot for slot, _ in chunk]
             proposals = self._propose(fed)
             feeds = [np.append(new, ids).astype(np.int64) for (_, new), ids in zip(chunk, proposals, strict=True)]
@@ -527,13 +528,13 @@ class TransformersEngine:
             self._sample(fed, partial(self._logits, states), proposals)
             first += len(chunk)
 
-    def _cut(self, items: list[Item], lengths: list[int]) -> list[list[Item]]:
-        """Items of one pass each, in order."""
+    def _plan_passes(self, items: list[Item], lengths: list[int]) -> list[list[Item]]:
+        """Split items into forward passes, in order."""
         plan = plan_micro_batches(lengths, self._pass_tokens, order="given")
         return [[items[index] for index in batch] for batch in plan]
 
     def _propose(self, slots: list[Slot]) -> list[list[int]]:
-        """Tokens that likely continue each response; the last token of a full response is sampled, never fed."""
+        """Tokens that likely continue each response; never the last one under its limit, which is only sampled."""
         if self._draft_share is None:
             return [[] for _ in slots]
         begun = [tuple(slot.response) for slot in slots]
@@ -544,9 +545,9 @@ class TransformersEngine:
         ]
 
     def _sample(self, slots: list[Slot], logits_at: LogitsAt, proposals: Sequence[Sequence[int]]) -> None:
-        """Sample the next token of each response, and further ones for as long as they are the proposed ones.
+        """Sample the next token of each response, and further ones as long as they equal the proposed ones.
 
-        Every token is sampled from its own distribution; a proposal only decides whether the next logits are there.
+        Every token is sampled from its own distribution; a matching proposal only means that the next logits exist.
         """
         active, step, end_ids = list(range(len(slots))), 0, self.policy.end_ids
         while active:
@@ -563,13 +564,13 @@ class TransformersEngine:
                 slots[number].cached += 1
                 slots[number].position += 1
             step += 1
-        # What was fed behind a wrong proposal is overwritten by the next pass.
+        # The next pass overwrites the tokens after a wrong proposal.
         self._cache.lengths[[slot.row for slot in slots]] = [slot.cached for slot in slots]
 
-    # The model: every call of it stands below.
+    # All calls of the model.
 
     def _encode_images(self, slots: Sequence[Slot]) -> None:
-        """Encode the images of requests that were not seen under these weights."""
+        """Encode images of requests that are not in the bank."""
         missing: dict[str, EncodedImage] = {}
         for slot in slots:
             for image in slot.request.images[slot.images :]:
@@ -585,16 +586,17 @@ class TransformersEngine:
         proposals: Sequence[Sequence[int]],
         mask: Tensor | None,
     ) -> Tensor:
-        """Feed tokens, and note those that are no proposals as cached.
+        """Feed tokens, and count all but the proposed ones as cached.
 
         Args:
-            slots: their images have been encoded.
+            slots: conversations whose images are in the bank.
             feeds: (L,) int64 tokens of each.
             proposals: the last tokens of each feed that are proposals.
             mask: see `SlotKvCache.begin`; None: causal over the feed.
 
         Returns:
-            (N, 1 + longest proposal, hidden) states after the last certain token and after each proposed one.
+            (N, 1 + longest proposal, hidden) states after the last token before the proposal, and after each proposed
+            token.
         """
         ids = np.zeros((len(slots), max(map(len, feeds))), np.int64)
         positions = np.zeros((3, *ids.shape), np.int64)
@@ -602,7 +604,7 @@ class TransformersEngine:
         ahead = np.arange(wanted.shape[1])
         shown: list[str] = []
         codec = self.policy.codec
-        # Most feeds of a turn are equal; their positions differ by where they start.
+        # Most feeds of a turn are equal, and their positions differ only by an offset.
         known: dict[tuple[bytes, tuple[tuple[int, int, int], ...]], tuple[np.ndarray, int]] = {}
         for index, (slot, feed, proposal) in enumerate(zip(slots, feeds, proposals, strict=True)):
             new, size = slot.request.images[slot.images :], len(feed)

@@ -1,1 +1,1 @@
-"""Training backends: what turns samples and an objective into new weights."""
+"""Training backends: they turn samples and an objective into new weights."""

@@ -1,4 +1,4 @@
-"""The protocol of training backends: what turns samples and an objective into new weights."""
+"""The protocol of training backends, which turn samples and an objective into new weights."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class DivergedError(RuntimeError):
 
 
 class TrainBackend(Protocol):
-    """What SFT, GRPO, the pre-flight and the stored pipelines use of a trainer; `build_backend` makes one."""
+    """The interface that SFT, GRPO, the pre-flight and the stored pipelines train with; `build_backend` makes one."""
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens, under temperature and banned ids, no gradient."""
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
-        """One optimizer step on samples, or on demonstrations that the processes make themselves.
+        """One optimizer step on samples, or on demonstrations that each process makes itself.
 
         Returns:
-            Metrics of the objective, `grad_norm`, and `skipped`: 1.0 where the norm was not finite and nothing changed.
+            Metrics of the objective, `grad_norm`, and `skipped`: 1.0 if the norm was not finite and nothing changed.
 
         Raises:
             DivergedError: `max_skipped` steps in a row had no finite gradient norm.
@@ -42,10 +42,10 @@ class TrainBackend(Protocol):
         """Write the policy as a Hugging Face folder."""
 
     def save_state(self, folder: Path) -> None:
-        """Write what training needs beside the weights (optimizer moments by parameter name)."""
+        """Write the training state other than the weights (optimizer moments by parameter name)."""
 
     def load_state(self, folder: Path) -> None:
-        """Take weights and state from a folder that `export` and `save_state` wrote."""
+        """Load weights and state from a folder that `export` and `save_state` wrote."""
 
     def close(self) -> None:
         """Free everything."""

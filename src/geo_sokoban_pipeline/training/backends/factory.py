@@ -1,4 +1,4 @@
-"""Backends by name: the one place that builds what trains weights."""
+"""The one place that builds training backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_backend(
     Args:
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts; 1 for SFT.
-        workers: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
+        workers: worker group that computes parts of the gradients and log-probs; None: this process computes all.
     """
     # The option `backend` has one value, `fsdp`, so there is nothing to choose.
     return TorchBackend(policy, options, temperature, workers)

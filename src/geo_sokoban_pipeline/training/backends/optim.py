@@ -1,8 +1,8 @@
 """Optimizers: AdamW on every parameter, or Muon on the matrices inside the layers and AdamW on the rest.
 
-One learning rate and one state by parameter name whichever is chosen, so a checkpoint knows nothing of the difference.
-Muon's update has one size for a rate, whatever the gradient's; it is scaled to the size of AdamW's, so that one rate
-suits both.
+Both choices have one learning rate and one state by parameter name, so checkpoints have the same layout. The size of
+Muon's update depends on the learning rate alone, not on the gradient; it is scaled to the size of AdamW's update, so
+that one rate suits both.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ADAMW_SIZE = 0.2  # root mean square of AdamW's update in practice (arXiv 2502.
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal, as the update of a matrix (Jordan et al. 2024; scale and decay of arXiv 2502.16982).
+    """Orthogonalised momentum as the update of a matrix (Jordan et al. 2024; scale and decay of arXiv 2502.16982).
 
-    torch's own computes in bfloat16, which a CPU emulates: at this size a step takes three times as long with it.
+    torch's Muon computes in bfloat16, which CPUs emulate: for the tiny policy its step takes three times as long.
 
     Args:
         parameters: matrices.
         lr: learning rate, in AdamW's units.
-        momentum: of the gradients, with Nesterov's look ahead.
+        momentum: of the gradients, with Nesterov's correction.
         weight_decay: decoupled, as AdamW's.
     """
 
@@ -70,11 +70,11 @@ def orthogonalise(matrix: Tensor, iterations: int = _ITERATIONS) -> Tensor:
 
 
 class Optimizers:
-    """What moves a model's parameters.
+    """The optimizers of a model, stepped together.
 
     Args:
         parameters: by name.
-        options: of AdamW; `matrices` chooses who moves the matrices inside the layers.
+        options: of AdamW; `matrices` chooses the optimizer of the matrices inside the layers.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], options: OptimizerOptions) -> None:
@@ -92,7 +92,7 @@ class Optimizers:
 
     @property
     def in_force(self) -> list[torch.optim.Optimizer]:
-        """Those of them that move something."""
+        """The optimizers that have parameters."""
         return [optimizer for optimizer, _ in self._parts]
 
     def step(self, learning_rate: float) -> None:
@@ -120,7 +120,7 @@ class Optimizers:
         return tensors, steps
 
     def load_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Take over what `state` gave.
+        """Load the result of `state`.
 
         Raises:
             KeyError: a moment belongs to no parameter.
@@ -137,7 +137,7 @@ class Optimizers:
             held[moment] = value.to(parameter.device)
 
     def clear_state(self) -> None:
-        """Forget all moments."""
+        """Drop all moments."""
         for optimizer, _ in self._parts:
             optimizer.state.clear()
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize, token_log_probs, token_log_probs_and_entropy
-from geo_sokoban_pipeline.policies.experts import published_weights, turn_experts
+from geo_sokoban_pipeline.policies.experts import published_weights, transpose_experts
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
@@ -49,7 +49,7 @@ class TorchBackend:
         policy: trained in place.
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
-        workers: processes that compute parts of the gradients and log-probs; None: this one computes them alone.
+        workers: worker group that computes parts of the gradients and log-probs; None: this process computes all.
 
     Attributes:
         optimizers: what moves the weights.
@@ -131,7 +131,7 @@ class TorchBackend:
             stored |= load_file(path)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                parameter.copy_(turn_experts(name, stored[name]))
+                parameter.copy_(transpose_experts(name, stored[name]))
 
     def _sharded_gradients(
         self, samples: Sequence[TrainSample], objective: Objective, workers: WorkerGroup
