@@ -24,7 +24,7 @@ def check_step(name: str, report: StepReport, setting: Setting) -> None:
     _equal(name, "turns of each episode", report.turns, [setting.turns] * setting.episodes)
     _equal(name, "trained episodes", report.trained_episodes, setting.episodes)
     _equal(name, "optimizer steps", report.optimizer_steps, 1)
-    _equal(name, "pictures", report.images, images)
+    _equal(name, "images", report.images, images)
     _equal(name, "image tokens", report.image_tokens, images * TOKENS_PER_IMAGE)
     if not report.vision_moved > 0:
         raise UnequalWorkError(f"{name}: no weight of the vision tower moved, so no image had a part in the loss.")

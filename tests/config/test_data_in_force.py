@@ -224,13 +224,13 @@ def _processed(folder: Path, patch: pytest.MonkeyPatch) -> None:
     (folder / "p.jsonl").write_text(json.dumps(row) + "\n")
     file = {"path": str(folder / "p.jsonl"), "format": "processed_parquet"}
     given: dict[str, Any] = {"source": "file", "counts": ALL, "file": file, "cell_px": 16}
-    assert [image(row).size for row in level_prompts(**given, images="keep")] == [(40, 20)]
-    assert [image(row).size for row in level_prompts(**given, images="render")] == [(80, 48)]
+    assert [image(row).size for row in level_prompts(**given, pictures="keep")] == [(40, 20)]
+    assert [image(row).size for row in level_prompts(**given, pictures="render")] == [(80, 48)]
     size = len(buffer.getvalue())
     for name, most, less in (("max_bytes", size, size - 1), ("max_pixels", 800, 799)):
-        assert len(read(**given, images="keep", limits={name: most}).levels) == 1
+        assert len(read(**given, pictures="keep", limits={name: most}).levels) == 1
         with pytest.raises(ValueError, match="level"):
-            read(**given, images="keep", limits={name: less})
+            read(**given, pictures="keep", limits={name: less})
 
 
 @levels("strip_chat_markup", "consistent_legend")

@@ -56,7 +56,7 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (
             T,
             f"{T}.warm_start.teacher.factory=@/expert.py",
-            "response must return a str, or None to end the episode; it",
+            "respond must return a str, or None to end the episode; it",
         ),
         ("evaluate_sokoban", f"{T}.reward.function=missing.py", f"{T}.reward.function=missing.py: 'missing.py': there"),
         ("control_sokoban", f"{T}.env.args.cell_px=8", f"{T}.env.args.cell_px=8: differs from sokoban.cell_px=16"),

@@ -185,7 +185,7 @@ def _function(bench: Bench) -> None:
     assert load_rollout_fn(RolloutOptions()) is rollout
     settings = make_settings()
     asked.clear()
-    assert load_rollout_fn(RolloutOptions(function=f"{__name__}.own_player"))(None, None, [], settings) == []
+    assert load_rollout_fn(RolloutOptions(function=f"{__name__}.own_agent"))(None, None, [], settings) == []
     assert asked == [settings]
 
 

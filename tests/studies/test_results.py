@@ -88,7 +88,7 @@ def test_rows_of_one_table_are_of_the_same_prompts(tmp_path, hashes, good):
     if good:
         _check_prompts(members)
     else:
-        message = "x, x-optimal and x-expert have played different evaluation prompts: .* Give fresh=true"
+        message = "x, x-optimal and x-teacher have played different evaluation prompts: .* Give fresh=true"
         with pytest.raises(ResultsError, match=message):
             _check_prompts(members)
 

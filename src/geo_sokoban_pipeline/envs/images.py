@@ -112,7 +112,7 @@ def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Imag
     if not isinstance(uri, str):
         raise ValueError(f"image is a {type(uri).__name__}; only data: URIs are read")
     if not uri.startswith("data:"):
-        raise ValueError(f"picture {uri[:60]!r} is no data: URI; remote and local images are not read")
+        raise ValueError(f"image {uri[:60]!r} is no data: URI; remote and local images are not read")
     return decode_image(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
 
 
@@ -124,7 +124,7 @@ def data_uri_bytes(uri: str, max_bytes: int) -> bytes:
     """
     head, comma, body = uri.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise ValueError(f"picture {uri[:60]!r} is not base64 text; expected data:image/png;base64,…")
+        raise ValueError(f"image {uri[:60]!r} is not base64 text; expected data:image/png;base64,…")
     return base64_bytes(body, max_bytes)
 
 

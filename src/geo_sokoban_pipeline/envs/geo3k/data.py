@@ -284,7 +284,7 @@ def _image_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes:
     if text.startswith("data:"):
         return data_uri_bytes(text, limit)
     if _ADDRESS.match(text):
-        raise ValueError(f"picture {text[:60]!r} is remote; only bytes and data: URIs are read")
+        raise ValueError(f"image {text[:60]!r} is remote; only bytes and data: URIs are read")
     if _BASE64.fullmatch(text):
         return base64_bytes(text, limit)
     return _file_bytes(text, options.image_folder, limit)
@@ -293,17 +293,17 @@ def _image_bytes(image: Mapping[str, Any], options: Geo3kDataOptions) -> bytes:
 def _file_bytes(name: str, folder: str | None, limit: int) -> bytes:
     """Bytes of an image below the allowed folder; links that lead out of it are not followed."""
     if folder is None:
-        raise ValueError(f"picture {name[:60]!r} is a path; set image_folder to read images below it")
+        raise ValueError(f"image {name[:60]!r} is a path; set image_folder to read images below it")
     root = Path(folder).resolve()
     try:
         path = (root / name).resolve()
         if not path.is_relative_to(root):
-            raise ValueError(f"picture {name[:60]!r} lies outside image_folder")
+            raise ValueError(f"image {name[:60]!r} lies outside image_folder")
         if path.stat().st_size > limit:
             raise ValueError(f"image has {path.stat().st_size} bytes, more than limits.max_bytes={limit}")
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"picture {name[:60]!r} cannot be read: {error.strerror or error}") from error
+        raise ValueError(f"image {name[:60]!r} cannot be read: {error.strerror or error}") from error
 
 
 # Texts of problems: damaged escapes repaired, instructions put around a question and taken off again.
@@ -455,7 +455,7 @@ class CheckedProblem:
     text: str
     question: str
     answer: str
-    pictures: list[Image.Image]
+    images: list[Image.Image]
     repaired: int
 
 
@@ -496,7 +496,7 @@ def index_rows(
             rejected.append(RejectedRow(raw["row_id"], str(error), _shown(raw), raw["source"]))
             yield head | _REJECTED
             continue
-        hashes = [image_hash(image) for image in problem.pictures]
+        hashes = [image_hash(image) for image in problem.images]
         columns = json.loads(raw["columns"])
         yield head | {
             "status": "kept",
@@ -507,7 +507,7 @@ def index_rows(
             "family": text_or_none(columns.get("family")),
             "difficulty": text_or_none(columns.get("difficulty")),
             "repaired": problem.repaired > 0,
-            "sizes": [list(image.size) for image in problem.pictures],
+            "sizes": [list(image.size) for image in problem.images],
         }
 
 
@@ -806,7 +806,7 @@ def prompt_row(raw: Mapping[str, Any], found: Mapping[str, Any], options: Geo3kD
         "prompt": text,
         "problem": text,
         "answer": problem.answer,
-        "images": [image_uri(image) for image in problem.pictures],
+        "images": [image_uri(image) for image in problem.images],
         "question": plain_question(problem.question),
         "data_source": text_or_none(given.get("data_source")) or raw["source"],
         "problem_hash": found["problem_hash"],

@@ -248,7 +248,7 @@ def _check_model(url: str, model: Mapping[str, Any], policy: Policy) -> None:
     if model.get("model_type") != wanted.model_type or not model.get("has_image_understanding"):
         raise WrongServer(
             f"{url} serves {model.get('model_path')}, a {model.get('model_type')} model"
-            f"{'' if model.get('has_image_understanding') else ' without pictures'}; this policy is a "
+            f"{'' if model.get('has_image_understanding') else ' without images'}; this policy is a "
             f"{wanted.model_type} model. Start the server with this policy's folder."
         )
     # After an update from disk, model_path is the folder of the weights; the tokenizer's folder stays.
