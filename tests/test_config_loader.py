@@ -41,3 +41,14 @@ def test_a_loader_that_is_made_later_changes_nothing_for_this_one(looked_at):
 def test_a_source_without_a_run_id_has_that_of_the_command():
     given = {"run_id": "seed2", "evaluate_dots": {"source": {"run": "train_dots"}}}
     assert make_loader(**given)["parameters"]["evaluate_dots"]["source"] == {"run": "train_dots", "run_id": "seed2"}
+
+
+def test_the_data_root_of_another_environment_is_read_without_setting_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEO_SOKOBAN_DATA_ROOT", str(tmp_path / "mine"))
+    loader = make_loader()
+    there = {"GEO_SOKOBAN_DATA_ROOT": str(tmp_path / "theirs")}
+    assert loader.globals_with(there)["data_root"] == str(tmp_path / "theirs")
+    assert loader["globals"]["data_root"] == str(tmp_path / "mine")
+    assert paths(loader)[1] == "default"
+    monkeypatch.delenv("GEO_SOKOBAN_DATA_ROOT")
+    assert loader.globals_with({})["data_root"] == "data/test"

@@ -8,11 +8,13 @@ Parameters are read once for each loader: every hook asks for them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
+from omegaconf import OmegaConf
+from omegaconf.resolvers import oc
 
 from geo_sokoban_pipeline.config.base import validate_parameters
 from geo_sokoban_pipeline.envs.data_identity import identify_data
@@ -54,13 +56,26 @@ class ProjectConfigLoader(OmegaConfigLoader):
             self[key] = found
         return found
 
+    def globals_with(self, variables: Mapping[str, str]) -> dict[str, Any]:
+        """Globals as a command would read them that has these environment variables, too; none is set here."""
+
+        def env(name: str, *default: Any) -> Any:
+            return variables[name] if name in variables else oc.env(name, *default)
+
+        with _without_deprecation():
+            OmegaConf.register_new_resolver("oc.env", env, replace=True)
+            try:
+                # Kedro reads the files again, and resolves no --params in them.
+                found: dict[str, Any] = super().__getitem__("globals")
+            finally:
+                OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        return found
+
     def _register_resolvers(self) -> None:
         """Register the resolvers anew, as Kedro does with its own: resolvers belong to the process, not to a loader.
 
         The parameters are read before the catalog is: reading them within it would give Kedro's resolvers other values.
         """
-        from omegaconf import OmegaConf
-
         merged = self["parameters"]
 
         def data_id(task: str) -> str:

@@ -30,7 +30,6 @@ from geo_sokoban_pipeline.studies.plan import DATA_ROOT, Command
 from geo_sokoban_pipeline.tasks import TASKS
 
 if TYPE_CHECKING:
-    from kedro.config import AbstractConfigLoader
     from kedro.framework.context import KedroContext
     from kedro.io import DataCatalog
     from kedro.pipeline import Pipeline
@@ -350,7 +349,8 @@ class CommandHooks:
         project = Path(context.project_path)
 
         def find_root(root: Path) -> Path | None:
-            return _find_root(context.config_loader, project, root)
+            found = context.config_loader.globals_with({DATA_ROOT: str(root)}).get("data_root")
+            return None if found is None else (project / Path(str(found)).expanduser()).resolve()
 
         self._command = Command(project, source, context.env, data_root, find_root)
 
@@ -361,18 +361,3 @@ class CommandHooks:
             from kedro.io import MemoryDataset
 
             catalog[COMMAND] = MemoryDataset(self._command, copy_mode="assign")
-
-
-def _find_root(loader: AbstractConfigLoader, project: Path, root: Path) -> Path | None:
-    """Data root of a command with the same configuration and `root` in the environment; None: there is none."""
-    before = os.environ.get(DATA_ROOT)
-    os.environ[DATA_ROOT] = str(root)
-    try:
-        # Kedro reads the files again, and resolves no --params in them.
-        found = loader["globals"].get("data_root")
-    finally:
-        if before is None:
-            del os.environ[DATA_ROOT]
-        else:
-            os.environ[DATA_ROOT] = before
-    return None if found is None else (project / Path(str(found)).expanduser()).resolve()
