@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kedro.framework.hooks import hook_impl
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kedro.io import DataCatalog
     from kedro.pipeline import Pipeline
 
-    from geo_sokoban_pipeline.parameters import ProjectParameters
+    from geo_sokoban_pipeline.hooks.config_loader import ProjectConfigLoader
 
 log = logging.getLogger(__name__)
 
@@ -347,9 +347,10 @@ class CommandHooks:
         _, data_root = settings_of(context)
         source = str(context.config_loader.conf_source)
         project = Path(context.project_path)
+        loader = cast("ProjectConfigLoader", context.config_loader)
 
         def find_root(root: Path) -> Path | None:
-            found = context.config_loader.globals_with({DATA_ROOT: str(root)}).get("data_root")
+            found = loader.globals_with({DATA_ROOT: str(root)}).get("data_root")
             return None if found is None else (project / Path(str(found)).expanduser()).resolve()
 
         self._command = Command(project, source, context.env, data_root, find_root)
