@@ -59,11 +59,18 @@ NEAREST: dict[str, list[str]] = {
     "training/shared_tensors.py": ["tests/training/test_worker_group.py"],
     "training/runtime.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
     "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_partial_rollouts.py", *LOOP],
+    "training/checkpoint.py": [
+        "tests/training/test_checkpoint_history.py",
+        "tests/training/test_final_choice.py",
+        *STEP,
+        *LOOP,
+    ],
     "training/batch.py": ["tests/grpo/test_scoring.py", *STEP],
     "training/*.py": ["tests/training/test_{name}.py", *STEP, *LOOP, *FURTHER],
     "rollout/engines/*.py": [
         "tests/rollout/engines/test_{name}.py",
         "tests/rollout/engines",
+        "tests/rollout/test_options_in_force.py",
         "tests/training/test_partial_rollouts.py",
     ],
     "rollout/*.py": [

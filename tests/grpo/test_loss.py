@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.grpo import group_advantages, policy_loss
-from geo_sokoban_pipeline.grpo.loss import reduce_tokens, reduction_weights
+from geo_sokoban_pipeline.grpo.loss import off_policy_metrics, reduce_tokens, reduction_weights
 
 VALUES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 0.0]])
 MASK = torch.tensor([[1, 0, 1], [1, 1, 0]])
@@ -218,3 +218,14 @@ def test_precision_follows_the_trained_log_probs(computed, stored):
     wanted = torch.float64 if computed == torch.float64 else torch.float32
     assert found.loss.dtype == wanted
     assert found.loss == policy_loss(new.to(wanted), old.to(wanted), advantages.to(wanted), mask).loss
+
+
+def test_gap_between_trainer_and_engine():
+    """Ratios 1, 2 and 4 under a cap of 2: only what is above the cap is clipped, and masked tokens do not count."""
+    trainer = torch.zeros(1, 4, dtype=torch.float64)
+    engine = -torch.tensor([[1.0, 2.0, 4.0, 100.0]], dtype=torch.float64).log()
+    found = off_policy_metrics(trainer, engine, torch.tensor([[True, True, True, False]]), cap=2.0)
+    assert found["tis"] == pytest.approx(7 / 3)
+    assert found["tis_abs"] == pytest.approx(4 / 3)
+    assert found["tis_clipfrac"] == pytest.approx(1 / 3)
+    assert found["train_rollout_logprob_abs_diff"] == pytest.approx(math.log(8) / 3)

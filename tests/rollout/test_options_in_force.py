@@ -187,6 +187,16 @@ def _function(bench: Bench) -> None:
     asked.clear()
     assert load_rollout_fn(RolloutOptions(function=f"{__name__}.own_agent"))(None, None, [], settings) == []
     assert asked == [settings]
+    # Its result is checked, and the error names it.
+    wrong = f"{__name__}.wrong_agent"
+    with pytest.raises(
+        TypeError, match=rf"rollout\.function={wrong}: must return a list of Trajectory.* returned dict"
+    ):
+        load_rollout_fn(RolloutOptions(function=wrong))(None, None, [], settings)
+
+
+def wrong_agent(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> Any:
+    return {}
 
 
 @effect_of("engine")
