@@ -79,7 +79,11 @@ def test_a_fourth_task_is_trained_to_its_report(project: Path) -> None:
 
 def test_the_registry_names_what_it_cannot_use(project: Path) -> None:
     """A name is registered once, and the object has that name."""
-    script = "from geo_sokoban_pipeline.tasks import TASKS\ntry: print(list(TASKS))\nexcept ValueError as e: print(e)"
+    script = (
+        "from geo_sokoban_pipeline.tasks import TASKS, check_registry\n"
+        "try: check_registry(); print(list(TASKS))\n"
+        "except ValueError as e: print(e)"
+    )
     file = project / "conf" / "base" / "tasks.yml"
     assert run(project, "-c", script).strip() == str([*TASKS, "dots"])
     for text, message in (

@@ -3,24 +3,32 @@
 Three tasks come with the package. Further ones are named in `conf/base/tasks.yml` of the project, as
 `name: package.module.OBJECT` or `name: path/to/task.py` (whose object is called `TASK`), or by another package under
 the entry point group `geo_sokoban_pipeline.tasks`. Every command reads the registry, so a task's module must be
-light to import.
+light to import. Importing this package never fails because of an entry: commands refuse a wrong one in one line
+(`check_registry`).
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
+from kedro.utils import is_kedro_project
 
 from geo_sokoban_pipeline.envs.base import Task, Words
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
+from geo_sokoban_pipeline.runs.own_code import explain
 
 GROUP = "geo_sokoban_pipeline.tasks"
-FILE = Path("conf/base/tasks.yml")
+_CONF = "conf"  # Kedro's default of --conf-source
+_FILE = Path("base/tasks.yml")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 DEFAULT = "sokoban"  # task of `kedro run` without a pipeline's name
 _OWN = {
     "sokoban": "geo_sokoban_pipeline.envs.sokoban.task.SOKOBAN",
@@ -37,13 +45,13 @@ class _Tasks(Mapping[str, Task]):
     """Tasks by name, loaded when they are first asked for."""
 
     def __getitem__(self, name: str) -> Task:
-        return _load()[name]
+        return _load()[0][name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_load())
+        return iter(_load()[0])
 
     def __len__(self) -> int:
-        return len(_load())
+        return len(_load()[0])
 
 
 TASKS: Mapping[str, Task] = _Tasks()
@@ -54,8 +62,10 @@ def task_of(name: str) -> Task:
 
     Raises:
         ValueError: there is none; the message names those there are.
+        TaskError: a registered task cannot be used, which may be this one.
     """
     if name not in TASKS:
+        check_registry()
         raise ValueError(f"task={name!r}: must be one of {', '.join(TASKS)}")
     return TASKS[name]
 
@@ -84,46 +94,99 @@ def difficulty_text(task: str, row: Mapping[str, Any]) -> str | None:
     return None if value is None else str(value)
 
 
+def check_registry() -> None:
+    """See that every registered task can be used.
+
+    Raises:
+        TaskError: one cannot.
+    """
+    _, error = _load()
+    if error is not None:
+        raise error
+
+
 @cache
-def _load() -> dict[str, Task]:
-    named = {name: (spec, "the package") for name, spec in _OWN.items()}
-    further = [
-        (point.name, point.value.replace(":", "."), f"entry point {GROUP}") for point in entry_points(group=GROUP)
-    ]
+def _load() -> tuple[dict[str, Task], TaskError | None]:
+    """The tasks that come before the first registration that cannot be used, and what is wrong with that."""
+    tasks: dict[str, Task] = {}
+    places: dict[str, str] = {}
+    try:
+        for name, spec, where in _registrations():
+            if name in tasks:
+                raise TaskError(
+                    f"{where}: {name}: there is a task of that name already, from {places[name]}. Rename it."
+                )
+            tasks[name], places[name] = _load_one(name, spec, where), where
+    except TaskError as error:
+        return tasks, error
+    return tasks, None
+
+
+def _registrations() -> Iterator[tuple[str, str, str]]:
+    """(name, what to load, where it is registered) of every task."""
+    for name, spec in _OWN.items():
+        yield name, spec, "the package"
+    for point in entry_points(group=GROUP):
+        yield point.name, point.value.replace(":", "."), f"entry point {GROUP}"
     file = _find_file()
-    if file is not None:
-        further += [(name, _from_project(str(spec), file), str(file)) for name, spec in _read(file).items()]
-    for name, spec, where in further:
-        if name in named:
-            raise TaskError(f"{where}: {name}: there is a task of that name already, from {named[name][1]}")
-        named[name] = (spec, where)
-    return {name: _load_one(name, spec, where) for name, (spec, where) in named.items()}
+    for name, spec in _read(file).items() if file.is_file() else ():
+        yield name, spec, str(file)
 
 
 def _load_one(name: str, spec: str, where: str) -> Task:
     try:
         task: Task = load_object(spec, default_name="TASK")
+        if missing := [field for field in Task.__annotations__ if not (hasattr(Task, field) or hasattr(task, field))]:
+            raise PluginError(f"{spec} is no task: it lacks {', '.join(missing)}. Derive its class from envs.base.Task")
+        if task.name != name:
+            raise PluginError(f"{spec} is a task named {task.name!r}; give both one name")
+        _ = task.train_config  # its defaults must fit the options
     except PluginError as error:
-        raise TaskError(f"{where}: {name}: {error}") from error
-    if getattr(task, "name", None) != name:
-        raise TaskError(f"{where}: {name}: {spec} is a task named {getattr(task, 'name', None)!r}; give both one name")
+        raise TaskError(f"{where}: {name}: {error}. Correct this entry, or remove it.") from error
+    except Exception as error:  # of any kind: the module is the user's code
+        raise TaskError(f"{where}: {name}: {explain(error)}. Mend the task, or remove this entry.") from error
     return task
 
 
-def _find_file() -> Path | None:
-    """`conf/base/tasks.yml` of the project that the working directory lies in."""
+def _find_file() -> Path:
+    """`tasks.yml` of the configuration that the command uses; it need not be there.
+
+    The configuration is that of `--conf-source`, else that of the project as Kedro finds it: from the working directory
+    upwards. A session that was started elsewhere, as in a notebook, has the project whose `src` holds this package.
+    """
+    words = sys.argv[1:]
+    given = [word.partition("=")[2] for word in words if word.startswith("--conf-source=")]
+    given += [value for word, value in pairwise(words) if word == "--conf-source"]
+    return Path(*given[-1:]).resolve() / _FILE if given else _project() / _CONF / _FILE
+
+
+def _project() -> Path:
     here = Path.cwd()
-    return next((folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()), None)
+    above = (
+        folder for folder in (here, *here.parents) if is_kedro_project(folder) or (folder / _CONF / _FILE).is_file()
+    )
+    return next(above, Path(__file__).resolve().parents[2])
 
 
-def _read(file: Path) -> dict[str, Any]:
-    found = yaml.safe_load(file.read_text()) or {}
+def _read(file: Path) -> dict[str, str]:
+    form = "it must hold lines `name: package.module.OBJECT` or `name: path/to/task.py`"
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TaskError(f"{file}: it is not readable YAML ({' '.join(str(error).split())}); {form}.") from error
     if not isinstance(found, dict):
-        raise TaskError(f"{file}: must hold lines `name: package.module.OBJECT` or `name: path/to/task.py`")
-    return found
+        raise TaskError(f"{file}: {form}, not {found!r}.")
+    for name, spec in found.items():
+        if not isinstance(spec, str) or not _NAME.fullmatch(str(name)):
+            raise TaskError(f"{file}: {name}: {spec}: {form}; a name has lower-case letters, digits and underscores.")
+    return {name: _from_project(spec, file) for name, spec in found.items()}
 
 
 def _from_project(spec: str, file: Path) -> str:
-    """A file's path is relative to the project."""
-    path, colon, name = spec.partition(":")
-    return f"{file.parents[2] / path}{colon}{name}" if path.endswith(".py") else spec
+    """A file's path is relative to the project, or to the folder that the configuration lies in."""
+    path, colon, name = (spec, "", "") if spec.endswith(".py") else spec.rpartition(":")
+    if not path.endswith(".py"):
+        return spec
+    folders = (_project(), file.parents[2])
+    found = next((folder / path for folder in folders if (folder / path).is_file()), folders[0] / path)
+    return f"{found}{colon}{name}"

@@ -30,6 +30,7 @@ from kedro.pipeline import Pipeline
 
 from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.tasks import TaskError, check_registry
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -68,6 +69,10 @@ class CommandLineHooks:
     @cli_hook_impl
     def before_command_run(self, project_metadata: ProjectMetadata | None, command_args: list[str]) -> None:
         """Read lists in `--params`, and refuse what no run can have."""
+        try:
+            check_registry()
+        except TaskError as error:
+            stop(str(error))
         if project_metadata is not None and command_args[:1] == ["run"]:
             prepare_words(command_args)
 
@@ -97,14 +102,15 @@ class CommandLineHooks:
         """Refuse an environment, pipelines, nodes, tags and datasets that do not exist, and runners that save at once.
 
         Raises:
-            ParameterError: as a plain message where Kedro's command line runs.
+            ParameterError, TaskError: as a plain message where Kedro's command line runs.
         """
         command = click.get_current_context(silent=True)
         try:
+            check_registry()
             check_environment(Path(context.config_loader.conf_source), context.env)
             if command is not None and "pipelines" in command.params:
                 check_selection(command.params)
-        except ParameterError as error:
+        except (ParameterError, TaskError) as error:
             refuse(error)
 
     @hook_impl(tryfirst=True)
