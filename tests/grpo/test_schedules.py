@@ -48,6 +48,7 @@ def test_recipe_q(step, expected):
         (54, {"base": 1.0, "kind": "cosine", "total_steps": 100, "warmup_steps": 10, "decay_to": 0.1}, 0.55),
         (9, {"base": 1.0, "kind": "linear", "total_steps": 10, "warmup_steps": 10, "decay_to": 0.5}, 1.0),
         (10, {"base": 1.0, "kind": "linear", "total_steps": 10, "warmup_steps": 10, "decay_to": 0.5}, 0.5),
+        (10**6, {"base": 1.0, "kind": "linear", "total_steps": 10, "decay_fraction": 0.0}, 1.0),
     ],
 )
 def test_learning_rate(step, options, expected):
@@ -96,7 +97,7 @@ def test_evaluation_is_not_due_only_because_the_run_ends():
         (lambda: learning_rate(0, base=1.0, kind="cosine"), "total_steps=None"),
         (lambda: learning_rate(-1, base=1.0), "step=-1"),
         (lambda: learning_rate(0, base=1.0, total_steps=0), "total_steps=0"),
-        (lambda: learning_rate(0, base=1.0, decay_fraction=0.0), "decay_fraction=0"),
+        (lambda: learning_rate(0, base=1.0, decay_fraction=1.5), "decay_fraction=1.5"),
         (lambda: learning_rate(0, base=1.0, decay_to=1.5), "decay_to=1.5"),
         (lambda: is_save_due(0, 0), "interval=0"),
         (lambda: is_eval_due(0, -1), "interval=-1"),

@@ -29,7 +29,7 @@ def learning_rate(
         base: rate after warm-up.
         warmup_steps: the rate rises linearly, `base * (step + 1) / warmup_steps`; 0: starts at `base`.
         total_steps: length of the schedule; later steps keep the last rate. None: allowed for "constant" only.
-        decay_fraction: in (0, 1]: decay over the last fraction of `total_steps`, but not before warm-up ends.
+        decay_fraction: in [0, 1]: decay over the last fraction of `total_steps`, but not before warm-up ends; 0: never.
         decay_to: factor of `base` that the last step reaches, in [0, 1].
         kind: "constant" never decays; "linear" and "cosine" are the shapes of the decay.
 
@@ -39,7 +39,7 @@ def learning_rate(
     _check(step, base, warmup_steps, total_steps, decay_fraction, decay_to, kind)
     if step < warmup_steps:
         return base * min(1.0, (step + 1) / warmup_steps)
-    if kind == "constant" or total_steps is None:
+    if kind == "constant" or total_steps is None or decay_fraction == 0:
         return base
     start = max(float(warmup_steps), total_steps - decay_fraction * total_steps)
     # The last step, total_steps - 1, is at progress 1; the step before the decay starts is at 0.
@@ -85,7 +85,7 @@ def _check(
         raise ValueError(f"step={step}, base={base}, warmup_steps={warmup_steps}: none may be negative.")
     if total_steps is not None and total_steps < 1:
         raise ValueError(f"total_steps={total_steps}: it must be 1 or more.")
-    if not 0.0 < decay_fraction <= 1.0:
-        raise ValueError(f"decay_fraction={decay_fraction}: it must be in (0, 1]; kind 'constant' switches decay off.")
+    if not 0.0 <= decay_fraction <= 1.0:
+        raise ValueError(f"decay_fraction={decay_fraction}: it must be in [0, 1].")
     if not 0.0 <= decay_to <= 1.0:
         raise ValueError(f"decay_to={decay_to}: it must be in [0, 1].")

@@ -352,15 +352,14 @@ def update_policy(
 
 def scheduled_rate(options: OptimizerOptions, iteration: int) -> float:
     """Learning rate of an iteration: linear warm-up, constant, linear decay over the last fraction of the schedule."""
-    decays = options.decay_fraction > 0
     return learning_rate(
         iteration,
         base=options.learning_rate,
         warmup_steps=options.warmup_iterations,
         total_steps=options.schedule_iterations,
-        decay_fraction=options.decay_fraction if decays else 1.0,
+        decay_fraction=options.decay_fraction,
         decay_to=options.decay_to,
-        kind="linear" if decays else "constant",
+        kind="linear",
     )
 
 

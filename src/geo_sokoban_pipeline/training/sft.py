@@ -145,13 +145,12 @@ def _note(history: Sequence[dict[str, float]]) -> str:
 
 
 def _rate(warm: WarmStartOptions, step: int) -> float:
-    decays = warm.decay_fraction > 0
     return learning_rate(
         step,
         base=warm.learning_rate,
         warmup_steps=warm.warmup_steps,
         total_steps=warm.steps,
-        decay_fraction=warm.decay_fraction if decays else 1.0,
+        decay_fraction=warm.decay_fraction,
         decay_to=warm.decay_to,
-        kind="linear" if decays else "constant",
+        kind="linear",
     )
