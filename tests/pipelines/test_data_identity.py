@@ -143,7 +143,7 @@ def test_rows_that_came_out_otherwise_are_not_played(clone):
 def test_a_run_that_notes_no_data_is_refused(clone):
     (clone.folder("06_models") / "data.json").unlink()
     line = error_of(clone, "--pipelines=evaluate_sokoban")
-    assert "the run train_sokoban/default notes no data; an earlier version made it" in line
+    assert "the run train_sokoban/default has no data.json" in line
     assert "evaluate_sokoban.source.checkpoint" in line
 
 

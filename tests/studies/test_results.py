@@ -96,7 +96,7 @@ def test_rows_of_one_table_are_of_the_same_prompts(tmp_path, hashes, good):
 def test_everything_that_made_a_study_is_named():
     one = {"workers": 2, "maker": {"cores": 2, "processor": "A", "commit": "a", "torch": "2", "version": "1"}}
     other = {"workers": 1, "maker": {"cores": 2, "processor": None, "commit": "b", "torch": "2", "version": "1"}}
-    machine = _describe_machine({"x": one, "y": other, "z": {"workers": None}}, ["y", "z"])
+    machine = _describe_machine({"x": one, "y": other, "z": {"workers": 1, "maker": {}}}, ["y", "z"])
     assert (machine["workers"], machine["other_workers"], machine["commit"]) == (1, 2, ["a", "b", None])
     assert (machine["processor"], machine["torch"]) == (["A", None], ["2", None])
 

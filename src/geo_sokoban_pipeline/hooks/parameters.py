@@ -133,7 +133,7 @@ def _source_data(
     task = current.task
     note = store.data_note(source)
     if note is None or note["task"] != task:
-        why = "notes no data; an earlier version made it" if note is None else f"was made with data of {note['task']}"
+        why = f"has no {DATA_NOTE}" if note is None else f"was made with data of {note['task']}"
         raise SourceError(
             f"{run}: the run {source.run}/{source.run_id} {why}. Train it again, or give the folder of its policy in "
             f"{run}.source.checkpoint: the data of the settings ({current.id}) are then used."

@@ -60,7 +60,7 @@ def collect_results(
         "max_growth": study.max_growth,
         "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
         "machine": _describe_machine(records, [member.run_id for member in trained]),
-        "made_with": {run_id: record.get("maker") for run_id, record in records.items()},
+        "made_with": {run_id: record["maker"] for run_id, record in records.items()},
         "levels": _describe_played(first, first),
         "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
         "seeds": seeds,
@@ -103,7 +103,7 @@ def _describe_seed(member: StudyRun, controls: Sequence[StudyRun], record: Mappi
         steps[f"control_{control.part}"] = manifest["budget"]["steps"]
         curves[f"control_{control.part}"] = _sft_curve(manifest["history"])
         rows += _rows(read_json(control.summary))
-    seconds = record.get("seconds")
+    seconds = record["seconds"]
     return {
         "seed": member.seed,
         "run_id": member.run_id,
@@ -230,14 +230,14 @@ def _values(member: StudyRun, table: str, column: str) -> set[str]:
 def _describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence[str]) -> dict[str, Any]:
     """What made the members: one list of distinct values for each thing, in the order of the members.
 
-    Records of other versions stay valid, so a study may have been made with several. How many ran side by side is told
-    apart for training runs, whose minutes are reported, and for all others.
+    A study that was interrupted may be finished by another commit or on another machine. How many ran side by side is
+    counted separately for training runs, whose minutes are reported.
     """
 
     def most(chosen: Iterable[Mapping[str, Any]]) -> int:
-        return max((record.get("workers") or 1 for record in chosen), default=1)
+        return max((record["workers"] for record in chosen), default=1)
 
-    makers = [record.get("maker") or {} for record in records.values()]
+    makers = [record["maker"] for record in records.values()]
     found: dict[str, Any] = {name: list(dict.fromkeys(maker.get(name) for maker in makers)) for name in _MAKER}
     others = [record for run_id, record in records.items() if run_id not in trained]
     return {"workers": most(records[run_id] for run_id in trained), "other_workers": most(others), **found}
