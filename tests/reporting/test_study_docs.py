@@ -17,13 +17,13 @@ from geo_sokoban_pipeline.reporting.study_docs import (
     draw_study,
     mean_curve,
     read_section,
+    render_docs,
     render_readme,
     render_readme_line,
     render_sections,
     replace_section,
     stage_curve,
     study_marker,
-    write_study,
 )
 from geo_sokoban_pipeline.reporting.study_tables import MODES, judge_criterion, render_study
 from geo_sokoban_pipeline.tasks import TASKS
@@ -284,20 +284,19 @@ def test_everything_is_written_and_prose_stays(tmp_path):
     (tmp_path / "README.md").write_text("<!-- readme:results:begin --><!-- readme:results:end -->")
     check_docs(docs, "default")
     results = make_results(make_seed(0, 420))
-    written = write_study(docs, results)
-    assert {path.relative_to(tmp_path).as_posix() for path in written} == {
+    written = render_docs(docs, results)
+    assert list(written) == [
         "docs/results/default.json",
         "docs/img/learning_default.svg",
         "docs/learning.md",
         "README.md",
-    }
-    text = page.read_text()
+    ]
+    text = written["docs/learning.md"]
     assert text.startswith("before\n") and text.endswith("after\n") and render_study(results) in text
-    first = {path: path.read_bytes() for path in written}
-    write_study(docs, json.loads((docs / "results" / "default.json").read_text()))
-    assert {path: path.read_bytes() for path in written} == first
+    page.write_text(text)
+    assert render_docs(docs, json.loads(written["docs/results/default.json"])) == written
     with pytest.raises(MarkerError, match="study:long:begin"):
-        write_study(docs, copy.deepcopy(results) | {"study": "long"})
+        render_docs(docs, copy.deepcopy(results) | {"study": "long"})
 
 
 @pytest.mark.parametrize("name", STUDIES)

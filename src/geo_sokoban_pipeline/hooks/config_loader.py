@@ -1,8 +1,8 @@
 """Configuration: Kedro's OmegaConf loader, which also knows what the catalog takes from the parameters.
 
-`${data_id:<task>}` is the folder of a task's tables, `${sources:}` the run that each pipeline on stored runs works on.
-Both follow from the parameters alone, so commands without hooks (`kedro viz`) find the same files as `kedro run`.
-Parameters are read once for each loader: every hook asks for them.
+`${data_id:<task>}` is the folder of a task's tables, `${sources:}` the run that each pipeline on stored runs works on,
+`${docs_root:}` the folder that holds the docs of a study. All follow from the parameters alone, so commands without
+hooks (`kedro viz`) find the same files as `kedro run`. Parameters are read once for each loader: every hook needs them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kedro.config import OmegaConfigLoader
@@ -31,7 +32,7 @@ def _without_deprecation() -> Iterator[None]:
 
 
 class ProjectConfigLoader(OmegaConfigLoader):
-    """`OmegaConfigLoader` with the resolvers `data_id` and `sources` for the catalog, and lists in `--params`."""
+    """`OmegaConfigLoader` with the resolvers of the catalog, and lists in `--params`."""
 
     def __init__(
         self, conf_source: str, env: str | None = None, runtime_params: dict[str, Any] | None = None, **options: Any
@@ -88,5 +89,10 @@ class ProjectConfigLoader(OmegaConfigLoader):
             found = {name: section.get("source") for name, section in sections.items()}
             return {name: source for name, source in found.items() if isinstance(source, dict)}
 
+        def docs_root() -> str:
+            docs = (merged.get("study") or {}).get("docs")
+            return "." if docs is None else str(Path(docs).parent)
+
         OmegaConf.register_new_resolver("data_id", data_id, replace=True)
+        OmegaConf.register_new_resolver("docs_root", docs_root, replace=True)
         OmegaConf.register_new_resolver("sources", sources, replace=True)

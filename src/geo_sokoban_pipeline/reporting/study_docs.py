@@ -1,4 +1,4 @@
-"""The docs of a study: results, figure and tables, written from one JSON value; prose around the markers stays."""
+"""The docs of a study: results, figure and tables follow from one JSON value; prose around the markers stays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.reporting.study_tables import (
     name_seeds,
     render_study,
 )
-from geo_sokoban_pipeline.runs.storage import write_atomic, write_json
+from geo_sokoban_pipeline.runs.storage import to_json
 from geo_sokoban_pipeline.tasks import TASKS, task_of
 
 CHART_SIZE = (760, 360)
@@ -245,7 +245,7 @@ def _spread(rates: Sequence[Rate | None]) -> str:
     return f"{percent(mean_share(rates))} ({100 * min(shares):.1f}–{100 * max(shares):.1f})"
 
 
-# The docs of a study: results, figure and tables, written from one JSON value; prose around the markers stays.
+# The files of the docs.
 
 
 def study_marker(name: str) -> str:
@@ -266,15 +266,20 @@ def check_docs(docs: Path, name: str) -> None:
         read_section(path.read_text(encoding="utf-8"), marker, path)
 
 
-def write_study(docs: Path, results: Mapping[str, Any]) -> list[Path]:
-    """Write everything that follows from a study's results; returns the paths."""
+def render_docs(docs: Path, results: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of all files that follow from a study's results, by their path below the folder that `docs` lies in.
+
+    Raises:
+        MarkerError: a document has no markers for this study.
+    """
     name = results["study"]
-    stored, image = docs / "results" / f"{name}.json", docs / "img" / f"learning_{name}.svg"
-    write_json(stored, results)
-    _write_text(image, draw_study(results))
+    texts = {
+        docs / "results" / f"{name}.json": to_json(results),
+        docs / "img" / f"learning_{name}.svg": draw_study(results),
+    }
     for (path, marker), content in zip(_documents(docs, name), render_sections(results), strict=True):
-        _write_text(path, replace_section(path.read_text(encoding="utf-8"), marker, content, path))
-    return [stored, image, *(path for path, _ in _documents(docs, name))]
+        texts[path] = replace_section(path.read_text(encoding="utf-8"), marker, content, path)
+    return {path.relative_to(docs.parent).as_posix(): text for path, text in texts.items()}
 
 
 def render_sections(results: Mapping[str, Any]) -> list[str]:
@@ -288,10 +293,3 @@ def _documents(docs: Path, name: str) -> list[tuple[Path, str]]:
     """(document, marker) of each section that a study fills."""
     readme = [(docs.parent / "README.md", README_MARKERS[name])] if name in README_MARKERS else []
     return [(docs / "learning.md", study_marker(name)), *readme]
-
-
-def _write_text(path: Path, text: str) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomic(path, write)

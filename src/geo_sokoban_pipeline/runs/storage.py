@@ -97,9 +97,14 @@ def _put_first(made: Path, path: Path) -> bool:
     return True
 
 
+def to_json(value: Any) -> str:
+    """Readable JSON; keys keep their order, floats round-trip exactly."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as readable JSON, atomically; keys keep their order, floats round-trip exactly."""
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Write a value as readable JSON, atomically."""
+    text = to_json(value)
 
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")

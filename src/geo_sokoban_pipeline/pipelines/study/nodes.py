@@ -111,12 +111,13 @@ def collect_study(plan: StudyPlan) -> dict[str, dict[str, Any]]:
         refuse(error)
 
 
-def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]) -> None:
-    """Write results, tables and figures into the docs, where the parameters name a folder for them."""
+def write_docs(plan: StudyPlan, results: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, str]:
+    """Texts of the docs by file: results, figure and pages; `{}` where `study.docs` is null."""
     if plan.docs is None:
         logger.info("study.docs is null: results are in %s", plan.folder.path / "results.json")
-        return
-    from geo_sokoban_pipeline.reporting.study_docs import write_study
+        return {}
+    from geo_sokoban_pipeline.reporting.study_docs import render_docs
 
-    for path in write_study(plan.docs, results[plan.name]()):
-        logger.info("wrote %s", path)
+    texts = render_docs(plan.docs, results[plan.name]())
+    logger.info("writing %s in %s", ", ".join(texts), plan.docs.parent)
+    return texts

@@ -25,7 +25,9 @@ def create_pipeline(task: Task) -> Pipeline:
                 tags=["gpu"],
             ),
             Node(typed(nodes.collect_study), inputs=["finished"], outputs="results", name="collect_study"),
-            Node(typed(nodes.write_docs), inputs=["plan", "results"], outputs=None, name="write_docs", tags=["report"]),
+            Node(
+                typed(nodes.write_docs), inputs=["plan", "results"], outputs="docs", name="write_docs", tags=["report"]
+            ),
         ]
     )
     return Pipeline(
