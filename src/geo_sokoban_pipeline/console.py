@@ -72,7 +72,7 @@ def enrich_logging() -> None:
 
 
 class _Brevity(logging.Filter):
-    """Leaves out what a library says that nobody can act on, and shortens what it says at too great a length."""
+    """Drops log lines of libraries that need no action, and shortens long ones."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is shown; it may have been shortened."""

@@ -1,7 +1,7 @@
 """All parameters of the project: one model whose fields are the top-level names.
 
-What is not a field here is an error, so a misspelt section never falls silently back to its defaults. Sections of tasks
-are made from the registered tasks: `<task>`, `<kind>_<task>`, and `study_<name>` of their studies.
+An unknown section is an error, so a misspelt one never falls silently back to its defaults. Sections of tasks are made
+from the registered tasks: `<task>`, `<kind>_<task>`, and `study_<name>` of their studies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RunNames = Annotated[list[Annotated[str, StringConstraints(pattern=_RUN_NAME)]],
 
 
 class TrackingOptions(StrictModel):
-    """Where MLflow records a run. It only watches: whatever goes wrong there is a warning, never the end of a run."""
+    """Where MLflow records a run. Errors of MLflow are warnings and never end a run."""
 
     enabled: bool = Field(True, description="Off: MLflow is not even imported.")
     uri: str | None = Field(

@@ -104,7 +104,7 @@ def supervise(grace: float, command: list[str]) -> int:
 
 
 def kill_group(group: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process group; nothing if nobody is left in it, or for 0, which is this process's own."""
+    """Send a signal to a process group; nothing if the group is empty, or for 0, which is this process's own."""
     with contextlib.suppress(ProcessLookupError):
         if group:
             os.killpg(group, number)

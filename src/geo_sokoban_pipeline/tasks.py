@@ -76,7 +76,7 @@ def task_or_plain(name: Any) -> Task:
 
 
 class _PlainTask(Task):
-    """What readers see of a task that nobody can run."""
+    """Words for the runs of a task that is no longer registered."""
 
     name = title = "task"
     words = Words("prompt", "prompts", "success rate", "solved", "not solved")

@@ -1,7 +1,7 @@
-"""Ground of all options: strict models, bounded numbers, and one readable text for all that is wrong with parameters.
+"""Base of all options: strict models, bounded numbers, and one readable text with all errors in parameters.
 
 An error line always has the same shape, `full.path=value: what is allowed. Did you mean …?`, and all errors are
-reported at once, so that nobody corrects a file one run at a time.
+reported at once, so that one run shows everything to correct.
 
 Every number has a lower and an upper bound, so that no value passes here and fails hours later. The types below are the
 bounds that many fields share; a field with reasons of its own states its own.

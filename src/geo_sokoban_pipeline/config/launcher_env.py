@@ -1,7 +1,7 @@
-"""What the original launchers read from the environment: each variable sets a parameter, or is said to set none.
+"""Environment variables of the original launchers: each one sets a parameter, or is reported to have no effect.
 
-The configuration `conf/qwen3vl` reads those that set something; the pre-flight names the others when they are given, so
-that none is ignored in silence. `docs/full_size.md` has the same table for people.
+The configuration `conf/qwen3vl` reads those that set something; the pre-flight lists the others when they are given, so
+that none is ignored silently. `docs/full_size.md` has the same table.
 """
 
 from __future__ import annotations

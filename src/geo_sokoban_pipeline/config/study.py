@@ -1,4 +1,4 @@
-"""Options of studies: seeds of one recipe with their controls, the tables they fill and the bars they are held to.
+"""Options of studies: seeds of one recipe with their controls, further evaluation sets, and the criteria to meet.
 
 A study changes the base parameters by nested overrides only, so that its recipe is always `train_<task>` plus what its
 own file says.
@@ -85,9 +85,7 @@ class EvaluationSetOptions(DataOverrides):
 
 
 class StudyDefinition(DataOverrides):
-    """One study: what stands in a file of `conf/*/parameters/studies`. With overrides of the data it has a data root of
-    its own.
-    """
+    """One study, a section `study_<name>`. With overrides of the data it has a data root of its own."""
 
     title: str = Field("", description="Heading in the docs.")
     task: str = Field(description="What is studied.")

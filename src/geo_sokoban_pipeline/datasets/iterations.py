@@ -91,7 +91,7 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
         raise NotImplementedError
 
     def _bytes_needed(self, value: Any) -> int | None:
-        """Estimate of the bytes that one value takes on disk; None where nobody can say."""
+        """Estimate of the bytes that one value takes on disk; None: unknown."""
         return None
 
     def save(self, data: dict[str, Any] | Rewind) -> None:

@@ -1,4 +1,4 @@
-"""Stored runs in the catalog, read-only: what the source of a pipeline names."""
+"""Stored runs in the catalog, read-only: the run that the `source` of a pipeline names."""
 
 from __future__ import annotations
 

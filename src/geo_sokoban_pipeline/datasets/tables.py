@@ -202,7 +202,7 @@ class RowStreamDataset(FrameDataset):
     """The same file, loaded as a `RowStream`: for tables whose images should not all be in memory."""
 
     def load(self) -> RowStream:
-        """The rows, read while somebody walks through them.
+        """The rows, read during the iteration over them.
 
         Raises:
             DatasetError: as for a frame; a file that is torn inside is found while walking.

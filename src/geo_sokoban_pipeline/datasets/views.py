@@ -1,7 +1,7 @@
-"""A read-only view of stored files: nodes read through it what a run has stored before, or what hooks have written.
+"""A read-only view of stored files: a node reads what its run has stored before, or what hooks have written.
 
-Kedro's graph forbids that a node reads what it writes. The view is an entry of its own on the same path, so a node can
-ask whether its work is done, and a loop where it stands.
+In Kedro's graph no node may read an entry that it writes. The view is another entry on the same path, so that a node
+finds out whether its work is done, and the loop after which iteration it continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ViewDataset(AbstractDataset[None, Any]):
 
     Args:
         path: file or folder; it need not be there.
-        read: dotted name of the function of the path. It needs no Kedro, and says itself what nothing stored means.
+        read: dotted name of a function of the path, also called where nothing is stored yet; it needs no Kedro.
         metadata: ignored here; read by kedro-viz.
     """
 

@@ -50,10 +50,10 @@ _ORDER = (
 
 
 class CommandLineHooks:
-    """Hooks of Kedro's command line and of its sessions, so that what a user can cause ends in one line.
+    """Hooks of Kedro's command line and of its sessions: errors that a user can cause end in one line.
 
     Args:
-        tell_interrupted: what an interrupted command has left, as lines for the user.
+        tell_interrupted: returns lines for the user about what an interrupted command has stored.
     """
 
     def __init__(self, tell_interrupted: Callable[[], list[str]]) -> None:
@@ -68,7 +68,7 @@ class CommandLineHooks:
 
     @cli_hook_impl
     def before_command_run(self, project_metadata: ProjectMetadata | None, command_args: list[str]) -> None:
-        """Read lists in `--params`, and refuse what no run can have."""
+        """Refuse a wrong registry of tasks and options that no run can have; read lists in `--params`."""
         try:
             check_registry()
         except TaskError as error:
@@ -78,11 +78,11 @@ class CommandLineHooks:
 
     @cli_hook_impl
     def after_command_run(self, exit_code: int) -> None:
-        """Say an error in one line, where it is one of those that a user can cause."""
+        """Print an error that a user can cause in one line."""
         self.end_command(sys.exc_info()[1], exit_code)
 
     def end_command(self, error: BaseException | None, exit_code: int) -> None:
-        """End a failed command in one line where that says all; leave every other error to Python."""
+        """End a failed command in one line if a user can have caused the error; Python prints every other one."""
         if isinstance(error, SystemExit):
             if exit_code in _INTERRUPTIONS:
                 # Ends the loop, whose progress bar would be drawn again over the last lines.
@@ -125,13 +125,13 @@ class CommandLineHooks:
 
     @hook_impl(tryfirst=True)
     def before_node_run(self, is_async: bool) -> None:
-        """Refuse saving in threads in a notebook, too: only here Kedro says that it was asked for."""
+        """Refuse saving in threads in a notebook, too; Kedro passes that option to no earlier hook."""
         if is_async:
             refuse(ParameterError(f"is_async=true: {_ORDER}"))
 
 
 def prepare_words(words: list[str]) -> None:
-    """Make the words of `kedro run` ready for click, in place; stop where they ask for what no run can have."""
+    """Make the words of `kedro run` ready for click, in place; stop at options that no run can have."""
     for name in _values(words, "--runner", "-r"):
         if name not in ("SequentialRunner", *_RUNNERS) and "." not in name:
             stop(f"--runner={name}: no such runner; leave it out.")
@@ -175,7 +175,7 @@ def _without_commas(item: str) -> str:
 
 
 def check_config(file: str) -> None:
-    """Stop where the file of `--config` is missing or is none."""
+    """Stop if the file of `--config` is missing or holds no section `run:`."""
     path = Path(file)
     if not path.is_file():
         stop(f"--config={file}: no such file.")
@@ -276,10 +276,10 @@ def stop(message: str) -> NoReturn:
 
 
 def explain(error: BaseException) -> str | None:
-    """What an error says to the user who caused it; None where it is none of those, but a fault of this program.
+    """Message for the user who caused an error; None: the error is a fault of this program.
 
-    Errors of this package's own classes are written for users, and so is what the system says of files. An error that
-    comes out of a user's own code (reward, environment, rollout) is told with the place of its last line there.
+    Errors of this package's own classes and the system's errors about files are written for users. For an error in a
+    user's own code (reward, environment, rollout) the message has the file and line where it arose.
     """
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None and chain[-1].__cause__ not in chain:
@@ -308,9 +308,9 @@ def own_code(error: BaseException) -> str | None:
 
 
 def _leave_in_order() -> None:
-    """Let Ctrl-C and requests to terminate end the process so that everything that is open is closed.
+    """Turn Ctrl-C and requests to terminate into `SystemExit`, so that everything open is closed.
 
-    A signal that is ignored stays so (`nohup`), and so does a handler that is there. A second signal ends at once.
+    Ignored signals (`nohup`) and handlers set by others stay. A second signal ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,4 +1,4 @@
-"""Configuration: Kedro's OmegaConf loader, which also knows what the catalog takes from the parameters.
+"""Configuration: Kedro's OmegaConf loader with resolvers for what the catalog takes from the parameters.
 
 `${data_id:<task>}` is the folder of a task's tables, `${sources:}` the run that each pipeline on stored runs works on,
 `${docs_root:}` the folder that holds the docs of a study. All follow from the parameters alone, so commands without
@@ -25,7 +25,7 @@ from geo_sokoban_pipeline.tasks import task_of
 
 @contextmanager
 def _without_deprecation() -> Iterator[None]:
-    """Kedro 1.7 calls a deprecated function of omegaconf 2.4 whenever it reads; nobody here can act on it."""
+    """Kedro 1.7 calls a deprecated function of omegaconf 2.4 whenever it reads; this project cannot change that."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"register_new_resolver\(\) is deprecated")
         yield
@@ -58,7 +58,7 @@ class ProjectConfigLoader(OmegaConfigLoader):
         return found
 
     def globals_with(self, variables: Mapping[str, str]) -> dict[str, Any]:
-        """Globals as a command would read them that has these environment variables, too; none is set here."""
+        """Globals of a command with these further environment variables; no variable is set here."""
 
         def env(name: str, *default: Any) -> Any:
             return variables[name] if name in variables else oc.env(name, *default)

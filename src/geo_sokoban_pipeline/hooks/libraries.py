@@ -1,4 +1,4 @@
-"""What libraries are told before a command works: no usage data leave the machine, and logs hold what people can use.
+"""Libraries send no usage data, and log only what people can use; set before a command does any work.
 
 Libraries read these variables when they are imported, which happens in nodes and in the hook of the tracking: later.
 """

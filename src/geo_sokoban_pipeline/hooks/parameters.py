@@ -1,7 +1,7 @@
-"""Data of a command: which id its tables lie under, and that a command on a stored run works on the data of that run.
+"""Parameters and data of a command: parameters are checked before any work, and a stored run keeps its own data.
 
-A run notes the data it works on in `data.json` in its folder, with all options, so that a later command finds the
-tables whatever the settings are by then, and can say how to make them again where somebody has deleted them.
+A run notes its data in `data.json` in its folder, with all options. A later command on that run finds the same tables
+whatever the settings are by then, and names the command that makes deleted tables again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CommandData:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command was asked to do.
+    """The request that a command makes.
 
     Attributes:
         pipeline: nodes that will run.
@@ -125,7 +125,7 @@ def _needs_source(run: str, task: str, asked: Asked) -> bool:
 def _source_data(
     run: str, source: SourceOptions, current: DataIdentity, train: TrainOptions, asked: Asked, store: RunStore
 ) -> DataIdentity:
-    """The data of what a source names, after a line that says what that is."""
+    """The data of the run or policy that a source names; logs which one that is."""
     found = store.describe(source, trajectories=run.startswith("update_"))
     if not _uses_run(run, source):
         log.info("%s works on %s; it has no data of its own, so the settings decide: %s", run, found.words, current.id)
@@ -183,7 +183,7 @@ def use_data(planned: Mapping[str, CommandData], catalog: DataCatalog, pipeline:
 
 
 def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, asked: Asked, root: Path) -> None:
-    """See that tables which the command reads and does not make are there.
+    """See that all tables exist that the command reads but does not make.
 
     Raises:
         ParameterError: one is missing; the message has the command that makes it.
@@ -247,7 +247,7 @@ def _write_if_new(path: Path, value: Mapping[str, Any]) -> None:
         write_json(path, value)
 
 
-# Parameters are checked as soon as Kedro has read them: a run with a wrong name or value does no work at all.
+# Parameters: checked as soon as Kedro has read them.
 
 
 COMMAND_ONLY = ("run_id", "fresh")
@@ -272,7 +272,7 @@ class ParameterHooks:
 
     @hook_impl
     def after_catalog_created(self, catalog: DataCatalog) -> None:
-        """Nodes that take all parameters get them as files and command give them, not as models."""
+        """Give nodes that take all parameters plain values, as in the files and the command, not models."""
         parameters = catalog.get("parameters")
         assert parameters is not None, "Kedro puts the parameters into every catalog"
         parameters.save(self._merged)
@@ -303,10 +303,10 @@ def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> Pr
 
 
 def check_model_names(merged: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """See that a model which the launchers' variable has put into the parameters is one of theirs.
+    """See that the model in the launchers' variable is one that the launchers know.
 
     Raises:
-        ParameterError: it is not; a path of another kind, or from another place, is nobody's business here.
+        ParameterError: it is not. Other paths are not checked here.
     """
     name = environment.get(MODEL_NAME)
     if name is None or name in MODELS:
@@ -329,14 +329,14 @@ def settings_of(context: KedroContext) -> tuple[ProjectParameters, Path]:
     return parameters, (Path(context.project_path) / root).resolve()
 
 
-# The command as a dataset: a pipeline that starts commands of its own reads from it where and how it runs itself.
+# The command as a dataset: a study starts commands of its own with the same project and configuration.
 
 
 COMMAND = "command"
 
 
 class CommandHooks:
-    """Puts the entry `command` into the catalog of a pipeline that asks for it."""
+    """Puts the entry `command` into the catalog of a pipeline that has it as an input."""
 
     def __init__(self) -> None:
         self._command: Command | None = None

@@ -1,4 +1,4 @@
-"""Runs: which folders a command may write, and that nobody else writes them meanwhile.
+"""Runs: a command locks the folders it writes, so that no other process writes them at the same time.
 
 A run is a namespace that bears the name of a pipeline (`train_sokoban`), together with a run id. Its folders are
 `{layer}/{run}/{run_id}` as in `conf/base/catalog`. Data sources (`sokoban`) are namespaces too, but no runs: their
@@ -105,11 +105,11 @@ class RunHooks:
             ParameterError: `fresh` together with a selection of nodes that reads what `fresh` would delete; see also
                 `plan_data` and `check_tables`.
         """
-        # They import pyarrow; settings are read by commands that need none of it.
+        # These modules import pyarrow, which most commands do not need.
         from geo_sokoban_pipeline.preflight.first_checks import check_plugins, check_starting_policy, look_first
 
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
-        # A run of this process that was interrupted (in a notebook, say) has not come to release its locks.
+        # An interrupted run of this process (in a notebook, say) may still hold its locks.
         self._release()
         forget_edited()
         runs = run_names(pipeline, pipelines)
@@ -193,7 +193,7 @@ def _check_selection(run_params: dict[str, Any]) -> None:
             )
 
 
-# History: every run knows which commands have worked on it, when, on which machine and for how long.
+# History: which commands have worked on a run, when, on which machine and for how long.
 
 
 _UNTIMED = ("check_", "audit_", "compare")  # a pre-flight and an audit make no result, a comparison none of its own
@@ -216,7 +216,7 @@ class HistoryHooks:
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
-        """Begin the command's entry in each run. `RunHooks` comes before: a command that is refused leaves none."""
+        """Begin the command's entry in each run; `RunHooks` is called before, so a refused command leaves none."""
         self._records = []
         runs = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTIMED)]
         if not runs:

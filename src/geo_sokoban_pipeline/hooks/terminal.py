@@ -1,4 +1,4 @@
-"""What a command says about its runs: from where it goes on, what has come out, what an interruption has left."""
+"""First and last lines of a command about its runs: where training continues, the result, what is stored."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TerminalHooks:
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline) -> None:
-        """Say from where each run goes on; `RunHooks` comes before and refuses what cannot."""
+        """Log where each run continues; `RunHooks` is called before and refuses runs that cannot."""
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         run_id = self._parameters.run_id
         nodes = {node.name for node in pipeline.nodes}
@@ -82,7 +82,7 @@ class TerminalHooks:
 
     @hook_impl(trylast=True)
     def after_pipeline_run(self) -> None:
-        """Say what has come out of each run, where its report is, and how to go on."""
+        """Log the result of each run, where its report is, and which commands come next."""
         for run in self._runs:
             lines = [] if run.name.startswith(_CHECK) else [f"held-out: {text}" for text in _results(run.folders)]
             report = run.folders.reports / "report.html"
@@ -99,7 +99,7 @@ class TerminalHooks:
         self._runs = []
 
     def tell_interrupted(self) -> list[str]:
-        """What an interrupted command has left, a line for each run."""
+        """A line for each run of an interrupted command: what is stored, and how to continue."""
         lines = []
         for run in self._runs:
             if run.options is None:
@@ -133,7 +133,7 @@ class TerminalHooks:
 
 
 def _announce(run: _Run, options: TrainOptions) -> None:
-    """Where the loop goes on."""
+    """Log after which iteration the loop continues."""
     stored, wanted = run.stored(), options.loop.iterations
     if stored > wanted:
         log.warning(

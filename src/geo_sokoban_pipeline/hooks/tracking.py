@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NOTE = "mlflow_run.json"
 OWN_STORE = "mlflow.db"  # in the data root; a run's note names it without its folder, so that the root may be moved
-# A row that MLflow has has one of these, whatever else it lacks.
+# Every row has at least one of these, so their steps are the rows that MLflow already has.
 _IN_EVERY_ROW = ("perf/step_time", "rollout/episodes", "rollout/raw_reward")
 _STEP = ("iteration", "policy_version")  # the axis of every chart, no values of their own
 _ZERO_STD = "rollout/zero_std/count"
@@ -63,7 +63,7 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
     experiment = client.get_experiment_by_name(options.experiment)
     if experiment is not None:
         return client, experiment.experiment_id, uri
-    # Beside the database of this project; a server of somebody's own knows its place better.
+    # Beside the project's own database; another server chooses the place itself.
     location = (data_root / "mlartifacts").as_uri() if options.uri is None else None
     try:
         made = client.create_experiment(options.experiment, artifact_location=location)
@@ -97,7 +97,7 @@ def follow_move(data_root: Path) -> None:
 
 
 def close_killed(client: MlflowClient, experiment_id: str, is_alive: Callable[[str, str, str], bool]) -> None:
-    """Close the runs of commands that were killed: nobody else says how they ended.
+    """Close the MLflow runs of killed commands, which could not do so themselves.
 
     Args:
         is_alive: whether a command works on the run `run`, `run_id` whose MLflow run has this id.
@@ -266,7 +266,7 @@ def evaluation_points(summary: Mapping[str, Any], step: int) -> list[tuple[str, 
 
 
 def evaluation_tags(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What else was evaluated (baselines, blank images) and the intervals, as tags: a chart of each would be noise."""
+    """Baselines, image ablations and intervals as tags: they need no chart each."""
     names = [str(name) for name in summary.get("policies") or []]
     tags = {}
     for row in summary.get("rows") or []:
@@ -309,7 +309,7 @@ def _portable(uri: str) -> str:
     return OWN_STORE if uri.startswith("sqlite:") and uri.endswith(f"/{OWN_STORE}") else without_login(uri)
 
 
-# Tracking: MLflow sees every iteration once, and never has a say.
+# Hooks: each iteration is sent once; an error of MLflow never ends a run.
 
 
 log = logging.getLogger(__name__)
@@ -394,7 +394,7 @@ class TrackingHooks:
         folder = RunFolders.of(self._data_root, run, run_id).models
         note = folder / NOTE
         if not note.is_file() or read_json(note).get("mlflow_run_id") != mlflow_run_id:
-            return True  # of another data root, or of a run that has been cleared since: not ours to judge
+            return True  # of another data root, or of a run that has been cleared since: cannot be decided here
         assert self._parameters is not None
         # This command has the locks of its own runs, and goes on with their MLflow runs.
         return run_id == self._parameters.run_id and run in self._own or find_holder(folder) is not None
@@ -429,7 +429,7 @@ class TrackingHooks:
         """Call MLflow; a failure ends the tracking of this command, not the command."""
         try:
             action(*arguments)
-        except Exception as error:  # a bystander of any make (server, database, plug-in) must not end hours of training
+        except Exception as error:  # whatever fails in a server, database or plug-in must not end hours of training
             log.warning(
                 "MLflow could not %s; this command goes on untracked. %s: %s", doing, type(error).__name__, error
             )
@@ -437,7 +437,7 @@ class TrackingHooks:
 
 
 def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
-    """What belongs to one run: its own section, its data and the general ones; no section of another pipeline."""
+    """Parameters of one run: its own section, its data and the general ones; no section of another pipeline."""
     studies = set() if run.startswith(_STUDY) else {name for name in type(parameters).model_fields if _is_study(name)}
     other_data = set(TASKS) - {run.partition("_")[2]}
     left_out = {"fresh", "tracking", *studies, *other_data}
@@ -449,7 +449,7 @@ def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
 
 
 def in_force(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A section without the options of what was not chosen: servers without SGLang, sources that are not used."""
+    """A section without options that have no effect: servers without SGLang, sources that are not chosen."""
     kept = {name: in_force(value) if isinstance(value, dict) else value for name, value in section.items()}
     if "engine" in kept and kept["engine"] != "sglang":
         kept.pop("server", None)

@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, RowStream
 
 
 class HubSource(Protocol):
-    """What names a data set: hub id or folder, revision, split."""
+    """Name of a data set: hub id or folder, revision, split."""
 
     @property
     def dataset(self) -> str: ...

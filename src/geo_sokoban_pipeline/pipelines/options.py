@@ -20,6 +20,6 @@ def typed(function: Callable[..., Any], **models: type[BaseModel]) -> Callable[.
     Its own hints are left out: Kedro resolves all hints of a function or none, with a warning, and those of frames and
     tables would import pandas and pyarrow with the registry. A generator stays one.
     """
-    told = update_wrapper(partial(function), function)
-    told.__annotations__ = dict(models)
-    return told
+    wrapped = update_wrapper(partial(function), function)
+    wrapped.__annotations__ = dict(models)
+    return wrapped

@@ -1,4 +1,4 @@
-"""Stored runs: their folders, and the policy, checkpoint or trajectories that a `source` names, whoever wrote them."""
+"""Stored runs: their folders, and the policy, checkpoint or trajectories that a `source` names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RunFolders:
         return cls(*(data_root / layer / run / run_id for layer in (MODELS, OUTPUTS, REPORTS)))
 
     def tidy(self) -> None:
-        """Delete what killed commands left half-written; for those who hold the run's lock."""
+        """Delete half-written files of killed commands; the caller holds the run's lock."""
         for folder in (self.models, self.outputs, self.reports):
             remove_temporaries(folder)
 

@@ -1,8 +1,8 @@
 """A run's folders belong to one process at a time.
 
-The lock is the kernel's (`flock`): it vanishes with its process, also by SIGKILL, so a left-over file never blocks
-anybody. The file's content only names the holder. `filelock` takes the same lock, but cannot look at one without the
-right to write it, as pre-flight does.
+The lock is the kernel's (`flock`): it vanishes with its process, also by SIGKILL, so a left-over file blocks
+no later process. The file's content only names the holder. `filelock` takes the same lock, but cannot look at one
+without the right to write it, as pre-flight does.
 """
 
 from __future__ import annotations

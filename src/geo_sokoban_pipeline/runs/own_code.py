@@ -121,7 +121,7 @@ def _follow(files: list[Path], root: Path, top: str | None) -> dict[str, Path]:
 def _imported(file: Path, root: Path, top: str | None) -> Iterator[Path]:
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # whoever loads the file says so
+    except (SyntaxError, ValueError):  # loading the file raises it again, with a message
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -17,7 +17,7 @@ from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json, read_manifest
 
 FolderWriter = Callable[[Path], dict[str, Any]]
 
-# What a checkpoint holds beside the policy; nobody but a trainer that goes on from it needs them.
+# Files of a checkpoint beside the policy; only a trainer that continues from it needs them.
 TRAINER_FILES = ("optimizer.safetensors", "trainer_state.json")
 _POLICY_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt")
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")

@@ -118,8 +118,8 @@ def summarise_commands(commands: Sequence[dict[str, Any]]) -> RunTime | None:
 
 
 def typed_command() -> str:
-    """The command of this process as somebody types it: without the folders of the interpreter, and with stars in place
-    of what may be a secret: the variables of servers, and passwords in addresses.
+    """The command of this process as a user types it, without the folders of the interpreter. Stars replace possible
+    secrets: the variables of servers, and passwords in addresses.
     """
     program, *words = sys.argv or [""]
     path = Path(program)

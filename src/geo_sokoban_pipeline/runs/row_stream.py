@@ -1,4 +1,4 @@
-"""Tables that are larger than memory should hold: rows made one by one, whenever somebody walks through them.
+"""Tables that need not fit into memory: rows are made one by one, at each iteration over them.
 
 A `RowStream` is a value, not an iterator: walking it twice gives the same rows twice, so a node may return one and a
 data set may write it without anybody keeping more than a few rows.

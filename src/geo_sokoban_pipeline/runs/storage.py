@@ -289,7 +289,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed processes left half-written in a folder and below; nobody may be writing there."""
+    """Remove half-written files of killed processes in a folder and below; no process may be writing there."""
     for path in list(folder.rglob(".*.tmp")):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -320,7 +320,7 @@ def explain_storage_errors(path: Path, needed: Callable[[], int | None] = lambda
 
     Args:
         path: what is being written.
-        needed: estimate of its bytes, asked only after an error; None where nobody can say.
+        needed: returns an estimate of its bytes, called only after an error; None: unknown.
     """
     try:
         yield

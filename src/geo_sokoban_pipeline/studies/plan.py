@@ -76,9 +76,6 @@ class Command:
         return {**os.environ, DATA_ROOT: str(data_root), "OMP_NUM_THREADS": "1"}
 
 
-# Planning: which runs a study is made of, in which order, with which parameters. Nothing is read or started here.
-
-
 @dataclass(frozen=True)
 class StudyRun:
     """One run of a study.

@@ -1,6 +1,6 @@
-"""Results: what the runs of a study have stored, read into one JSON value from which every table and figure follows.
+"""Results of a study: one JSON value, read from its stored runs, from which every table and figure follows.
 
-Solve rates are kept as counts, so that whoever reads the file can check and pool them.
+Solve rates are kept as counts, so that readers of the file can check and pool them.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _counts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """[kind, solved, episodes] by the kinds of prompts that the task knows; where rows tell it, first attempts that
-    were correct and shares that say how a policy answers.
+    """[kind, solved, episodes] by the task's kinds of prompts; where rows have them, also correct first attempts and
+    the shares of episodes with tool calls and of plausible answers.
     """
     found: dict[str, Any] = {}
     if "by_length" in row:
@@ -194,7 +194,7 @@ def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def _describe_played(member: StudyRun, trained: StudyRun) -> dict[str, Any]:
-    """What a member has played, and how much of it another one, `trained`, has trained on."""
+    """The evaluation prompts of a member, and how many of them another one, `trained`, has trained on."""
     task = task_of(member.task)
     column, what = task.apart
     data, train = member.parameters[member.task], member.parameters[f"train_{member.task}"]
@@ -228,7 +228,7 @@ def _values(member: StudyRun, table: str, column: str) -> set[str]:
 
 
 def _describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence[str]) -> dict[str, Any]:
-    """What made the members: one list of distinct values for each thing, in the order of the members.
+    """Machines and versions of the members: a list of distinct values for each entry, in the order of the members.
 
     A study that was interrupted may be finished by another commit or on another machine. How many ran side by side is
     counted separately for training runs, whose minutes are reported.

@@ -51,7 +51,7 @@ class StudyFolder:
         return cls(root / REPORTS / "studies" / name)
 
     def log(self, member: StudyRun) -> Path:
-        """What the member's processes have said."""
+        """Output of the member's processes."""
         return self.path / "logs" / f"{member.run_id}.log"
 
     def config(self, member: StudyRun) -> Path:
@@ -98,7 +98,7 @@ class StudyFolder:
         """Note that a member has ended well.
 
         Args:
-            seconds: wall time of its process if that did all of the member's work; None if it went on with older work.
+            seconds: wall time of its process if that did all of the member's work; None if it continued earlier work.
             workers: runs side by side at most.
             maker: versions and machine, see `describe_maker`.
         """
@@ -186,7 +186,7 @@ def run_members(
 
 
 def _is_free(member: StudyRun, told: set[str]) -> bool:
-    """Whether nobody works on a member's run, a child of an earlier study for instance; says so once if not."""
+    """Whether no other process works on a member's run, such as a child of an earlier study; logged once."""
     holder = find_holder(member.models)
     if holder is not None and member.run_id not in told:
         told.add(member.run_id)

@@ -35,7 +35,7 @@ def audit_stored(
     *,
     task: str,
 ) -> dict[str, Any]:
-    """The findings about the run that `train_<task>` has stored.
+    """The findings about the stored run of `train_<task>`.
 
     Raises:
         SourceError: it has no checkpoint yet, so there is nothing to audit.
@@ -76,7 +76,7 @@ def audit_stored(
 
 
 def judge_stored(audit: dict[str, Any]) -> None:
-    """Say how it went; a finding ends the command with exit code 1."""
+    """Log the outcome; a finding ends the command with exit code 1."""
     from geo_sokoban_pipeline.evaluation.audit import AuditError, judge_audit
 
     try:

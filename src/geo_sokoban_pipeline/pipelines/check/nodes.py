@@ -22,7 +22,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped"
 
 
 def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str, Any]:
-    """The table of findings about the run that `train_<task>` would be."""
+    """The table of findings about a run of `train_<task>` with these parameters."""
     from geo_sokoban_pipeline.envs.inspection import Check, guard
     from geo_sokoban_pipeline.preflight.checks import Subject, as_table, rows_of
     from geo_sokoban_pipeline.preflight.flight import inspect_run
@@ -47,7 +47,7 @@ def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str
 
 
 def judge_table(table: dict[str, Any]) -> None:
-    """Say how it went; a failure ends the command with exit code 1."""
+    """Log the outcome; a failure ends the command with exit code 1."""
     from geo_sokoban_pipeline.preflight.checks import PreflightError, judge, summarise
 
     try:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study that is about to run: its name, options, definition, members, folder, and the docs it writes to."""
+    """A study before it runs: its name, options, definition, runs, folder, and the docs that it fills."""
 
     name: str
     options: StudyOptions
@@ -35,7 +35,7 @@ class StudyPlan:
 
 
 def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[str]) -> StudyPlan:
-    """Members of the chosen study; whatever would fail hours later is refused here.
+    """Members of the chosen study; errors that would arise hours later are found here.
 
     Args:
         parameters: all of them.
@@ -78,7 +78,7 @@ def _choose(options: StudyOptions, studies: Sequence[str]) -> str:
 
 
 def _check_project(project: Path) -> None:
-    """See that the commands of the members find what `kedro run` needs; an installed package alone has it not."""
+    """See that `kedro run` works in this folder; an installed package alone is not enough."""
     if not (project / "pyproject.toml").is_file():
         raise FileNotFoundError(
             f"A study starts `kedro run` commands of its own, but {project} is no project folder: it has no "
