@@ -10,7 +10,7 @@ from kedro.framework.cli.project import run
 from kedro.framework.project import settings
 
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
-from geo_sokoban_pipeline.hooks.libraries import switch_off_telemetry
+from geo_sokoban_pipeline.hooks.terminal import switch_off_telemetry
 
 __all__ = ["cli", "run"]
 

@@ -4,10 +4,9 @@ Parameters are checked before any work, one process at a time owns a run's folde
 """
 
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
-from geo_sokoban_pipeline.hooks.libraries import LibraryHooks
 from geo_sokoban_pipeline.hooks.parameters import CommandHooks, ParameterHooks
 from geo_sokoban_pipeline.hooks.runs import HistoryHooks, RunHooks
-from geo_sokoban_pipeline.hooks.terminal import TerminalHooks
+from geo_sokoban_pipeline.hooks.terminal import LibraryHooks, TerminalHooks
 from geo_sokoban_pipeline.hooks.tracking import TrackingHooks
 
 __all__ = [

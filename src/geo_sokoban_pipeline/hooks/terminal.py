@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
+from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.runs.folders import RunFolders
@@ -184,3 +186,33 @@ def write_result(summary: Mapping[str, Any]) -> str:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f}"
+
+
+# Libraries send no usage data, and log only what people can use. They read these variables at their import, which
+# happens later, in nodes and in the hook of the tracking.
+
+
+_SWITCHES = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "KEDRO_DISABLE_TELEMETRY": "1",
+    "MLFLOW_CONFIGURE_LOGGING": "false",  # conf/logging.yml decides, not MLflow
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+def switch_off_telemetry() -> None:
+    """Set each variable that is not set: kedro-telemetry asks before a command is read, the libraries later."""
+    for name, value in _SWITCHES.items():
+        os.environ.setdefault(name, value)
+
+
+class LibraryHooks:
+    """Switches off what libraries send, and shortens what they log."""
+
+    @hook_impl(tryfirst=True)
+    def after_context_created(self) -> None:
+        """Switch off what libraries send, and put the terminal's log handler in place."""
+        switch_off_telemetry()
+        enrich_logging()
+        quieten_libraries()
