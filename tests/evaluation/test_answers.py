@@ -14,7 +14,7 @@ from geo_sokoban_pipeline.envs.geo3k.evaluation import (
     record_answer,
 )
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
-from geo_sokoban_pipeline.envs.metrics import Ending, wilson_interval
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, wilson_interval
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.evaluation.summary import image_ablations, shuffle_images
@@ -88,11 +88,11 @@ def record(prompt_id: str = "p", success: bool = True, **changes: Any) -> Answer
     ],
 )  # fmt: skip
 def test_record(metrics, responses, changes):
-    assert record_answer(Ending(ROW, metrics, 1.0, responses)) == record(**changes)
+    assert record_answer(FinishedEpisode(ROW, metrics, 1.0, responses)) == record(**changes)
 
 
 def test_a_row_that_says_little():
-    found = record_answer(Ending({"id": 3, "candidates": []}, {"success": 1.0}, None, ["\\boxed{1}"], 4, True))
+    found = record_answer(FinishedEpisode({"id": 3, "candidates": []}, {"success": 1.0}, None, ["\\boxed{1}"], 4, True))
     assert (found.prompt_id, found.plausible, found.tokens, found.truncated) == ("3", None, 4, True)
     assert set(found.labels.values()) == {"unknown"}
 

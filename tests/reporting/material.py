@@ -222,7 +222,7 @@ def make_inputs(**changes: Any) -> ReportInputs:
         "metrics": make_metrics(),
         "summary": make_summary(),
         "warm_start": warm,
-        "played": make_played(),
+        "held_out": make_played(),
         "trained": make_trained(),
         "data_report": make_data_report(),
         "parameters": {

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.envs.geo3k.env import build_env as build_tool_env
 from geo_sokoban_pipeline.envs.geo3k.evaluation import record_answer
 from geo_sokoban_pipeline.envs.images import encode_png, read_data_uri
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
-from geo_sokoban_pipeline.evaluation.metrics import read_ending
+from geo_sokoban_pipeline.evaluation.metrics import read_finished
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.grpo import group_advantages
 from geo_sokoban_pipeline.reporting.report import ReportInputs
@@ -123,11 +123,11 @@ def make_run(task: str) -> ReportInputs:
         episodes = []
         for mode in ("sampled", "greedy"):
             found = [answer(task, row, skill, f"{policy}/{mode}", at) for at, row in enumerate(rows)]
-            records = [record_answer(read_ending(one, row)) for one, row in zip(found, rows, strict=True)]
+            records = [record_answer(read_finished(one, row)) for one, row in zip(found, rows, strict=True)]
             summary_rows.append(summary_row(task_of(task), records, policy=policy, mode=mode))
             episodes += found
         played[f"iter={number:05d}/part-000"] = lazily(episodes)
-    blind = [record_answer(read_ending(answer(task, row, 0.0, "blank", at), row)) for at, row in enumerate(rows)]
+    blind = [record_answer(read_finished(answer(task, row, 0.0, "blank", at), row)) for at, row in enumerate(rows)]
     summary_rows += [
         summary_row(task_of(task), blind, policy=f"final{suffix}", mode="sampled") for suffix in ("_blank", "_shuffled")
     ]
@@ -151,7 +151,7 @@ def make_run(task: str) -> ReportInputs:
         metrics=metrics,
         summary=summary,
         warm_start=[{"step": 10, "loss": 1.0, "validation_loss": 1.1, "seconds": 2.0}],
-        played=played,
+        held_out=played,
         trained={"iter=00000/part-000": lazily(trained)},
         data_report=report,
         parameters={"seed": 0, task: {"instruction": "question"}},

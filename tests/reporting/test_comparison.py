@@ -29,7 +29,7 @@ def make_run(run_id: str, skill: float | None = None, levels: slice = slice(48),
         else make_summary() | {"prompts": len(range(48)[levels]), "prompts_hash": run_id},
         "settings": {"seed": 0, "optimizer.learning_rate": 0.001, "grpo.clip": None},
         "time": None,
-        "played": played,
+        "held_out": played,
     }
     return ComparedRun(**(values | changes))
 
@@ -84,7 +84,7 @@ def test_only_settings_that_differ_are_listed():
 
 def test_seven_runs_of_several_tasks_are_drawn():
     runs = [make_run(f"seed{at}", 0.5) for at in range(6)]
-    runs.append(make_run("seed0", run="train_geo3k", summary={}, played={}))
+    runs.append(make_run("seed0", run="train_geo3k", summary={}, held_out={}))
     text = text_of(*runs)
     assert "train_geo3k/seed0" in text and "train_sokoban/seed5" in text
     assert not re.search(r"\bnan\b|\bNone\b", text)

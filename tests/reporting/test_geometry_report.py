@@ -38,12 +38,12 @@ def page(task):
 
 def test_material_keeps_the_contract(task):
     run = make_run(task)
-    for read in (*run.played.values(), *run.trained.values()):
+    for read in (*run.held_out.values(), *run.trained.values()):
         validate_trajectories(read())
 
 
 def test_page_speaks_of_problems(page):
-    assert {"training", "evaluation", "played", "extremes", "time", "data", "settings"} <= page.ids
+    assert {"training", "evaluation", "episodes", "extremes", "time", "data", "settings"} <= page.ids
     for words in (
         "GRPO raised the accuracy",
         "40 held-out problems (5 families",
@@ -57,7 +57,7 @@ def test_page_speaks_of_problems(page):
 
 def test_first_attempts_stand_apart_where_there_are_several(task, page):
     several = task_of(task).train_config.model_validate({}).rollout.max_turns > 1
-    assert ("Of its first attempts, before the scoring tool has said anything," in page.text) == several
+    assert ("Of its first attempts, before any feedback of the scoring tool," in page.text) == several
     assert ("validation, sampled, first attempt" in page.text) == several
     assert ("Tool calls" in page.text) == several
     summary = make_run(task).summary
@@ -70,7 +70,7 @@ def test_first_attempts_stand_apart_where_there_are_several(task, page):
 @pytest.mark.parametrize(
     ("called", "known", "headline", "note"),
     [
-        (True, True, "Of its first attempts, before the scoring tool has said anything,", "the scoring tool has said"),
+        (True, True, "Of its first attempts, before any feedback of the scoring tool,", "any feedback of the"),
         (False, True, "Of its first responses,", "First attempt: correct with the first response."),
         (False, False, "", ""),
     ],
@@ -101,14 +101,14 @@ def test_tables_by_kind(task):
         "decimal",
     }
     (families,) = tables.values()
-    assert families.by == "family" and families.names == ["warm start", "after GRPO", "teacher (plausible)"]
+    assert families.by == "family" and families.names == ["warm start", "after GRPO", "expert (plausible)"]
     assert [name for name, _ in families.lines] == sorted(name for name, _ in families.lines)
     assert len(families.lines) == 5
     assert length_chart(make_run(task).summary) is None
 
 
 def test_gallery_has_every_family_with_its_image_and_responses(task, page):
-    pairs = choose_gallery(make_run(task).played, 2)
+    pairs = choose_gallery(make_run(task).held_out, 2)
     families = {row["family"] for row in make_data(task)[0]}
     assert {pair.length for pair in pairs} == families
     assert all(pair.after.task_id == pair.before.task_id for pair in pairs)
@@ -130,7 +130,7 @@ def test_account_of_the_data(page):
 
 def test_displays_of_a_notebook(task):
     run = make_run(task)
-    episode = show.load_newest(run.played)[0]
+    episode = show.load_newest(run.held_out)[0]
     shown = [show.show_evaluation(run.summary), show.show_boards(episode), show.show_film(episode, board_px=64)]
     assert "most frequent answer" in shown[0].data and "correct" in shown[0].data
     assert "\\boxed{" in shown[1].data and "data:image/gif" in shown[2].data

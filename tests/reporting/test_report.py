@@ -89,7 +89,7 @@ def agents_of(page: Page) -> dict:
 
 
 def test_page_has_every_section(page):
-    assert {"training", "evaluation", "played", "extremes", "time", "data", "settings"} <= page.ids
+    assert {"training", "evaluation", "episodes", "extremes", "time", "data", "settings"} <= page.ids
     for words in ("GRPO raised the solve rate", "Solve rate by optimal length", "Worst", "learning_rate", "2.13.0"):
         assert words in page.text
 
@@ -150,7 +150,7 @@ def test_texts_are_never_markup():
             run=HOSTILE,
             run_id=HOSTILE,
             summary=summary,
-            played=part,
+            held_out=part,
             trained=part,
             parameters={HOSTILE: {HOSTILE: HOSTILE}},
             versions={HOSTILE: HOSTILE},
@@ -170,13 +170,13 @@ def test_texts_are_never_markup():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"metrics": [], "summary": {}, "warm_start": [], "played": {}, "trained": {}, "data_report": None},
+        {"metrics": [], "summary": {}, "warm_start": [], "held_out": {}, "trained": {}, "data_report": None},
         {"metrics": [{"iteration": 0}], "parameters": {}, "versions": {}},
         {"metrics": [{}], "warm_start": [{}]},
         {"metrics": [{**row, "train/entropy_loss": None} for row in make_metrics(3)]},
         {"summary": {"policies": ["warm_start", "final"], "rows": [{"policy": "final", "mode": "sampled"}]}},
         {"summary": {"policies": ["final"]}, "token_texts": None},
-        {"played": {"iter=00000/part-000": lazily([])}, "trained": {"iter=00000/part-000": lazily([])}},
+        {"held_out": {"iter=00000/part-000": lazily([])}, "trained": {"iter=00000/part-000": lazily([])}},
         {"data_report": {"splits": {"train": {"levels": 3}}}},
     ],
     ids=[
@@ -191,7 +191,7 @@ def test_texts_are_never_markup():
     ],
 )
 def test_what_is_missing_leaves_the_page_whole(changes):
-    page = Page(build_report(make_inputs(**{"metrics": make_metrics(5), "played": make_played(4)} | changes)))
+    page = Page(build_report(make_inputs(**{"metrics": make_metrics(5), "held_out": make_played(4)} | changes)))
     assert {link[1:] for link in page.attributes("href")} == page.ids - {"players"}  # the menu is the sections
     assert not re.search(r"\bnan\b|\bNone\b|\bundefined\b", page.text)
 
@@ -205,7 +205,7 @@ def test_an_empty_run_has_no_empty_sections():
 def test_page_of_an_evaluation_has_no_sections_of_training():
     changes = {"metrics": [], "warm_start": [], "trained": {}, "data_report": None, "run": "evaluate_sokoban"}
     page = Page(build_report(make_inputs(**changes)))
-    assert page.ids == {"evaluation", "played", "settings", "players"}
+    assert page.ids == {"evaluation", "episodes", "settings", "players"}
 
 
 def test_page_says_when_how_and_where_it_was_made():

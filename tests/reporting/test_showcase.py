@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.mark.parametrize("task", ["geo3k", "geo3k_multi_turn"])
 def test_cards(task):
-    pairs = choose_gallery(make_run(task).played, 2, 5)
+    pairs = choose_gallery(make_run(task).held_out, 2, 5)
     svg = draw_responses(pairs)
     root = ElementTree.fromstring(svg)
     images = [image.get("href") for image in root.iter(f"{SVG}image")]
@@ -35,7 +35,7 @@ def test_cards(task):
 
 
 def test_responses_are_escaped_and_stay_on_their_card():
-    pair = choose_gallery(make_run("geo3k").played, 2, 1)[0]
+    pair = choose_gallery(make_run("geo3k").held_out, 2, 1)[0]
     turns = [
         dataclasses.replace(turn, text="<b>" + "long & winding " * 20) if turn.role == "assistant" else turn
         for turn in pair.after.turns

@@ -73,7 +73,7 @@ def test_tables_of_a_study():
     assert gain.endswith("| +25.6, apart: met | +19.4, apart: **not met** |")
     (minutes,) = table_rows(text, "whole run")
     assert minutes == "| whole run: at most 8 minutes | 7.5: met | – (was interrupted) |"
-    (spent,) = table_rows(text, "control: more of the warm start: spent at least 0.97 of GRPO's CPU-seconds")
+    (spent,) = table_rows(text, "SFT control: more of the warm start: spent at least 0.97 of GRPO's CPU-seconds")
     assert spent.endswith("| 1.01: met | 0.96: **not met** |")
     # Of nine bars four are met by both seeds, two are missed by the second, three have no value.
     assert "**Criteria** met by every seed: 4 of 9, missed: 2, not measured: 3." in text
@@ -141,14 +141,14 @@ def test_every_player_is_in_the_table_by_length():
     assert table_rows(whole, "after GRPO, blank images, sampled")
     # Means and extremes of seeds that play the same levels; an interval only within a seed.
     assert table_rows(whole, "after GRPO, sampled") == ["| after GRPO, sampled | 100 (100–100) | 6 (3–9) |"]
-    assert "[" not in whole.split("**What it took")[0]
+    assert "[" not in whole.split("**Cost")[0]
     assert table_rows(seeds, "after GRPO, sampled")[0] == "| after GRPO, sampled | 100 [99–100] | 3 [2–6] |"
 
 
 def test_tables_of_a_geometry_study():
     text = render_study(make_answer_results())
     played = "640 evaluation problems, none of which occurs in training (generated, difficulty tiny, 5 families, 93 "
-    assert f"Played: {played}distinct answers)" in text
+    assert f"Evaluated on {played}distinct answers)" in text
     assert "3 responses at most" in text and "![Accuracy on validation problems" in text
     last, first = text.split("**First attempt**")
     assert table_rows(last, "**after GRPO, sampled**")[0].startswith("| **after GRPO, sampled** | 87.5")
@@ -167,13 +167,13 @@ def test_how_geometry_policies_answer_is_in_tables():
     results = make_answer_results()
     (seed,) = results["seeds"]
     seed["rows"][1] |= {"plausible_share": 0.625, "called_share": 0.75}
-    answers, calls = render_study(results).partition("**Answers of some rule**")[2].split("**Calls**")
+    answers, calls = render_study(results).partition("**Plausible answers**")[2].split("**Calls**")
     assert table_rows(answers, "after GRPO, sampled") == ["| after GRPO, sampled | 62.5\u202f% |"]
     assert table_rows(calls, "after GRPO, sampled")[0] == "| after GRPO, sampled | 75.0\u202f% |"
     for found in seed["rows"]:
         found["called_share"] = 0.0  # a task without a tool
     assert "**Calls**" not in render_study(results)
-    assert "**Answers of some rule**" not in render_study(make_results(make_seed(0, 420)))
+    assert "**Plausible answers**" not in render_study(make_results(make_seed(0, 420)))
 
 
 def test_figure_of_a_geometry_study():

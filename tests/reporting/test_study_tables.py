@@ -130,5 +130,6 @@ def test_a_task_without_words_of_its_own_has_the_tables_that_all_have(monkeypatc
     levels = {"count": 640, "validation_count": 160}
     further = {"name": "more", "title": "More", "levels": levels, "seeds": [{"seed": 0, "rows": seed["rows"]}]}
     text = study_tables.render_study(make_results(seed, sets=[further]) | {"task": "dots", "levels": levels})
-    assert "Played: 640 evaluation prompts; one episode a prompt" in text and "**More.** Played: 640" in text
+    assert "Evaluated on 640 evaluation prompts; one episode per prompt" in text
+    assert "**More.** Evaluated on 640" in text
     assert text.count("| **after GRPO, sampled** | 65.6") == 2 and "**By " not in text

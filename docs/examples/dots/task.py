@@ -16,7 +16,7 @@ from geo_sokoban_pipeline.config.data import DataOptions, SplitCounts
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Task, Vocabulary, Words
-from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, count_solved, mean_of, read_record
 
 SPLITS = ("train", "validation", "eval")
 _SIDE, _CELL = 3, 32  # of the grid, in cells; of a cell, in pixels
@@ -175,8 +175,8 @@ class DotsTask(Task):
         expert = options.warm_start.teacher
         return {row: expert.model_copy(update={"name": name, "noise": 0.0}) for row, name in names.items()}
 
-    def record(self, ending: Ending) -> DotsRecord:
-        return DotsRecord(**read_record(ending), off=ending.metrics.get("off"), dots=int(ending.row["dots"]))
+    def record(self, episode: FinishedEpisode) -> DotsRecord:
+        return DotsRecord(**read_record(episode), off=episode.metrics.get("off"), dots=int(episode.row["dots"]))
 
     def summarise(self, records: Sequence[DotsRecord]) -> dict[str, Any]:
         """Entries of a row of the summary, which the columns and breakdowns above read."""

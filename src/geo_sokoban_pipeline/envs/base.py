@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.config.data import DataOptions
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample
-from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, Rows, read_record
+from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, Rows, read_record
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.report import TaskReport
 from geo_sokoban_pipeline.envs.rows import HubReader
@@ -296,9 +296,9 @@ class Task(Protocol):
         """Entries of the summary about what was played."""
         return {}
 
-    def record(self, ending: Ending) -> EpisodeRecord:
+    def record(self, episode: FinishedEpisode) -> EpisodeRecord:
         """What the summary keeps of an episode."""
-        return EpisodeRecord(**read_record(ending))
+        return EpisodeRecord(**read_record(episode))
 
     def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
         """Entries of the summary's row about some records, beside those that all tasks have (`summarise_records`)."""

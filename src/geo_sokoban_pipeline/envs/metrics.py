@@ -16,7 +16,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Ending:
+class FinishedEpisode:
     """A finished episode.
 
     Attributes:
@@ -87,14 +87,14 @@ class EpisodeRecord:
     invalid_turns: int
 
 
-def read_record(ending: Ending) -> dict[str, Any]:
+def read_record(episode: FinishedEpisode) -> dict[str, Any]:
     """Fields of `EpisodeRecord` of a finished episode."""
     return {
-        "prompt_id": str(ending.row["id"]),
-        "success": ending.metrics.get("success", 0.0) >= 0.5,
-        "ret": ending.ret,
-        "turns": int(ending.metrics.get("turns", len(ending.responses))),
-        "invalid_turns": int(ending.metrics.get("invalid_turns", 0.0)),
+        "prompt_id": str(episode.row["id"]),
+        "success": episode.metrics.get("success", 0.0) >= 0.5,
+        "ret": episode.ret,
+        "turns": int(episode.metrics.get("turns", len(episode.responses))),
+        "invalid_turns": int(episode.metrics.get("invalid_turns", 0.0)),
     }
 
 

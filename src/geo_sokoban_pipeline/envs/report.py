@@ -1,10 +1,11 @@
-"""What reports, comparisons and the docs of studies say of one task: plain data and pure functions.
+"""Words and tables of one task in reports, comparisons and docs of studies: plain data and pure functions.
 
-`TaskReport` holds what most tasks share and knows no task; a task derives from it what its readers expect beyond that.
+`TaskReport` holds the defaults and names no task; a task overrides them in a subclass.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,10 +23,10 @@ _AGENTS = {
     START: ("before GRPO", "warm"),
     "warm_start": ("warm start", "warm"),
     "final": ("after GRPO", "final"),
-    "control_teacher": ("control: more of the warm start", "final"),
-    "control_optimal": ("control: SFT on optimal play", "final"),
-    "teacher": ("teacher", "legal"),
-    "teacher_patient": ("teacher, never gives up", "legal"),
+    "control_teacher": ("SFT control: more of the warm start", "final"),
+    "control_optimal": ("SFT control: optimal play", "final"),
+    "teacher": ("expert", "legal"),
+    "teacher_patient": ("expert, never gives up", "legal"),
 }
 _ABLATIONS = {"_blank": "blank images", "_shuffled": "shuffled images"}
 
@@ -47,21 +48,21 @@ class DataTable:
 
 
 class TaskReport:
-    """What readers of one task see.
+    """Words of one task for readers.
 
     Attributes:
-        agents: (label, colour) by the name of a row, beside those that all tasks have.
+        agents: (label, colour) by the name of a row, beside those of all tasks.
         solves: verb before a rate.
-        tiles: baselines that get a number in the headline.
+        tiles: baselines with a number in the headline.
         rivals: baselines beside the policies in tables by the kind of prompt.
-        difficulty: what the difficulty of a prompt is.
-        no_action: what stands in for an action that could not be understood.
-        chosen: rule by which the played episodes of a page are chosen.
+        difficulty: name of the difficulty of a prompt.
+        no_action: text for a response without a valid action.
+        chosen: rule by which the evaluation episodes of a page are chosen.
         study_policies, study_baselines: rows of a study's tables, in their order.
         study_lines: baselines whose rates are lines of a study's figure, with their colours.
         study_breakdowns: tables by the kind of prompt, as (heading, column); the first one is also shown by seed.
-        study_shares: numbers that tell how a policy answers, with what stands above their table.
-        study_compared: rows that the README compares a study's policy with, and what it calls them.
+        study_shares: further shares of a row, as (name, text above their table).
+        study_compared: rows with which the README compares a study's policy, and their names there.
     """
 
     agents: Mapping[str, tuple[str, str]] = MappingProxyType({})
@@ -85,22 +86,24 @@ class TaskReport:
         for suffix, words in _ABLATIONS.items():
             if name.endswith(suffix):
                 return f"{self.label(name.removesuffix(suffix))}, {words}"
-        return {**_AGENTS, **self.agents}.get(name, (name, ""))[0]
+        known = {**_AGENTS, **self.agents}.get(name)
+        # Rows of experts have stored names such as `teacher (direct)`.
+        return known[0] if known else re.sub("^teacher ", "expert ", name)
 
     def row_label(self, name: str, mode: str) -> str:
-        """Name of a row: the policy, and how it decoded where there is a choice."""
+        """Name of a row: the agent, and the decoding mode if there is one."""
         return self.label(name) if mode == "-" else f"{self.label(name)}, {mode}"
 
     def colour(self, name: str) -> str:
-        """Colour of a row; policies without one of their own share the main colour."""
+        """Colour of a row; policies without their own share the main colour."""
         if name.endswith(tuple(_ABLATIONS)):
             return "random"
         return {**_AGENTS, **self.agents}.get(name, ("", "legal" if name.startswith("teacher") else "final"))[1]
 
     # The headline.
 
-    def played(self, summary: Summary) -> str:
-        """What was played."""
+    def evaluated_on(self, summary: Summary) -> str:
+        """The evaluation prompts, in a few words."""
         return plural(summary.get("prompts"), "held-out prompt")
 
     def compare(self, summary: Summary, policies: Sequence[str]) -> list[str]:
@@ -114,7 +117,7 @@ class TaskReport:
     # Episodes.
 
     def read_action(self, turn: Turn) -> str | None:
-        """What the environment understood of a response; None for nothing."""
+        """Parsed action of a response; None if there is none."""
         return turn.action
 
     def shorten_actions(self, turns: Sequence[Turn]) -> str:
@@ -122,7 +125,7 @@ class TaskReport:
         return " → ".join(self.read_action(turn) or "–" for turn in turns)
 
     def last_image(self, image: bytes, actions: Sequence[str]) -> bytes | None:
-        """PNG of the state after the last actions, which no episode stores; None where it cannot be drawn."""
+        """PNG of the state after the last actions, which no episode stores; None if it cannot be drawn."""
         return None
 
     def is_lost(self, image: bytes) -> bool:
@@ -132,21 +135,21 @@ class TaskReport:
     # Data.
 
     def data_table(self, splits: Mapping[str, Mapping[str, Any]]) -> DataTable:
-        """What the splits hold, without notes."""
+        """Counts of the splits, without notes."""
         return DataTable(["prompts"], [(name, [count(split.get("prompts"))]) for name, split in splits.items()], [])
 
     # Studies.
 
     def study_entry(self, summary: Summary, data: Mapping[str, Any]) -> dict[str, Any]:
-        """What a study keeps of what was played.
+        """The evaluation prompts as a study stores them.
 
         Args:
             data: parameters of the data, as JSON.
         """
         return {"count": summary["prompts"]}
 
-    def study_played(self, levels: Mapping[str, Any]) -> str:
-        """What was played, of that entry."""
+    def study_prompts(self, levels: Mapping[str, Any]) -> str:
+        """The evaluation prompts in words, from that entry."""
         return f"{count(levels['count'])} evaluation prompts"
 
     def study_brief(self, levels: Mapping[str, Any]) -> str:
@@ -155,11 +158,11 @@ class TaskReport:
 
 
 def compare_blind(summary: Summary, policies: Sequence[str], ablations: Mapping[str, str], verb: str) -> list[str]:
-    """What is left of the final policy where it does not see the image of its prompt.
+    """Sentences about the image ablations of the final policy.
 
     Args:
-        ablations: what is shown instead, by the end of the row's name.
-        verb: before the rate, where the row is not clearly below the policy's own.
+        ablations: the images in words, by the suffix of the row's name.
+        verb: before the rate, if the row is not clearly below the policy's own.
     """
     found = []
     for suffix, shown in ablations.items() if policies else ():

@@ -9,7 +9,7 @@ from typing import Any
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.base import make_expert
-from geo_sokoban_pipeline.envs.metrics import Ending, Rows
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.rollouts import summary_row
 from geo_sokoban_pipeline.rollout.episode import (
@@ -59,7 +59,7 @@ def evaluate_baseline(
             records.append(record(_run_episode(agent, row, build_env, reward, options, seed)))
         except Exception as error:  # an own environment or reward may raise anything; the other episodes count
             errors.append(explain(error))
-            records.append(record(Ending(row, {}, None)))
+            records.append(record(FinishedEpisode(row, {}, None)))
     if errors:
         logger.warning(
             "%d of %d episodes of the baseline %s failed; first: %s", len(errors), len(prompts), agent.name, errors[0]
@@ -69,7 +69,7 @@ def evaluate_baseline(
 
 def _run_episode(
     chosen: ExpertOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
-) -> Ending:
+) -> FinishedEpisode:
     generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))
     env = build_env(row, options.env.args)
     env.reset()
@@ -87,6 +87,6 @@ def _run_episode(
     result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
     given = begin_reward(reward, result, options.reward.args)()
     ret = check_reward(given, options.reward.function)["reward"]
-    ending = Ending(row=row, metrics=result.metrics, ret=ret, responses=responses)
+    episode = FinishedEpisode(row=row, metrics=result.metrics, ret=ret, responses=responses)
     env.close()
-    return ending
+    return episode

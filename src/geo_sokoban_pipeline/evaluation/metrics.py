@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.envs.metrics import Ending, mean_of
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, mean_of
 from geo_sokoban_pipeline.rewards.text import repetition
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -99,9 +99,9 @@ def _bootstrap(gaps: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def read_ending(trajectory: Trajectory, row: Mapping[str, Any]) -> Ending:
-    """`Ending` of a policy's episode."""
-    return Ending(
+def read_finished(trajectory: Trajectory, row: Mapping[str, Any]) -> FinishedEpisode:
+    """`FinishedEpisode` of a policy's episode."""
+    return FinishedEpisode(
         row=row,
         metrics=trajectory.metrics,
         ret=trajectory.reward,

@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.metrics import summarise_records
-from geo_sokoban_pipeline.evaluation.metrics import read_ending
+from geo_sokoban_pipeline.evaluation.metrics import read_finished
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
@@ -146,7 +146,7 @@ def validate_policy(
             iteration=version,
             rollout_fn=rollout_fn,
         )
-        records = [task.record(read_ending(episode, prompts[episode.group_index])) for episode in episodes]
+        records = [task.record(read_finished(episode, prompts[episode.group_index])) for episode in episodes]
         numbers = task.validation_numbers(summary_row(task, records, policy="", mode=mode))
         metrics |= {f"{_PREFIX}{mode}_{name}": float(value) for name, value in numbers.items() if value is not None}
         trajectories += episodes

@@ -14,7 +14,7 @@ import pyarrow as pa
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.evaluation.baselines import evaluate_baselines
-from geo_sokoban_pipeline.evaluation.metrics import read_ending
+from geo_sokoban_pipeline.evaluation.metrics import read_finished
 from geo_sokoban_pipeline.evaluation.rollouts import rollout_prompts, summary_row
 from geo_sokoban_pipeline.policies.policy import load_as
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -172,7 +172,7 @@ def _evaluate_policy(
                 iteration=number,
                 blank=plan.blank,
             )
-            records = [task.record(read_ending(episode, prompts[episode.group_index])) for episode in episodes]
+            records = [task.record(read_finished(episode, prompts[episode.group_index])) for episode in episodes]
             rows.append(summary_row(task, records, policy=plan.name, mode=plan.mode))
             if not plan.ablated:
                 trajectories += episodes

@@ -1,7 +1,7 @@
 """Charts as SVG, drawn by matplotlib; pages and notebooks show them without a script.
 
 Every colour is written as a CSS variable, so that a chart follows the light or dark scheme of the page, or of the
-reader's system where it is a file of its own. The same values always give the same SVG.
+reader's system if it is a file of its own. The same values always give the same SVG.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _COLOURS = {
 }
 _INK, _SOFT, _LINE, _PAPER = (_COLOURS[name][0] for name in ("ink", "soft", "line", "paper"))
 _TOP, _RIGHT = 10, 14  # pixels beside the axes
-_POINTED = 240  # places at which a pointer shows values; those of longer curves are thinned out
-_HEAD = 66  # pixels above a chart that is a file of its own
+_POINTED = 240  # points with a tooltip; longer curves are thinned out
+_HEAD = 66  # pixels above a chart in a file of its own
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The comparison of several training runs: one HTML page with overlaid curves, what differs in their settings, their
-evaluations, and paired tests over the prompts that they were evaluated on.
+"""Comparison of several training runs: one HTML page with overlaid curves, differences of settings, evaluations, and
+paired tests over the shared evaluation prompts.
 
-The first run is the one that the others are compared with. A rate alone never decides: whether runs differ is said by
-the paired test, and only over prompts that both have played.
+The other runs are compared with the first one. The paired test over the shared prompts decides whether two runs differ,
+never the rates alone.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _SMOOTHED = 9
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """What is stored of a run.
+    """Stored values of one run.
 
     Attributes:
         run, run_id: its namespace and run id.
         metrics: one row per iteration.
         summary: of its evaluation; empty where it has none.
-        settings: what its newest checkpoint was made with, flat.
-        time: of its commands; None where they were not noted.
-        played: episodes of its evaluation, partition `iter=<number of the policy>/part-…`.
+        settings: fingerprint of its newest checkpoint, flat.
+        time: of its commands; None if they were not recorded.
+        held_out: episodes of its evaluation, partition `iter=<number of the policy>/part-…`.
     """
 
     run: str
@@ -70,16 +70,16 @@ class ComparedRun:
     summary: dict[str, Any]
     settings: dict[str, Any]
     time: RunTime | None
-    played: Mapping[str, Callable[..., pa.Table]]
+    held_out: Mapping[str, Callable[..., pa.Table]]
 
     @property
     def policies(self) -> list[str]:
-        """Names of the evaluated policies, in the order of the parts of `played`."""
+        """Names of the evaluated policies, in the order of the parts of `held_out`."""
         return [str(name) for name in self.summary.get("policies") or []]
 
 
 def build_comparison(runs: Sequence[ComparedRun]) -> str:
-    """The page, HTML5 as text, to be stored as UTF-8; it needs nothing but itself.
+    """The page, HTML5 as text, to be stored as UTF-8; it is self-contained.
 
     Args:
         runs: two or more; the others are compared with the first one.
@@ -107,7 +107,7 @@ def build_comparison(runs: Sequence[ComparedRun]) -> str:
 
 
 def name_runs(runs: Sequence[ComparedRun]) -> list[str]:
-    """What runs are called on the page: their run ids, with the pipeline before it where several are compared."""
+    """Names of the runs on the page: their run ids, with the pipeline before them if there are several pipelines."""
     several = len({run.run for run in runs}) > 1
     return [f"{run.run}/{run.run_id}" if several else run.run_id for run in runs]
 
@@ -116,11 +116,11 @@ def compare_final(first: ComparedRun, second: ComparedRun) -> PairedTest | None:
     """Paired test of the final policies; None where they share no evaluation prompt."""
     if not first.policies or not second.policies:
         return None
-    return compare_policies(first.played, len(first.policies) - 1, second.played, len(second.policies) - 1)
+    return compare_policies(first.held_out, len(first.policies) - 1, second.held_out, len(second.policies) - 1)
 
 
 def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """(setting, value in each run) of the settings that are not the same in all, sorted by name."""
+    """(setting, value in each run) of the settings that differ, sorted by name."""
     tables = [_settings(run) for run in runs]
     names = sorted({name for table in tables for name in table})
     written = [(name, [_write(table[name]) if name in table else DASH for table in tables]) for name in names]
@@ -130,7 +130,7 @@ def list_differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]
 def write_verdict(
     runs: Sequence[ComparedRun], names: Sequence[str], tests: Sequence[PairedTest | None], words: Words
 ) -> str:
-    """One sentence: who is better than the first run, where the tests tell it."""
+    """One sentence with the result of the paired tests."""
     found: dict[str, list[str]] = {}
     for name, test in zip(names[1:], tests, strict=True):
         found.setdefault(_judge(test), []).append(name)
@@ -140,9 +140,9 @@ def write_verdict(
     (test,), (verdict,) = tests, found
     if test is None:
         return f"{names[1]} and {names[0]} have no evaluation on the same {words.units}."
-    played = plural(test.prompts, words.unit, words.units)
+    shared = plural(test.prompts, words.unit, words.units)
     difference = points(test.difference, test.low, test.high)
-    return f"On the same {played}, {names[1]} is {verdict} than {names[0]}: {difference}.".replace(
+    return f"On the same {shared}, {names[1]} is {verdict} than {names[0]}: {difference}.".replace(
         "different than", "different from"
     )
 
@@ -156,7 +156,7 @@ def _judge(test: PairedTest | None) -> str:
 
 
 def _settings(run: ComparedRun) -> dict[str, Any]:
-    """Stored settings, and what else makes a run: its length, its evaluation, its commit."""
+    """Stored settings, and length, evaluation prompts and commit of the run."""
     shown = dict(run.settings)
     shown["iterations stored"] = len(run.metrics)
     kept = (
@@ -228,7 +228,7 @@ def _small_charts(runs: Sequence[ComparedRun], names: Sequence[str]) -> list[Cha
 
 
 def _evaluation(runs: Sequence[ComparedRun], names: Sequence[str]) -> tuple[list[EvaluationRow], list[str]]:
-    """Lines of all runs' policies, the final ones first, and the values of k for which some line has pass@k."""
+    """Lines of all runs' policies, the final ones first, and the values of k for which a line has pass@k."""
     tables = [evaluation_rows(run.summary) for run in runs]
     ks = sorted({k for _, found in tables for k in found}, key=int)
     lines: list[EvaluationRow] = []
@@ -248,8 +248,8 @@ def _test_line(first: ComparedRun, run: ComparedRun, name: str, test: PairedTest
     if test is None:
         reason = "no evaluation is stored" if None in rows else "not evaluated on the same prompts"
         return {"name": name, "rates": rates, "verdict": reason, "cells": [DASH] * 4}
-    played = max(int(one.summary.get("prompts") or 0) for one in (first, run))
-    shared = count(test.prompts) if test.prompts >= played else f"{count(test.prompts)} of {count(played)}"
+    largest = max(int(one.summary.get("prompts") or 0) for one in (first, run))
+    shared = count(test.prompts) if test.prompts >= largest else f"{count(test.prompts)} of {count(largest)}"
     known = test.p_value is not None
     cells = [
         shared,

@@ -1,4 +1,4 @@
-"""Curves of a run: its metrics as charts. A metric that was not recorded leaves its chart out, never an error."""
+"""Curves of a run: its metrics as charts. A metric that was not recorded leaves its chart out and is never an error."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_cha
 
 Rows = Sequence[dict[str, Any]]
 SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
-_TRAINED = "iterations trained"  # which is the policy version that played
-# Metric, title, and what a reader looks for.
+_TRAINED = "iterations trained"  # equals the policy version
+# Metric, title, note.
 _HEALTH = (
-    ("train/entropy_loss", "Entropy", "nats per token; 0 means that exploring has ended"),
+    ("train/entropy_loss", "Entropy", "nats per token; 0: no exploration is left"),
     ("train/ppo_kl", "KL to the rollout policy", "mean |log-ratio| per token, in the update"),
     ("train/kl_loss", "KL to the reference policy", "nats per token"),
     ("train/lr-pg_0", "Learning rate", "as scheduled"),
@@ -27,14 +27,14 @@ _HEALTH = (
     ("episodes/lost", "Deadlocked episodes", "share"),
     ("rollout/answered", "Episodes with an answer", "share"),
     ("rollout/tool_calls/mean", "Tool calls", "responses that try one, mean per episode"),
-    ("rollout/grading_timeouts", "Gradings out of time", "share of the episodes"),
+    ("rollout/grading_timeouts", "Grading timeouts", "share of the episodes"),
     (
         "train/train_rollout_logprob_abs_diff",
         "Trainer − engine",
         "mean gap of log-probs; later optimizer steps widen it",
     ),
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, images included"),
-    ("perf/memory_gb", "Memory", "GB, of the run and its helping processes"),
+    ("perf/memory_gb", "Memory", "GB, of all processes of the run"),
 )
 _SHARES = (
     "train/pg_clipfrac",
@@ -49,8 +49,8 @@ _SHARES = (
 _PARTS = ("final", "warm", "greedy", "legal", "solver", "random")  # colours of the parts of a reward
 _LENGTH = "rollout/response_len/"
 _DRAWN = {
-    "solve_rate": "Training draws its {units} by how often their kind is solved, so the two kinds of curve differ.",
-    "prompt_solve_rate": "Training draws its {units} by how often each is solved, so the two kinds of curve differ.",
+    "solve_rate": "Training samples {units} by the solve rate of their kind, so training and validation curves differ.",
+    "prompt_solve_rate": "Training samples {units} by their solve rates, so training and validation curves differ.",
 }
 
 
@@ -118,7 +118,7 @@ def parts_chart(rows: Rows, parts: Sequence[str]) -> Chart | None:
 
 
 def length_chart(rows: Rows) -> Chart | None:
-    """Tokens that an episode's responses hold, by iteration: the longest, the mean, the shortest."""
+    """Response tokens of an episode by iteration: longest, mean, median, shortest."""
     spread = {name: points_of(rows, f"{_LENGTH}{name}") for name in ("max", "mean", "median", "min")}
     series = [
         Series("longest", "random", spread["max"], style="faint"),
@@ -135,13 +135,13 @@ def small_shape(shares: bool) -> Shape:
 
 
 def health_charts(rows: Rows) -> list[Chart]:
-    """Small charts that tell a healthy run from a sick one: metrics that were recorded and ever differ from 0."""
+    """Small charts of the training diagnostics: metrics that were recorded and are not always 0."""
     charts = []
     for metric, title, note in _HEALTH:
         points = points_of(rows, metric)
         if not any(y for _, y in points):
             continue
-        # A schedule has no noise that a mean would take out.
+        # A schedule has no noise to average out.
         smooth_it = metric != "train/lr-pg_0"
         series = _with_mean(points, title, "final") if smooth_it else [Series(title, "final", points)]
         charts.append(draw_chart(title, series, small_shape(metric in _SHARES), note))
@@ -149,7 +149,7 @@ def health_charts(rows: Rows) -> list[Chart]:
 
 
 def warm_start_chart(history: Rows) -> Chart | None:
-    """SFT loss by step, on demonstrations that were trained on and on held-out ones."""
+    """SFT loss by step, on training and held-out demonstrations."""
     series = [
         Series("training demonstrations", "warm", points_of(history, "loss", "step")),
         Series("held-out demonstrations", "final", points_of(history, "validation_loss", "step"), style="dots"),
@@ -158,7 +158,7 @@ def warm_start_chart(history: Rows) -> Chart | None:
 
 
 def run_facts(rows: Rows, history: Rows, seconds: float | None = None) -> list[tuple[str, str]]:
-    """The run in a few (name, number) pairs; those that were not recorded are left out.
+    """The run in a few (name, number) pairs; unrecorded ones are left out.
 
     Args:
         seconds: of all its commands together.
@@ -188,7 +188,7 @@ def _total(rows: Rows, metric: str, write: Callable[[float | None], str]) -> str
 
 
 def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str = "solve_rate") -> Series:
-    """One validation metric over the iterations trained before it."""
+    """One validation metric by the number of iterations trained."""
     points: list[tuple[float, float]] = []
     spread: list[tuple[float, float]] = []
     # The row of iteration 0 holds the validation before training under names of its own.
@@ -205,7 +205,7 @@ def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str
 
 
 def _with_mean(points: list[tuple[float, float]], name: str, colour: str) -> list[Series]:
-    """One line; for long curves the raw values faintly, and their running mean."""
+    """One line; of long curves the raw values as a faint line, and their running mean."""
     if len(points) < SMOOTHED_FROM:
         return [Series(name, colour, points)]
     return [Series(name, colour, points, style="faint"), Series(f"{name} (mean of 9)", colour, smooth(points, 9))]

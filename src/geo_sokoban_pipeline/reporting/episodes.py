@@ -1,4 +1,4 @@
-"""Episodes for people: frame by frame, token by token, for the players of a page, and as animated GIFs."""
+"""Episodes for readers: frame by frame for the page, token by token, and as animated GIFs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAPER, _INK, _GOOD, _BAD = (255, 255, 255), (40, 44, 52), (24, 128, 72), (176, 
 _GAP = 8  # pixels between boards
 TokenTexts = Callable[[Sequence[int]], list[str]]
 
-# Episodes as frames: what the policy saw, what it answered, what that earned.
+# Episodes as frames: image, response, reward.
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Frame:
     """One moment of an episode.
 
     Attributes:
-        image: PNG that the policy saw last; None where there was none.
+        image: latest PNG of the observations; None if there was none.
         observation: text of the user turn, `<image>` where images stood; empty on the last frame.
         response: the model's text; None on the last frame.
-        action: what the environment understood, or, of a problem, the answer in the box; None for nothing.
-        reward: that the turn was trained on, else what the environment gave for it; advantage: of the turn; None where
+        action: parsed action, or, of a problem, the answer in the box; None for nothing.
+        reward: credit of the turn in training, else the environment's reward for it; advantage: of the turn. None if
             there is none.
     """
 
@@ -57,7 +57,7 @@ class Frame:
 def episode_frames(trajectory: Trajectory) -> list[Frame]:
     """Frames of an episode in order: one per response, then the end.
 
-    The end shows the last stored image, or what the task draws of the state after the last actions.
+    The end shows the state after the last actions if the task can draw it, else the last stored image.
     """
     report = task_or_plain(trajectory.task).report
     frames: list[Frame] = []
@@ -79,12 +79,12 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
 
 
 def turn_reward(turn: Turn) -> float | None:
-    """What a turn was trained on where credit is per turn, else what the environment gave for it; None for nothing."""
+    """Credit of a turn if credit is per turn, else the environment's reward for it; None if there is neither."""
     return turn.reward if turn.credit is None else turn.credit
 
 
 def deadlock_turn(trajectory: Trajectory) -> int | None:
-    """Turn after which the prompt could no longer be solved, from 1; None where none did that, or no image shows it."""
+    """Turn after which the prompt could no longer be solved, from 1; None if there is none, or no image shows it."""
     if trajectory.metrics.get("lost", 0.0) < SOLVED:
         return None
     report = task_or_plain(trajectory.task).report
@@ -93,12 +93,12 @@ def deadlock_turn(trajectory: Trajectory) -> int | None:
 
 
 def is_solved(trajectory: Trajectory) -> bool:
-    """Whether the episode succeeded; one that does not know counts as not solved."""
+    """Whether the episode succeeded; one without the metric counts as not solved."""
     return trajectory.metrics.get("success", 0.0) >= SOLVED
 
 
 def describe_end(trajectory: Trajectory) -> str:
-    """How an episode ended, in a few words, with the label of a problem that was missed."""
+    """Result of an episode in a few words, with the label of a problem that was not solved."""
     words = task_or_plain(trajectory.task).words
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
     steps = trajectory.metrics.get("steps")
@@ -117,7 +117,7 @@ def describe_end(trajectory: Trajectory) -> str:
     return f"{trajectory.status.capitalize()} after {effort}{reason}.{label}"
 
 
-# Tokens of an episode, turn by turn: which were trained, how likely the policy thought them, what they were worth.
+# Tokens of an episode, turn by turn: loss mask, probability, advantage.
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class TokenPiece:
     """One token, or a run of image pads.
 
     Attributes:
-        text: as the tokenizer writes it, line ends as ↵; the id where there is no tokenizer.
+        text: decoded, line ends as ↵; the id if there is no tokenizer.
         token_id: of the token.
         length: tokens of the piece, above 1 only for image pads.
         is_image: whether it stands for an image.
-        is_trained: loss mask 1, which is: the policy wrote it.
+        is_trained: loss mask 1, so the policy sampled it.
         log_prob: under the sampling policy, nats; None where the mask is 0.
     """
 
@@ -142,13 +142,13 @@ class TokenPiece:
 
     @property
     def probability(self) -> float | None:
-        """Of the token, in [0, 1]; None where it was not sampled."""
+        """Of the token, in [0, 1]; None if it was not sampled."""
         return None if self.log_prob is None else min(1.0, math.exp(self.log_prob))
 
 
 @dataclass(frozen=True)
 class TokenTurn:
-    """Tokens of one turn; the advantage is the turn's own, or the episode's where credit is per episode."""
+    """Tokens of one turn; the advantage is the turn's, or the episode's if credit is per episode."""
 
     role: str
     pieces: tuple[TokenPiece, ...]
@@ -191,7 +191,7 @@ def _turn(trajectory: Trajectory, turn: Turn, pad: int | None, texts: TokenTexts
 
 
 def read_token_texts(folder: Path) -> TokenTexts:
-    """Texts of token ids by the tokenizer of a policy folder; bytes that are no character alone are shown as �.
+    """Texts of token ids by the tokenizer of a policy folder; incomplete characters are shown as �.
 
     Raises:
         FileNotFoundError: there is no `tokenizer.json` in the folder.
@@ -205,12 +205,12 @@ def read_token_texts(folder: Path) -> TokenTexts:
     return lambda ids: [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
 
 
-# Episodes for the page's frame-by-frame players: images once each by content hash, texts as plain JSON strings.
+# Episodes for the page's script: each image once, by content hash; texts as JSON strings.
 
 
 @dataclass
 class PlayerData:
-    """Everything the page's script reads: `images` by key, `episodes` as lists of frames."""
+    """Data of the page's script: `images` by key, `episodes` as lists of frames."""
 
     images: dict[str, str] = field(default_factory=dict)
     episodes: list[dict[str, Any]] = field(default_factory=list)
@@ -219,7 +219,7 @@ class PlayerData:
         """Add an episode.
 
         Returns:
-            Its number, by which a player on the page names it.
+            Its number in `episodes`.
         """
         frames = episode_frames(trajectory)
         responses = len(frames) - 1
@@ -251,12 +251,12 @@ class PlayerData:
 
 
 def shorten(text: str, limit: int = _SHOWN_RESPONSE) -> str:
-    """A text, cut after `limit` characters with the number of those left out."""
+    """A text, cut after `limit` characters, with the number of characters left out."""
     left_out = len(text) - limit
     return text if left_out <= 0 else f"{text[:limit]}\n… {number(left_out, 0)} more characters"
 
 
-# Episodes as animated GIFs, for notebooks and a README: boards that move, with the action below.
+# Episodes as animated GIFs for notebooks and the README: boards with the action below.
 
 
 def episode_gif(trajectory: Trajectory, *, board_px: int = 240, seconds: float = 0.7) -> bytes:
@@ -272,7 +272,7 @@ def episode_gif(trajectory: Trajectory, *, board_px: int = 240, seconds: float =
 def episodes_gif(
     trajectories: Sequence[Trajectory], *, columns: int = 4, board_px: int = 160, seconds: float = 0.7
 ) -> bytes:
-    """Animated GIF of several episodes side by side; those that are over wait for the longest.
+    """Animated GIF of several episodes side by side; short ones show their end until the longest is over.
 
     Args:
         columns: episodes in a row.

@@ -1,7 +1,7 @@
-"""Displays for notebooks: the pieces of the report, one call each, drawn in light colours whatever the theme.
+"""Displays for notebooks: the parts of the report, one call each, in light colours.
 
-Each function takes what the catalog loads and returns something that Jupyter shows; nothing needs JavaScript, so the
-outputs also show where notebooks are only rendered.
+Each function takes data as the catalog loads them and returns an object that Jupyter shows. Nothing needs JavaScript,
+so statically rendered notebooks show the outputs too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_catalog(env: str | None = None, run_id: str = "default", folder: Path |
 
     Args:
         env: configuration environment; None: the value of `GEO_SOKOBAN_ENV`, else Kedro's own default.
-        run_id: folder of the runs that the entries point at.
+        run_id: run id of the entries.
         folder: the project or a folder in it; None: the working directory.
 
     Raises:
@@ -58,7 +58,7 @@ def open_catalog(env: str | None = None, run_id: str = "default", folder: Path |
     project = find_kedro_project(start)
     if project is None:
         raise ValueError(f"{start} is in no Kedro project; open the notebook from the project's notebooks folder")
-    # Kedro reads this when it is first imported, and looks in the working directory, which is not the project.
+    # Kedro reads this on its first import; its default is relative to the working directory, which is not the project.
     os.environ.setdefault("KEDRO_LOGGING_CONFIG", str(project / "conf" / "logging.yml"))
     from kedro.framework.session import KedroSession
     from kedro.framework.startup import bootstrap_project
@@ -88,7 +88,7 @@ def load_newest(parts: Mapping[str, Callable[[], pa.Table]]) -> list[Trajectory]
 
 
 def largest_advantage(episode: Trajectory) -> float:
-    """Largest magnitude of what an episode was trained with: of its turns where they have advantages, else its own."""
+    """Largest magnitude among the advantages of an episode's turns; of the episode if its turns have none."""
     of_turns = [abs(turn.advantage) for turn in episode.turns if turn.advantage is not None]
     return max(of_turns, default=abs(episode.advantage or 0.0))
 
@@ -104,14 +104,14 @@ def folder_of(catalog: DataCatalog, name: str) -> Path:
 
 
 def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
-    """Success and reward by iteration, then the small charts of the run's health."""
+    """Success and reward by iteration, then the training diagnostics."""
     rows = [dict(row) for row in metrics]
     large = [curves.success_chart(rows, task_or_plain(None).words), curves.reward_chart(rows)]
     return _html(_plots(large), _plots(curves.health_charts(rows), small=True))
 
 
 def show_evaluation(summary: Mapping[str, Any]) -> Any:
-    """Rates of policies and baselines with Wilson intervals; for levels by optimal length, too."""
+    """Rates of policies and baselines with Wilson intervals, and a chart by optimal length for levels."""
     parts: Any = make_environment().get_template("parts.html.j2").module
     solved = task_or_plain(summary.get("task")).words.solved
     table = parts.evaluation(*evaluation_rows(summary), evaluation_columns(summary), solved)
@@ -134,7 +134,7 @@ def show_tokens(episode: Trajectory, image_pad_id: int, texts: TokenTexts | None
     """All tokens of an episode: blue ones were sampled and trained, the darker the likelier, with reward and advantage.
 
     Args:
-        texts: see `tokens.read_token_texts`; None shows ids.
+        texts: see `episodes.read_token_texts`; None shows ids.
     """
     parts: Any = make_environment().get_template("parts.html.j2").module
     return _html(parts.tokens(token_turns(episode, image_pad_id, texts)))
@@ -143,7 +143,7 @@ def show_tokens(episode: Trajectory, image_pad_id: int, texts: TokenTexts | None
 def _figure(frame: Frame, end: str) -> Markup:
     image = Markup("")
     if frame.image is not None:
-        image = Markup('<img alt="what the policy saw" src="{}">').format(png_data_uri(frame.image))
+        image = Markup('<img alt="image in the observation" src="{}">').format(png_data_uri(frame.image))
     caption = Markup("<strong>{}</strong>").format(end)
     if frame.response is not None:
         reward = "" if frame.reward is None else f"reward {signed(frame.reward)}"

@@ -1,7 +1,7 @@
-"""The report of a run: one HTML page that needs nothing but itself, from headline to settings.
+"""The report of a run: one self-contained HTML page, from headline to settings.
 
-Whether a gain is real is decided by a paired test over the same prompts, or, where their episodes are not at hand, by
-the Wilson intervals; never by the difference of two rates alone. The same inputs always give the same page.
+A paired test over the same prompts decides whether a gain is real; without their episodes the Wilson intervals decide.
+The difference of two rates alone never does. The same inputs always give the same page.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from geo_sokoban_pipeline.reporting.training_episodes import (
     choose_extremes,
     choose_gallery,
     follow_prompts,
-    read_outcomes,
+    read_successes,
     summarise_training,
 )
 from geo_sokoban_pipeline.runs.provenance import RunTime, summarise_commands
@@ -88,10 +88,10 @@ class Headline:
 
 
 def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None) -> Headline:
-    """Headline of an evaluation summary, which may lack policies, baselines, or everything.
+    """Headline of an evaluation summary, in which policies, baselines or everything may be missing.
 
     Args:
-        change: the first policy against the last one, on the same prompts; None: only their intervals are known.
+        change: paired test of the last policy against the first one; None: only their intervals are known.
     """
     task = task_or_plain(summary.get("task"))
     names = [str(name) for name in summary.get("policies") or []]
@@ -99,7 +99,7 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None)
     if last is None:
         return Headline("No evaluation is stored for this run.", [], [])
     first = find_row(summary, names[0], "sampled") if len(names) > 1 else None
-    main = _say_what_happened(task, names, first, last, task.report.played(summary), change)
+    main = _say_what_happened(task, names, first, last, task.report.evaluated_on(summary), change)
     further = [*_compare(first, last, change, task), *_greedy(summary, names), *task.report.compare(summary, names)]
     if summary.get("better"):
         further.append(str(summary["better"]))
@@ -136,8 +136,8 @@ def _compare(first: Row | None, last: Row, change: PairedTest | None, task: Task
     if first is None:
         return []
     if change is not None:
-        played = plural(change.prompts, task.words.unit, task.words.units)
-        test = f"Over the same {played} the difference is {points(change.difference, change.low, change.high)}"
+        shared = plural(change.prompts, task.words.unit, task.words.units)
+        test = f"Over the same {shared} the difference is {points(change.difference, change.low, change.high)}"
         if change.p_value is None:
             return [f"{test} (95 %, paired bootstrap)."]
         counts = f"{count(change.gained)} gained, {count(change.lost)} lost"
@@ -166,25 +166,25 @@ def _tile(row: Row, report: TaskReport) -> Tile:
     return Tile(name, percent(row["solve_rate"]), detail, report.colour(row["policy"]))
 
 
-# The report of a run: one HTML page that needs nothing but itself.
+# The page.
 
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """What a report is made of; lists and mappings may be empty.
+    """Inputs of a report; lists and mappings may be empty.
 
     Attributes:
         task: task name. run: namespace, such as `train_sokoban`. run_id: folder of the run.
         metrics: one row per iteration.
-        commands: entries of the commands that have made it, see `runs/provenance.py`.
+        commands: entries of the run's commands, see `runs/provenance.py`.
         validations: episodes of the validations, partition `iter=<policy version>/part-…`.
-        summary: evaluation summary; `policies` names them in the order of the parts of `played`.
+        summary: evaluation summary; `policies` names them in the order of the parts of `held_out`.
         warm_start: rows `step`, `loss`, `validation_loss` (nats per response token), `seconds`.
-        played: held-out episodes, partition `iter=<number of the policy>/part-…`.
-        trained: training episodes by partition; of all but the newest only the columns without tokens are read.
-        data_report: what the data holds; None leaves the section out.
+        held_out: held-out episodes, partition `iter=<number of the policy>/part-…`.
+        trained: training episodes by partition; only of the newest are tokens read.
+        data_report: counts of the data; None leaves the section out.
         parameters: nested, by section. versions: by package.
-        token_texts: text of token ids, see `tokens.read_token_texts`; None: the page shows ids.
+        token_texts: text of token ids, see `episodes.read_token_texts`; None: the page shows ids.
     """
 
     task: str
@@ -193,7 +193,7 @@ class ReportInputs:
     metrics: list[dict[str, Any]]
     summary: dict[str, Any]
     warm_start: list[dict[str, Any]]
-    played: Mapping[str, Callable[..., pa.Table]]
+    held_out: Mapping[str, Callable[..., pa.Table]]
     trained: Mapping[str, Callable[..., pa.Table]]
     data_report: dict[str, Any] | None
     parameters: dict[str, Any]
@@ -204,12 +204,12 @@ class ReportInputs:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Options of the training whose settings the run has; empty where they are not known."""
+        """Options of the run's training section; empty if they are not known."""
         found: Mapping[str, Any] = self.parameters.get(f"train_{self.task}") or {}
         return found
 
     def option(self, section: str, name: str) -> Any:
-        """One option of the training, such as `grpo`, `credit`; None where it is not known."""
+        """One option of the training, such as `grpo`, `credit`; None if it is not known."""
         return (self.options.get(section) or {}).get(name)
 
 
@@ -218,10 +218,10 @@ def build_report(inputs: ReportInputs) -> str:
     players, task = PlayerData(), task_or_plain(inputs.task)
     summary = _name_start(inputs)
     names = [str(name) for name in summary.get("policies") or []]
-    pairs = [_credit_pair(pair, inputs) for pair in choose_gallery(inputs.played, len(names))] if names else []
+    pairs = [_credit_pair(pair, inputs) for pair in choose_gallery(inputs.held_out, len(names))] if names else []
     first = pairs[0].after if pairs else None
     gallery = [_card(pair, names, players, task) for pair in pairs]
-    change = compare_policies(inputs.played, 0, inputs.played, len(names) - 1) if len(names) > 1 else None
+    change = compare_policies(inputs.held_out, 0, inputs.held_out, len(names) - 1) if len(names) > 1 else None
     episodes = summarise_training(inputs.trained)
     time = summarise_commands(inputs.commands)
     context = {
@@ -253,7 +253,7 @@ def build_report(inputs: ReportInputs) -> str:
 
 
 def render_page(template: str, context: Mapping[str, Any]) -> str:
-    """A page with the package's style sheet and its one script, which the page allows by its hash."""
+    """A page with the package's style sheet and its one script; the content security policy allows it by its hash."""
     script = read_asset("report.js")
     page: str = (
         make_environment()
@@ -293,27 +293,27 @@ def make_environment() -> Environment:
 
 
 def as_script_data(value: Any) -> Markup:
-    """JSON that no text inside can end: `<`, `>` and `&` are written as escapes."""
+    """JSON for a script element; `<`, `>` and `&` are escaped, so that no text in it can close the element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def keep_intervals(text: str) -> Markup:
-    """Escaped text whose [bracketed] intervals are never broken over two lines."""
+    """Escaped text without line breaks inside its [bracketed] intervals."""
     return Markup(re.sub(r"\[[^\[\]]*\]", r'<span class="nb">\g<0></span>', str(escape(text))))
 
 
 def compare_policies(first: Parts, number: int, second: Parts, other: int) -> PairedTest | None:
-    """Paired test over the prompts that two policies played sampled; None where they share none.
+    """Paired test over the prompts of which two policies have sampled episodes; None if they share none.
 
     Args:
         first, second: parts `iter=<number of the policy>/…`; number, other: of the policies.
     """
-    return paired_test(read_outcomes(first, number), read_outcomes(second, other))
+    return paired_test(read_successes(first, number), read_successes(second, other))
 
 
 def provenance_line(time: RunTime | None, data_id: str | None) -> list[tuple[str, str]]:
-    """Which data a run was made with, when, how and where, as (name, value); without what is not known."""
+    """Data, date, time, commit, machine and command of a run as (name, value); unknown ones are left out."""
     data = [("data", data_id)] if data_id else []
     if time is None:
         return data
@@ -335,7 +335,7 @@ def provenance_line(time: RunTime | None, data_id: str | None) -> list[tuple[str
 
 
 def _title(inputs: ReportInputs) -> str:
-    """What was trained: the task, or the file or module of a task of one's own."""
+    """Title of the page: the task, or the file or module of an environment of one's own."""
     known = TASKS.get(inputs.task)
     factory = inputs.option("env", "factory")
     if known is None or factory is None or factory == known.train_config.model_validate({}).env.factory:
@@ -344,7 +344,7 @@ def _title(inputs: ReportInputs) -> str:
 
 
 def _name_start(inputs: ReportInputs) -> dict[str, Any]:
-    """The summary, whose first policy is called otherwise where there was no warm start."""
+    """The summary with the first policy renamed if there was no warm start."""
     steps = inputs.option("warm_start", "steps")
     if steps != 0:
         return inputs.summary
@@ -374,7 +374,7 @@ def _credit_pair(pair: LevelPair, inputs: ReportInputs) -> LevelPair:
 
 
 def _join(metrics: list[dict[str, Any]], episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of metrics with what the episodes of their iteration say."""
+    """Rows of metrics, joined with the numbers of their iteration's episodes."""
     found = {row["iteration"]: row for row in episodes}
     return [{**found.get(row.get("iteration"), {}), **row} for row in metrics]
 

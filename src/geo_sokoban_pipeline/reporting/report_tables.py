@@ -1,6 +1,6 @@
-"""Tables of a report: the evaluation, where the time went, what the data holds, parameters.
+"""Tables of a report: evaluation, time, data, parameters.
 
-Cells are texts; a number that is missing is a dash, never 0.
+Cells are texts; a missing number is a dash, never 0.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class PhaseTime:
 
 
 def timings(rows: Sequence[Mapping[str, Any]]) -> list[PhaseTime]:
-    """Phases of a mean iteration, what is left over, and the whole iteration last; [] where nothing was timed.
+    """Phases of a mean iteration, the rest, and the whole iteration last; [] if nothing was timed.
 
     A phase that only some iterations have (validation) counts as 0 seconds in the others, so that shares add up. Each
-    row has the time that saving the iteration before took; that of the last one is known to nobody.
+    row has the time of saving the previous iteration; that of the last one is not recorded.
     """
     timed = [row for row in rows if is_number(row.get(_STEP))]
     whole = sum(row[_STEP] + (row.get(_SAVED) or 0.0) for row in timed)
@@ -84,7 +84,7 @@ def _timing(name: str, total: float, whole: float, iterations: int, is_part: boo
 
 
 def data_table(report: Mapping[str, Any] | None, task: Task) -> DataTable | None:
-    """What the splits hold, and what a reader must know about them."""
+    """Contents of the splits, with notes."""
     if not report or not report.get("splits"):
         return None
     return replace(task.report.data_table(report["splits"]), notes=list(_data_notes(report)))
@@ -105,13 +105,13 @@ def _data_notes(report: Mapping[str, Any]) -> Iterator[str]:
     elif report.get("rows_read") is not None:
         yield f"{count(report['rows_read'])} rows read from source “{report.get('source', 'unknown')}”, none rejected."
     if report.get("unsolved_within_limit"):
-        yield f"{count(report['unsolved_within_limit'])} levels have no known solution length (the solver's limit)."
-    for name, what in (("rows_excluded", "left out because of what splits share"), ("rows_repaired", "repaired")):
+        yield f"{count(report['unsolved_within_limit'])} levels have no known optimal length (limit of the solver)."
+    for name, what in (("rows_excluded", "left out because of overlaps of splits"), ("rows_repaired", "repaired")):
         if report.get(name):
             yield f"{count(report[name])} rows were {what}."
     yields = report.get("setting_yields")
     if isinstance(yields, Mapping) and yields:
-        yield f"The setting holds {count(sum(yields.values()))} distinct levels in all."
+        yield f"The setting has {count(sum(yields.values()))} distinct levels in total."
 
 
 def parameter_tables(parameters: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -165,7 +165,7 @@ class KindTable:
 
 
 def columns_of(summary: Mapping[str, Any], table: str = "scores") -> list[Column]:
-    """The task's own columns of one table of an evaluation, without those that are empty in all rows."""
+    """The task's own columns of one table of an evaluation; columns without any value are left out."""
     single, rows = summary.get("turn_limit") == 1, summary.get("rows") or []
     return [
         column
@@ -177,7 +177,7 @@ def columns_of(summary: Mapping[str, Any], table: str = "scores") -> list[Column
 
 
 def notes_of(summary: Mapping[str, Any]) -> list[str]:
-    """What the columns of a summary's tables hold."""
+    """Explanations of the columns of a summary's tables."""
     shown = [*columns_of(summary), *columns_of(summary, "responses")]
     notes = [(column, column.note(summary) if callable(column.note) else column.note) for column in shown]
     return [f"{column.heading.capitalize()}: {note}." for column, note in notes if note]
@@ -189,7 +189,7 @@ def _cell_text(column: Column, row: Mapping[str, Any]) -> str:
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> tuple[list[EvaluationRow], list[str]]:
-    """Lines of the evaluation table, and the values of k for which some row has pass@k."""
+    """Lines of the evaluation table, and the values of k for which a row has pass@k."""
     rows = list(summary.get("rows") or [])
     ks = sorted({k for row in rows for k in row.get("pass_at_k") or {}}, key=int)
     policies, columns = set(summary.get("policies") or []), columns_of(summary)
@@ -198,7 +198,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> tuple[list[EvaluationRow], li
 
 
 def evaluation_columns(summary: Mapping[str, Any]) -> list[str]:
-    """Headings of the columns that are the task's own."""
+    """Headings of the task's own columns."""
     return [column.heading for column in columns_of(summary)]
 
 
@@ -223,7 +223,7 @@ def _line(
 
 
 def response_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """How policies answered: headings, and (who, cells) per line; nothing where the task has no such columns."""
+    """Table about the responses: headings, and (label, cells) per line; empty if the task has no such columns."""
     columns, report = columns_of(summary, "responses"), task_or_plain(summary.get("task")).report
     rows = list(summary.get("rows") or []) if columns else []
     lines = [
@@ -237,7 +237,7 @@ def response_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[st
 
 
 def kind_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows that are compared by the kind of prompt: each policy sampled, then the task's rivals."""
+    """Rows of the tables by the kind of prompt: each policy sampled, then the task's rivals."""
     task = task_or_plain(summary.get("task"))
     chosen = [find_row(summary, str(name), "sampled") for name in summary.get("policies") or []]
     chosen += [find_baseline(summary, name) for name in task.report.rivals]
@@ -245,7 +245,7 @@ def kind_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def length_chart(summary: Mapping[str, Any]) -> Chart | None:
-    """Solve rate by optimal length with Wilson intervals; None where the task knows no lengths."""
+    """Solve rate by optimal length with Wilson intervals; None if the task has no lengths."""
     rows = [row for row in kind_rows(summary) if row.get("by_length")]
     report = task_or_plain(summary.get("task")).report
     series = []
@@ -263,12 +263,12 @@ def length_chart(summary: Mapping[str, Any]) -> Chart | None:
         )
     if len({x for line in series for x, _ in line.points}) < 2:
         return None
-    shape = Shape("fewest moves to solve the level", width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12)
+    shape = Shape("optimal length in moves", width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12)
     return draw_chart("Solve rate by optimal length", series, shape, "Bars are 95 % Wilson intervals.")
 
 
 def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:
-    """Tables by kind, without those of a single line, which say nothing new."""
+    """Tables by kind; a table of a single line repeats the total and is left out."""
     task, rows = task_or_plain(summary.get("task")), kind_rows(summary)
     tables = []
     for breakdown in task.breakdowns:
@@ -282,7 +282,7 @@ def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:
 
 
 def write_kind(kind: Any) -> Any:
-    """A kind of prompt for readers: names of families without underscores."""
+    """Label of a kind of prompt: underscores become spaces."""
     return kind.replace("_", " ") if isinstance(kind, str) else kind
 
 

@@ -1,4 +1,4 @@
-"""Showcase: what a policy answered to the same problems before and after GRPO, as an SVG file that stands alone.
+"""Showcase: responses to the same problems before and after GRPO, as a self-contained SVG file.
 
 A card per problem: its image as the policy saw it, then the first response of either policy, marked right or wrong. The
 drawing depends on the episodes alone.
@@ -19,7 +19,7 @@ _CARD, _GAP, _IMAGE, _LINE, _LETTERS, _RESPONSE = 176, 10, 132, 17, 21, 3
 
 
 def draw_responses(pairs: Sequence[LevelPair]) -> str:
-    """SVG with one card per problem, side by side.
+    """SVG with one card per problem in a row.
 
     Args:
         pairs: from `choose_gallery`.
@@ -41,12 +41,12 @@ def draw_responses(pairs: Sequence[LevelPair]) -> str:
 
 
 def _write(pair: LevelPair) -> Iterator[tuple[str, int, str]]:
-    """Class, y and text of a card's lines: for either policy a heading, the response, and what it answered."""
+    """Class, y and text of a card's lines: for each policy a heading, the response, and its answer."""
     top = _IMAGE + 3 * _GAP
-    for name, played in (("after SFT", pair.before), ("after GRPO", pair.after)):
-        if played is not None:
-            frame = episode_frames(played)[0]
-            right = played.metrics.get("first_attempt_correct", played.metrics.get("success", 0.0)) >= 0.5
+    for name, episode in (("after SFT", pair.before), ("after GRPO", pair.after)):
+        if episode is not None:
+            frame = episode_frames(episode)[0]
+            right = episode.metrics.get("first_attempt_correct", episode.metrics.get("success", 0.0)) >= 0.5
             texts = [("title", name), *(("", text) for text in _lines(frame))]
             texts.append(("right" if right else "wrong", f"{'✓' if right else '✗'} {frame.action or 'no answer'}"))
             yield from ((kind, top + at * _LINE, text) for at, (kind, text) in enumerate(texts))
@@ -54,7 +54,7 @@ def _write(pair: LevelPair) -> Iterator[tuple[str, int, str]]:
 
 
 def _lines(frame: Frame) -> list[str]:
-    # The box is what the line below says.
+    # The line below shows the content of the box.
     text = (frame.response or "").split("\\boxed")[0].replace("<|im_end|>", "")
     lines = [part for line in text.splitlines() for part in wrap(line, _LETTERS)]
     return (

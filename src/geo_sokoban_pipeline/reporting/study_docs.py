@@ -28,7 +28,7 @@ CHART_SIZE = (760, 360)
 _GRID = 24  # points of a mean curve
 # Stage and class of its colour.
 _STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teacher", "greedy"), ("grpo", "final"))
-# Rows of the table; everything else that was measured is in docs/learning.md.
+# Rows of the table; docs/learning.md has all others.
 _ROWS = {
     "final": "**after GRPO**",
     "warm_start": "warm start: SFT on a weak expert",
@@ -37,7 +37,7 @@ _ROWS = {
     "final_blank": "after GRPO, with blank images",
     "random_legal": "random legal moves",
 }
-# Studies of which the README says something, with the name of the markers there: a table, or one line.
+# Studies in the README, with the name of their markers: a table, or one line.
 _TABLES = {"default": "readme:results"}
 _LINES = {name: f"readme:{name}" for task in TASKS.values() for name in task.studies if name != "default"}
 README_MARKERS = {**_TABLES, **_LINES}
@@ -45,11 +45,11 @@ Points = list[tuple[float, float]]
 
 
 class MarkerError(ValueError):
-    """A document has not exactly one pair of the markers; the message names them and what to write."""
+    """A document does not have exactly one pair of the markers; the message names them and what to write."""
 
 
 def replace_section(text: str, name: str, content: str, place: Path) -> str:
-    """The document with new content between `<!-- name:begin -->` and `<!-- name:end -->`.
+    """Put new content between `<!-- name:begin -->` and `<!-- name:end -->`.
 
     Args:
         place: the document's path, for the message.
@@ -62,7 +62,7 @@ def replace_section(text: str, name: str, content: str, place: Path) -> str:
 
 
 def read_section(text: str, name: str, place: Path) -> str:
-    """What stands between the markers, without surrounding blank lines.
+    """Text between the markers, without surrounding blank lines.
 
     Raises:
         MarkerError: as in `replace_section`.
@@ -75,17 +75,17 @@ def _split(text: str, name: str, place: Path) -> tuple[str, str, str]:
     start, stop = text.find(begin) + len(begin), text.find(end)
     if text.count(begin) != 1 or text.count(end) != 1 or stop < start:
         raise MarkerError(
-            f"{place}: there must be one line `{begin}` and, below it, one line `{end}`; what stands between them is "
-            "written by the program. Add them where it is to appear."
+            f"{place}: there must be one line `{begin}` and, below it, one line `{end}`. The program "
+            "writes the text between them; add the two lines where it should appear."
         )
     return text[:start] + "\n\n", text[start:stop], "\n\n" + text[stop:]
 
 
-# The figure of a study: the rate on validation prompts over CPU-seconds, as an SVG file that stands alone.
+# The figure of a study: the rate on validation prompts over CPU-seconds, as a self-contained SVG file.
 
 
 def draw_study(results: Mapping[str, Any]) -> str:
-    """SVG of a study's curves; lines are means over the seeds, faint lines the seeds themselves.
+    """SVG of a study's curves: lines are means over the seeds, faint lines the seeds.
 
     Dashed lines are baselines on the evaluation prompts.
     """
@@ -98,22 +98,22 @@ def draw_study(results: Mapping[str, Any]) -> str:
             series += [Series(name, colour, curve, style="faint") for curve in curves if len(curves) > 1]
             series += [Series(name, colour, mean)] if (mean := mean_curve(curves)) else []
     end = max((x for line in series for x, _ in line.points), default=1.0)
-    for player, colour in task.report.study_lines:
-        share = mean_share([find_rate(seed["rows"], player, "-") for seed in seeds])
+    for agent, colour in task.report.study_lines:
+        share = mean_share([find_rate(seed["rows"], agent, "-") for seed in seeds])
         if share is not None:
             points = [(0.0, share), (end, share)]
-            series.append(Series(task.report.label(player), colour, points, style="dashed"))
+            series.append(Series(task.report.label(agent), colour, points, style="dashed"))
     top = max((y for line in series for _, y in line.points), default=1.0)
     shape = Shape("CPU-seconds of training", *CHART_SIZE, (0.0, min(1.0, top + 0.08)), shares=True)
     words = task.words
-    played = f"{results['levels']['validation_count']} validation {words.units}"
-    return draw_chart_file(f"{results['title']}: {words.rate} on {played}, sampled", series, shape)
+    prompts = f"{results['levels']['validation_count']} validation {words.units}"
+    return draw_chart_file(f"{results['title']}: {words.rate} on {prompts}, sampled", series, shape)
 
 
 def stage_curve(seed: Mapping[str, Any], stage: str) -> Points:
     """(CPU-seconds since the start of the warm start, sampled solve rate) of one stage of a seed.
 
-    Loop and controls begin where the warm start ends, in time and in rate.
+    Loop and controls begin at the end of the warm start, in time and in rate.
     """
     warm: Points = [(row[0], row[1]) for row in seed["curves"].get("warm_start", [])]
     if stage == "warm_start":
@@ -125,7 +125,7 @@ def stage_curve(seed: Mapping[str, Any], stage: str) -> Points:
 
 
 def mean_curve(curves: Sequence[Points]) -> Points:
-    """Mean of curves at equal x, over the span that all of them cover; `[]` where there is none."""
+    """Mean of curves at equal x, over the span that all of them cover; `[]` if there is none."""
     if len(curves) == 1:
         return list(curves[0])
     begin, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
@@ -136,24 +136,24 @@ def mean_curve(curves: Sequence[Points]) -> Points:
 
 
 def _at(curve: Points, x: float) -> float:
-    """Height of a curve at an x within its span, by straight lines between its points."""
+    """Value of a curve at an x within its span, interpolated linearly."""
     for (left, low), (right, high) in zip(curve, curve[1:], strict=False):
         if x <= right:
             return low + (x - left) / (right - left) * (high - low) if right > left else high
     return curve[-1][1]
 
 
-# What the README says of a study: one short table for the default run, one line for each other study.
+# A study in the README: one short table for the default run, one line for each other study.
 
 
 def render_readme_line(results: Results) -> str:
-    """One entry of a list: what the study's policies reach and on what, beside its warm start and one more comparison.
+    """One entry of a list: rates of the final policy and its prompts, beside the warm start and one more comparison.
 
-    Results that are less flattering stand in the same line: first attempts before a tool has answered, further levels.
+    The same line has the less flattering results: first attempts, and further levels.
     """
     seeds, task = results["seeds"], task_of(results["task"])
     sampled, greedy = (_rate(seeds, "final", mode) for mode in MODES)
-    rates = {name: _rate(seeds, player, MODES[0]) for player, name in task.report.study_compared.items()}
+    rates = {name: _rate(seeds, agent, MODES[0]) for agent, name in task.report.study_compared.items()}
     compared = [f"{name} {rate}" for name, rate in rates.items() if rate != DASH]
     anchor = results["title"].lower().replace(" ", "-")
     sentences = [
@@ -170,17 +170,17 @@ def render_readme_line(results: Results) -> str:
 
 
 def render_readme(results: Results) -> str:
-    """The short table of the README: means of the seeds, with the lowest and the highest."""
+    """The short table of the README: means, lowest and highest of the seeds."""
     seeds, task = results["seeds"], task_of(results["task"])
     lines = []
-    for player, name in _ROWS.items():
-        sampled, greedy = (_rate(seeds, player, mode) for mode in MODES)
+    for agent, name in _ROWS.items():
+        sampled, greedy = (_rate(seeds, agent, mode) for mode in MODES)
         if sampled != DASH:
-            lines.append([name, sampled, "" if player in task.report.study_baselines else greedy])
+            lines.append([name, sampled, "" if agent in task.report.study_baselines else greedy])
     many = f"{_describe_seeds(results)}{' (lowest–highest in brackets)' if len(seeds) > 1 else ''}"
-    played = f"{task.words.rate.capitalize()}, {many}: {task.report.study_played(results['levels'])}."
-    where = f"{played} {_describe_minutes(results)}".strip()
-    return "\n\n".join([where, markdown_table(["policy", "sampled", "greedy"], lines)])
+    what = f"{task.words.rate.capitalize()}, {many}: {task.report.study_prompts(results['levels'])}."
+    head = f"{what} {_describe_minutes(results)}".strip()
+    return "\n\n".join([head, markdown_table(["policy", "sampled", "greedy"], lines)])
 
 
 def _describe_seeds(results: Results) -> str:
@@ -191,33 +191,33 @@ def _describe_seeds(results: Results) -> str:
 
 
 def _describe_first_attempts(results: Results) -> str:
-    """Rates before the scoring tool has answered, beside those of the control that was shown the labels."""
+    """Rates of first attempts, beside those of the SFT control on the labels."""
     if results["levels"].get("turn_limit", 1) == 1:
         return ""
     parts = []
-    for player, name in (("final", "after GRPO"), ("control_optimal", "after SFT on the labels")):
-        sampled, greedy = (_rate(results["seeds"], player, mode, "first_attempt") for mode in MODES)
+    for agent, name in (("final", "after GRPO"), ("control_optimal", "after SFT on the labels")):
+        sampled, greedy = (_rate(results["seeds"], agent, mode, "first_attempt") for mode in MODES)
         if sampled != DASH:
             parts.append(f"{sampled} sampled and {greedy} greedy {name}")
     return f"First attempts alone: {'; '.join(parts)}." if parts else ""
 
 
 def _describe_sets(results: Results) -> list[str]:
-    """Rates on each further set, on which no policy was trained, beside those of the expert of the warm start."""
+    """Rates on each further set of prompts, beside those of the expert of the warm start."""
     sentences = []
-    for played in results["sets"]:
-        sampled, expert = (_rate(played["seeds"], *row) for row in (("final", MODES[0]), ("teacher", "-")))
+    for further in results["sets"]:
+        sampled, expert = (_rate(further["seeds"], *row) for row in (("final", MODES[0]), ("teacher", "-")))
         compared = f", the expert of the warm start {expert}" if expert != DASH else ""
-        sentences.append(f"On {played['title']}: {sampled} sampled{compared}.")
+        sentences.append(f"On {further['title']}: {sampled} sampled{compared}.")
     return sentences
 
 
-def _rate(seeds: Sequence[Mapping[str, Any]], player: str, mode: str, measure: str = "solved") -> str:
-    return _spread([find_rate(seed["rows"], player, mode, measure) for seed in seeds])
+def _rate(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, measure: str = "solved") -> str:
+    return _spread([find_rate(seed["rows"], agent, mode, measure) for seed in seeds])
 
 
 def _describe_minutes(results: Results) -> str:
-    """How long whole runs took, where each of them had the machine for itself; else nothing."""
+    """Duration of whole runs if each of them had the machine to itself; else nothing."""
     minutes = [seed["minutes"] for seed in results["seeds"]]
     if results["machine"]["workers"] > 1 or None in minutes:
         return ""
@@ -227,7 +227,7 @@ def _describe_minutes(results: Results) -> str:
 
 
 def _describe_memory(results: Results) -> str:
-    """By how much memory grew in runs that are long enough to tell; else nothing."""
+    """Growth of memory in runs that are long enough; else nothing."""
     growths = [find_growth(seed["memory_gb"]) for seed in results["seeds"]]
     known = sorted(growth for growth in growths if growth is not None)
     if not known:
@@ -254,7 +254,7 @@ def study_marker(name: str) -> str:
 
 
 def check_docs(docs: Path, name: str) -> None:
-    """See that the documents are there and have their markers, before the runs that take hours.
+    """Check that the documents exist and have their markers, before the runs that take hours.
 
     Raises:
         FileNotFoundError: a document is missing.

@@ -1,7 +1,7 @@
-"""Studies in numbers and Markdown: rates and criteria of each seed, and the tables that say them.
+"""Numbers and Markdown tables of a study: rates and criteria of each seed.
 
-Everything is a pure function of a study's results, so that committed text can be compared with them. A difference is
-taken within a seed, never between means, and "apart" is said of intervals that do not touch.
+Everything is a pure function of a study's results, so a test compares the committed text with them. A difference is
+taken within a seed, never between means. Intervals are "apart" if they do not touch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Row = Mapping[str, Any]
 CONTROLS = ("control_teacher", "control_optimal")
 MODES = ("sampled", "greedy")
 _CAPTION = (
-    "Faint lines are the seeds, full lines their means at equal CPU-seconds, from where the last seed begins a stage "
-    "to where the first one ends it; all on validation {units}. Dashed lines are baselines on the evaluation {units}."
+    "Faint lines are the seeds. Full lines are their means at equal CPU-seconds, over the span that all seeds cover. "
+    "Both are rates on validation {units}; dashed lines are baselines on the evaluation {units}."
 )
 _STAGES = ("warm_start", "grpo", "control_teacher", "control_optimal")
 _ROUNDING = 1e-9  # of differences of shares
@@ -38,7 +38,7 @@ class Rate:
 
     @property
     def share(self) -> float:
-        """Solved episodes of all."""
+        """Solved episodes, of all."""
         return self.solved / self.episodes
 
     @property
@@ -64,36 +64,36 @@ class Verdict:
         return self.text if self.met is None else f"{self.text}: {'met' if self.met else '**not met**'}"
 
 
-def find_rate(rows: Iterable[Row], player: str, mode: str, measure: str = "solved") -> Rate | None:
-    """Rate of a player in a mode; players without modes have the same in both.
+def find_rate(rows: Iterable[Row], agent: str, mode: str, measure: str = "solved") -> Rate | None:
+    """Rate of an agent (a policy or baseline) in a mode; a row without modes counts for both.
 
     Args:
-        measure: `solved`, or `first_attempt` where the rows know it.
+        measure: `solved`, or `first_attempt` if the rows have it.
     """
     counted = {"solved": "solved", "first_attempt": "first_attempts"}[measure]
     for row in rows:
-        if row["player"] == player and row["mode"] in (mode, "-") and row["episodes"] and row.get(counted) is not None:
+        if row["player"] == agent and row["mode"] in (mode, "-") and row["episodes"] and row.get(counted) is not None:
             return Rate(row[counted], row["episodes"])
     return None
 
 
-def find_share(rows: Iterable[Row], player: str, mode: str, name: str) -> float | None:
-    """A share in [0, 1] that a row has besides its counts, such as `plausible_share`; None where it has none."""
-    found = (row.get(name) for row in rows if row["player"] == player and row["mode"] in (mode, "-"))
+def find_share(rows: Iterable[Row], agent: str, mode: str, name: str) -> float | None:
+    """A further share of a row, in [0, 1], such as `plausible_share`; None if the row lacks it."""
+    found = (row.get(name) for row in rows if row["player"] == agent and row["mode"] in (mode, "-"))
     return cast("float | None", next(found, None))
 
 
-def rates_by(seeds: Sequence[Mapping[str, Any]], player: str, mode: str, column: str) -> dict[Any, list[Rate]]:
+def rates_by(seeds: Sequence[Mapping[str, Any]], agent: str, mode: str, column: str) -> dict[Any, list[Rate]]:
     """Rates by the kind of prompt, one for each seed that has the row.
 
-    The seeds play the same prompts: their episodes together would be no larger sample of prompts.
+    All seeds have the same prompts, so their episodes together are not a larger sample of prompts.
 
     Args:
         column: `by_length`, or a column of the row's `breakdowns`.
     """
     rates: dict[Any, list[Rate]] = {}
     for row in (row for seed in seeds for row in seed["rows"]):
-        if row["player"] == player and row["mode"] in (mode, "-"):
+        if row["player"] == agent and row["mode"] in (mode, "-"):
             for label, solved, episodes in row[column] if column in row else row.get("breakdowns", {}).get(column, []):
                 if episodes:
                     rates.setdefault(label, []).append(Rate(solved, episodes))
@@ -101,23 +101,23 @@ def rates_by(seeds: Sequence[Mapping[str, Any]], player: str, mode: str, column:
 
 
 def mean_share(rates: Iterable[Rate | None]) -> float | None:
-    """Mean of the seeds' rates; None where one of them is missing."""
+    """Mean of the seeds' rates; None if one of them is missing."""
     known = list(rates)
     return fmean(rate.share for rate in known if rate) if known and all(known) else None
 
 
-def judge_criterion(bar: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
+def judge_criterion(criterion: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
     """Whether one seed's rows meet a criterion (`BarOptions` as JSON)."""
-    mode = bar.get("mode", "sampled")
-    measure = bar.get("measure", "solved")
-    rate = find_rate(rows, bar["player"], mode, measure)
-    other = find_rate(rows, bar["over"], mode, measure) if bar.get("over") else None
-    if rate is None or (bar.get("over") and other is None):
+    mode = criterion.get("mode", "sampled")
+    measure = criterion.get("measure", "solved")
+    rate = find_rate(rows, criterion["player"], mode, measure)
+    other = find_rate(rows, criterion["over"], mode, measure) if criterion.get("over") else None
+    if rate is None or (criterion.get("over") and other is None):
         return Verdict(DASH, None)
     value = 100 * (rate.share - (other.share if other else 0.0))
-    met = _within(value, bar)
+    met = _within(value, criterion)
     text = signed(value, 1) if other else number(value, 1)
-    if bar.get("apart") and other is not None:
+    if criterion.get("apart") and other is not None:
         upper, lower = (rate, other) if value >= 0 else (other, rate)
         apart = upper.ends[0] > lower.ends[1]
         met = met and apart
@@ -126,7 +126,7 @@ def judge_criterion(bar: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
 
 
 def judge_minutes(minutes: float | None, most: float, workers: int = 1) -> Verdict:
-    """Whether a whole run stayed within its budget; one that was interrupted, or not alone, has no time of its own.
+    """Whether a whole run stayed within its time; None for runs that were interrupted, or not alone on the machine.
 
     Args:
         workers: runs side by side.
@@ -139,12 +139,12 @@ def judge_minutes(minutes: float | None, most: float, workers: int = 1) -> Verdi
 
 
 def find_growth(memory: Sequence[Sequence[float]]) -> float | None:
-    """Percent by which a run's memory grew between two iterations, [iteration, GB] each; None where it has fewer."""
+    """Percent by which a run's memory grew between two iterations, [iteration, GB] each; None if it is too short."""
     return 100 * (memory[1][1] / memory[0][1] - 1) if memory else None
 
 
 def describe_growth(memory: Sequence[Sequence[float]]) -> str:
-    """The same as text: `+1.4 % (1.91 to 1.93 GB)`."""
+    """`+1.4 % (1.91 to 1.93 GB)`."""
     if not memory:
         return f"{DASH} (too few iterations)"
     (_, early), (_, late) = memory
@@ -152,31 +152,31 @@ def describe_growth(memory: Sequence[Sequence[float]]) -> str:
 
 
 def judge_growth(memory: Sequence[Sequence[float]], most: float) -> Verdict:
-    """Whether the memory of a run grew by so many percent at most."""
+    """Whether the memory of a run grew by at most `most` percent."""
     growth = find_growth(memory)
     return Verdict(describe_growth(memory), None if growth is None else growth <= most + _ROUNDING)
 
 
 def judge_spent(seed: Mapping[str, Any], control: str, least: float) -> Verdict:
-    """Whether a control has had the CPU-seconds of GRPO, as a share of them."""
+    """Whether an SFT control had at least the share `least` of GRPO's CPU-seconds."""
     spent, grpo = seed["cpu_seconds"].get(control), seed["cpu_seconds"].get("grpo")
     return Verdict(DASH, None) if spent is None or not grpo else Verdict(number(spent / grpo), spent / grpo >= least)
 
 
-def describe_criterion(bar: Mapping[str, Any], report: TaskReport) -> str:
+def describe_criterion(criterion: Mapping[str, Any], report: TaskReport) -> str:
     """A criterion in words."""
-    mode = bar.get("mode", "sampled")
-    first = ", first attempt" if bar.get("measure") == "first_attempt" else ""
-    name = report.row_label(bar["player"], mode) + first
-    bound = f"at least {bar['at_least']:g}" if "at_least" in bar else f"at most {bar['at_most']:g}"
-    if not bar.get("over"):
+    mode = criterion.get("mode", "sampled")
+    first = ", first attempt" if criterion.get("measure") == "first_attempt" else ""
+    name = report.row_label(criterion["player"], mode) + first
+    bound = f"at least {criterion['at_least']:g}" if "at_least" in criterion else f"at most {criterion['at_most']:g}"
+    if not criterion.get("over"):
         return f"{name}: {bound} %"
-    apart = ", intervals apart" if bar.get("apart") else ""
-    return f"{name}: {bound} points above {report.row_label(bar['over'], '-')}{apart}"
+    apart = ", intervals apart" if criterion.get("apart") else ""
+    return f"{name}: {bound} points above {report.row_label(criterion['over'], '-')}{apart}"
 
 
-def _within(value: float, bar: Mapping[str, Any]) -> bool:
-    low, high = bar.get("at_least"), bar.get("at_most")
+def _within(value: float, criterion: Mapping[str, Any]) -> bool:
+    low, high = criterion.get("at_least"), criterion.get("at_most")
     return (low is None or value >= low - _ROUNDING) and (high is None or value <= high + _ROUNDING)
 
 
@@ -189,14 +189,14 @@ def render_study(results: Results) -> str:
     units, rate = task.words.units, task.words.rate.capitalize()
     image = f"![{rate} on validation {units} over CPU-seconds](img/learning_{name}.svg)"
     parts = [
-        " ".join(filter(None, [describe_played(results["levels"], task), _describe_choice(results)])),
+        " ".join(filter(None, [describe_prompts(results["levels"], task), _describe_choice(results)])),
         _rates_table(seeds, task),
         _first_attempts(results, task),
         *_shares(results, task),
         f"{image}\n\n{_CAPTION.format(units=units)}",
         _criteria(results, task),
         *_breakdowns(seeds, task),
-        "**What it took.** CPU-seconds are those of training alone: rollouts, updates and writing, without validations "
+        "**Cost.** CPU-seconds are those of training alone: rollouts, updates and writing, without validations "
         "and evaluation. Minutes are the wall time of the whole command, from data to report.",
         _time_table(results, task),
         describe_machine(results["machine"]),
@@ -205,10 +205,11 @@ def render_study(results: Results) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def describe_played(levels: Mapping[str, Any], task: Task) -> str:
-    """What was played, in two sentences."""
-    played, unit = task.report.study_played(levels), task.words.unit
-    return f"Played: {played}; one episode a {unit} and mode. Brackets are 95 % Wilson intervals of the episodes."
+def describe_prompts(levels: Mapping[str, Any], task: Task) -> str:
+    """The evaluation prompts, in two sentences."""
+    prompts, unit = task.report.study_prompts(levels), task.words.unit
+    intervals = "Brackets are 95 % Wilson intervals of the episodes."
+    return f"Evaluated on {prompts}; one episode per {unit} and mode. {intervals}"
 
 
 def name_seeds(seeds: Sequence[int]) -> str:
@@ -220,9 +221,9 @@ def name_seeds(seeds: Sequence[int]) -> str:
 
 
 def describe_choice(results: Results) -> str:
-    """Whether a study's seeds took part in choosing its recipe: a clause that follows their names.
+    """Clause after the names of a study's seeds: whether they took part in choosing its recipe.
 
-    Empty where a study does not say with which seeds it was chosen.
+    Empty if the study does not name the seeds that it was chosen with.
     """
     chosen, seeds = results["chosen_on"], [seed["seed"] for seed in results["seeds"]]
     both = [seed for seed in seeds if seed in chosen]
@@ -236,7 +237,7 @@ def describe_choice(results: Results) -> str:
 
 
 def _describe_choice(results: Results) -> str:
-    """The same as a sentence, with the seeds that did choose the recipe."""
+    """The same as a sentence, with the seeds that the recipe was chosen with."""
     clause, seeds = describe_choice(results), [seed["seed"] for seed in results["seeds"]]
     if not clause:
         return ""
@@ -247,50 +248,50 @@ def _describe_choice(results: Results) -> str:
 
 
 def _rates_table(seeds: Sequence[Mapping[str, Any]], task: Task, measure: str = "solved") -> str:
-    rows = [(player, mode) for player in task.report.study_policies for mode in MODES]
-    rows += [(player, "-") for player in task.report.study_baselines]
+    rows = [(agent, mode) for agent in task.report.study_policies for mode in MODES]
+    rows += [(agent, "-") for agent in task.report.study_baselines]
     lines = []
-    for player, mode in rows:
-        rates = [find_rate(seed["rows"], player, mode, measure) for seed in seeds]
+    for agent, mode in rows:
+        rates = [find_rate(seed["rows"], agent, mode, measure) for seed in seeds]
         if any(rates):
             cells = [rate.write() if rate else DASH for rate in rates]
             mean = [percent(mean_share(rates))] if len(seeds) > 1 else []
-            mark = "**" if player == "final" else ""
-            lines.append([f"{mark}{task.report.row_label(player, mode)}{mark}", *cells, *mean])
+            mark = "**" if agent == "final" else ""
+            lines.append([f"{mark}{task.report.row_label(agent, mode)}{mark}", *cells, *mean])
     return markdown_table(["policy or baseline", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])], lines)
 
 
 def _first_attempts(results: Results, task: Task) -> str:
-    """The same of first attempts, where an episode has several."""
+    """The rates of first attempts, for tasks of several turns."""
     if results["levels"].get("turn_limit", 1) == 1:
         return ""
-    head = "**First attempt**: correct before the scoring tool has said anything. The table above counts last answers."
+    head = "**First attempt**: correct before any feedback of the scoring tool. The table above counts last answers."
     return f"{head}\n\n{_rates_table(results['seeds'], task, 'first_attempt')}"
 
 
 def _shares(results: Results, task: Task) -> list[str]:
-    """Shares that tell how a policy answers, where the rows have them; one that is 0 everywhere is left out."""
+    """Tables of further shares of the rows; a share that is 0 everywhere is left out."""
     seeds, parts = results["seeds"], []
     for name, head in task.report.study_shares:
         lines = []
-        for player, mode in [(player, mode) for player in task.report.study_policies for mode in MODES]:
-            shares = [find_share(seed["rows"], player, mode, name) for seed in seeds]
+        for agent, mode in [(agent, mode) for agent in task.report.study_policies for mode in MODES]:
+            shares = [find_share(seed["rows"], agent, mode, name) for seed in seeds]
             if any(share is not None for share in shares):
                 mean = fmean(share for share in shares if share is not None) if None not in shares else None
                 cells = [*map(percent, shares), *([percent(mean)] if len(seeds) > 1 else [])]
-                lines.append((any(shares), [task.report.row_label(player, mode), *cells]))
-        if any(told for told, _ in lines):
+                lines.append((any(shares), [task.report.row_label(agent, mode), *cells]))
+        if any(above_zero for above_zero, _ in lines):
             columns = ["policy or baseline", *_seed_names(seeds), *(["mean"] if len(seeds) > 1 else [])]
             parts.append(f"{head}\n\n{markdown_table(columns, [line for _, line in lines])}")
     return parts
 
 
 def _criteria(results: Results, task: Task) -> str:
-    """Criteria with the value of each seed, and a sentence that counts the ones that every seed meets."""
+    """Criteria with the value of each seed, and the number of criteria that every seed meets."""
     seeds = results["seeds"]
     judged = [
-        (describe_criterion(bar, task.report), [judge_criterion(bar, seed["rows"]) for seed in seeds])
-        for bar in results["bars"]
+        (describe_criterion(criterion, task.report), [judge_criterion(criterion, seed["rows"]) for seed in seeds])
+        for criterion in results["bars"]
     ]
     if results["max_minutes"] is not None:
         most, workers = results["max_minutes"], results["machine"]["workers"]
@@ -338,20 +339,20 @@ def _describe_breakdown(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str
     if len(seeds) == 1:
         return f"**By {breakdown[0]}**: percent {words.solved}, with the 95 % Wilson interval."
     return (
-        f"**By {breakdown[0]}**: percent {words.solved}, mean of the seeds (lowest–highest); all seeds play the same "
-        f"{words.units}."
+        f"**By {breakdown[0]}**: percent {words.solved}, mean of the seeds (lowest–highest); all seeds have the "
+        f"same {words.units}."
     )
 
 
 def _breakdown_table(seeds: Sequence[Mapping[str, Any]], breakdown: tuple[str, str], task: Task) -> str:
     """One seed with its intervals, or several with their spread."""
-    rows = [(player, "-") for player in task.report.study_baselines]
-    rows += [(player, mode) for player in task.report.study_policies for mode in MODES]
-    found = [(player, mode, rates_by(seeds, player, mode, breakdown[1])) for player, mode in rows]
+    rows = [(agent, "-") for agent in task.report.study_baselines]
+    rows += [(agent, mode) for agent in task.report.study_policies for mode in MODES]
+    found = [(agent, mode, rates_by(seeds, agent, mode, breakdown[1])) for agent, mode in rows]
     labels = sorted({label for _, _, rates in found for label in rates})
     lines = [
-        [task.report.row_label(player, mode), *(_short(rates.get(label, []), len(seeds)) for label in labels)]
-        for player, mode, rates in found
+        [task.report.row_label(agent, mode), *(_short(rates.get(label, []), len(seeds)) for label in labels)]
+        for agent, mode, rates in found
         if rates
     ]
     return markdown_table(["policy or baseline", *(str(label).replace("_", " ") for label in labels)], lines)
@@ -376,7 +377,7 @@ def _short(rates: Sequence[Rate], seeds: int) -> str:
 
 def _time_table(results: Results, task: Task) -> str:
     stages = [stage for stage in _STAGES if any(stage in seed["cpu_seconds"] for seed in results["seeds"])]
-    # Growth is shown wherever it was measured, also where no criterion judges it.
+    # Growth is shown wherever it was measured, even without a criterion for it.
     measured = any(seed["memory_gb"] for seed in results["seeds"])
     lines = []
     for seed in results["seeds"]:
@@ -399,7 +400,7 @@ def _describe_spent(seed: Mapping[str, Any], stage: str) -> str:
 
 
 def describe_machine(machine: Mapping[str, Any]) -> str:
-    """On what and with which versions a study was made; values that differ between its runs are all named."""
+    """Machine and versions of a study; where its runs differ, all values are listed."""
 
     def name(what: str, unknown: str = "unknown") -> str:
         return " and ".join(unknown if value is None else str(value) for value in machine[what])
@@ -417,13 +418,13 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
 
 def _sets(sets: Sequence[Mapping[str, Any]], task: Task) -> list[str]:
     parts = []
-    for played in sets:
+    for further in sets:
         parts += [
-            f"**{played['title']}.** {describe_played(played['levels'], task)}",
-            _rates_table(played["seeds"], task),
+            f"**{further['title']}.** {describe_prompts(further['levels'], task)}",
+            _rates_table(further["seeds"], task),
         ]
         for breakdown in task.report.study_breakdowns[:1]:
-            parts.append(f"By {breakdown[0]}:\n\n{_breakdown_table(played['seeds'], breakdown, task)}")
+            parts.append(f"By {breakdown[0]}:\n\n{_breakdown_table(further['seeds'], breakdown, task)}")
     return parts
 
 
@@ -432,6 +433,6 @@ def _seed_names(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table whose first column is text and whose others are numbers."""
+    """A Markdown table: the first column is text, the others are numbers."""
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

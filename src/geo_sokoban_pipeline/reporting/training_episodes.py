@@ -1,7 +1,7 @@
-"""Which stored episodes a report shows, and what it counts over all of them.
+"""Choice of the stored episodes that a report shows, and numbers over all training episodes.
 
-The numbers are of all training episodes, dropped ones included, from the columns without tokens. The choice of episodes
-is a rule that the page states: the same files always show the same episodes.
+The numbers count all training episodes, dropped ones included, from the columns without tokens. The page states the
+rule of the choice: the same files always give the same episodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_traject
 
 Parts = Mapping[str, Callable[..., pa.Table]]
 _COLUMNS = ["iteration", "group_index", "reward", "success", "difficulty", "n_turns", "metrics", "reward_parts"]
-_STATES = frozenset({"dist0", "dist1", "total_reward"})  # named beside the parts of a reward, and none of them
+_STATES = frozenset({"dist0", "dist1", "total_reward"})  # stored beside the parts of a reward, but not parts
 PROMPTS, VALIDATIONS = 6, 6
 _LETTERS = 40  # of an answer in the table
 GALLERY = 12
@@ -34,7 +34,7 @@ _FAMILY = "family_"  # prefix of the metric that names a problem's family
 
 @dataclass(frozen=True)
 class TrainingEpisodes:
-    """What training played.
+    """Numbers of the training episodes.
 
     Attributes:
         rows: by iteration: `iteration`, `episodes/equal_groups` (share of the groups with equal rewards),
@@ -51,7 +51,7 @@ class TrainingEpisodes:
 
 
 def summarise_training(trained: Parts) -> TrainingEpisodes:
-    """Read all stored training episodes, but no tokens and images.
+    """Read all stored training episodes without tokens and images.
 
     Args:
         trained: partitions `iter=<iteration>/…`; each is called with `columns`.
@@ -121,12 +121,12 @@ def _mean(values: np.ndarray | None) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-# The same validation prompts over the course of training: what the policy did with each at every validation.
+# The same validation prompts over the course of training: the responses at every validation.
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one policy version did with a prompt: in short, whether it succeeded, and in full for a pointer."""
+    """Response of one policy version to a prompt: shortened, whether it succeeded, and in full for the tooltip."""
 
     text: str
     solved: bool
@@ -152,11 +152,10 @@ class Validations:
 
 
 def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = VALIDATIONS) -> Validations | None:
-    """The first validation prompt of each difficulty, from easy to hard, at every validation; None where none is
-    stored.
+    """The first validation prompt of each difficulty, from easy to hard, at every validation; None if none is stored.
 
-    Greedy episodes, which differ by the policy alone, else sampled ones. Of many validations the first, the last and
-    some between are shown, of many difficulties likewise.
+    Greedy episodes are preferred, because they differ by the policy alone. Of many validations the first, the last and
+    some between are shown, and likewise of many difficulties.
     """
     names: dict[int, list[str]] = {}
     for name in validations:
@@ -172,13 +171,13 @@ def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = V
         for is_greedy, episode in episodes:
             if is_greedy == greedy:
                 by_version[version].setdefault(episode.task_id, episode)
-    played = list(by_version[chosen[0]].values()) if chosen[0] in by_version else []
+    oldest = list(by_version[chosen[0]].values()) if chosen[0] in by_version else []
     first: dict[str | None, Trajectory] = {}
-    for episode in played:
+    for episode in oldest:
         first.setdefault(episode.difficulty, episode)
     kinds = sorted(first, key=lambda kind: (kind is None, kind_order(kind or "")))
     # A task without difficulties shows its first prompts.
-    shown = [first[kind] for kind in _thin(kinds, prompts)] if len(kinds) > 1 else played[:prompts]
+    shown = [first[kind] for kind in _thin(kinds, prompts)] if len(kinds) > 1 else oldest[:prompts]
     histories = [_follow(one, [by_version[version].get(one.task_id) for version in found]) for one in shown]
     return Validations(list(found), "greedy" if greedy else "sampled", histories) if histories else None
 
@@ -209,15 +208,15 @@ def _answer(episode: Trajectory) -> Answer:
     return Answer(short or "–", is_solved(episode), full[:600])
 
 
-# Which stored episodes a report shows. The choice is a rule that the page states, the same for the same files.
+# Choice of the episodes that a report shows.
 
 
 @dataclass(frozen=True)
 class LevelPair:
-    """One held-out prompt: its kind, and how the last and the first policy played it.
+    """One held-out prompt: its kind, and an episode of the last policy and of the first one.
 
     Attributes:
-        length: fewest moves of a level, or the family of a problem; None: unknown.
+        length: optimal length of a level, or the family of a problem; None: unknown.
     """
 
     length: int | str | None
@@ -227,7 +226,7 @@ class LevelPair:
 
 @dataclass(frozen=True)
 class Extremes:
-    """Training episodes of one iteration that did best and worst beside the others of their group.
+    """Training episodes of one iteration with the best and worst rewards within their groups.
 
     Attributes:
         means: mean reward of the group of each, by trajectory id.
@@ -240,28 +239,27 @@ class Extremes:
     means: dict[str, float]
 
 
-def choose_gallery(played: Parts, policies: int, limit: int = GALLERY) -> list[LevelPair]:
+def choose_gallery(held_out: Parts, policies: int, limit: int = GALLERY) -> list[LevelPair]:
     """Held-out prompts to show, by kind: levels by optimal length, problems by family.
 
-    For every kind the first solved episode, then, from the last kind to the first, the first unsolved one, until there
-    are `limit`; the kinds are thinned out evenly where there are more of them than that.
+    For every kind the first solved episode, then, from the last kind to the first, the first unsolved one, up to
+    `limit` episodes. If there are more kinds than that, they are thinned out evenly.
 
     Args:
-        played: parts `iter=<number of the policy>/…`.
-        policies: how many policies were evaluated; the last one is shown, the first one beside it.
+        held_out: parts `iter=<number of the policy>/…`.
+        policies: number of evaluated policies; the last one is shown, the first one beside it.
     """
-    after = _sampled_rows(played, policies - 1)
-    before = {row.level: row for row in reversed(_sampled_rows(played, 0))} if policies > 1 else {}
+    after = _sampled_rows(held_out, policies - 1)
+    before = {row.level: row for row in reversed(_sampled_rows(held_out, 0))} if policies > 1 else {}
     pairs = [(row, before.get(row.level)) for row in _spread(after, limit)]
     return [LevelPair(row.length, row.load(), other.load() if other else None) for row, other in pairs]
 
 
 def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
-    """Best and worst episodes of the newest iteration that has graded ones; trained ones where there are any.
+    """Best and worst episodes of the newest iteration with graded episodes; trained ones if there are any.
 
-    An episode is as good as its reward is above its group's mean, which is what GRPO compares: by the reward alone
-    the best ones would be those of easy prompts. At most two parts are read. Episodes of one group are shown once, so
-    that the examples differ.
+    Episodes are ranked by reward minus mean reward of the group, as in GRPO: by the reward alone, episodes of easy
+    prompts would come first. At most two parts are read. Each group appears once, so that the examples differ.
     """
     for name in list(trained)[-1:-3:-1]:
         table = trained[name]()
@@ -294,10 +292,10 @@ class _Row:
         return _load(self.table, [self.at])[0]
 
 
-def _sampled_rows(played: Parts, policy: int) -> list[_Row]:
-    """First sampled episode of each level of a policy; greedy ones where nothing was sampled."""
+def _sampled_rows(held_out: Parts, policy: int) -> list[_Row]:
+    """First sampled episode of each prompt of a policy; greedy ones if none was sampled."""
     rows: list[tuple[bool, _Row]] = []
-    for name, read in played.items():
+    for name, read in held_out.items():
         if int(name.split("/")[0].removeprefix("iter=")) != policy:
             continue
         table = read()
@@ -333,7 +331,7 @@ def _spread(rows: Sequence[_Row], limit: int) -> list[_Row]:
         first.setdefault((row.length, row.solved), row)
     wanted = [(length, True) for length in lengths] + [(length, False) for length in reversed(lengths)]
     chosen = [first[key] for key in wanted if key in first][:limit]
-    # Tasks without lengths offer two rows by this rule; the next ones in order fill up.
+    # For tasks without lengths this rule gives two rows; the next ones in order follow.
     if len(lengths) == 1:
         chosen += [row for row in rows if row not in chosen][: limit - len(chosen)]
     return sorted(chosen, key=lambda row: (row.length is None, row.length or 0, not row.solved, row.level))
@@ -357,17 +355,17 @@ def _load(table: pa.Table, places: Sequence[int]) -> list[Trajectory]:
     return [table_to_trajectories(table.slice(at, 1))[0] for at in places]
 
 
-def read_outcomes(played: Parts, policy: int) -> dict[str, list[bool]]:
+def read_successes(held_out: Parts, policy: int) -> dict[str, list[bool]]:
     """Success of each sampled episode of a policy, by the content hash of its prompt.
 
     Args:
-        played: parts `iter=<number of the policy>/…`; each is called with `columns`.
+        held_out: parts `iter=<number of the policy>/…`; each is called with `columns`.
     """
     outcomes: dict[str, list[bool]] = {}
-    for name, read in played.items():
+    for name, read in held_out.items():
         if int(name.split("/")[0].removeprefix("iter=")) == policy:
             for row in read(columns=["task_id", "sampling", "success"]).to_pylist():
                 if not _is_greedy(row["sampling"]):
-                    # As in the summary, an episode that failed counts as not solved.
+                    # As in the summary, a failed episode counts as not solved.
                     outcomes.setdefault(row["task_id"], []).append(bool(row["success"]))
     return outcomes

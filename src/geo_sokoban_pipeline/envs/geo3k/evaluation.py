@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, count_solved, mean_of, read_record
 from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 from geo_sokoban_pipeline.rewards.text import assistant_text
 
@@ -46,18 +46,18 @@ class AnswerRecord(EpisodeRecord):
     labels: Mapping[str, str]
 
 
-def record_answer(ending: Ending) -> AnswerRecord:
+def record_answer(episode: FinishedEpisode) -> AnswerRecord:
     """What the summary keeps of an episode."""
-    metrics, row = ending.metrics, ending.row
+    metrics, row = episode.metrics, episode.row
     return AnswerRecord(
-        **read_record(ending),
-        first_attempt=_first_attempt(ending),
+        **read_record(episode),
+        first_attempt=_first_attempt(episode),
         answered=metrics.get("has_answer", 0.0) >= 0.5,
         tool_calls=int(metrics.get("tool_calls", 0.0)),
         valid_tool_calls=int(metrics.get("valid_tool_calls", 0.0)),
-        plausible=_is_plausible(ending),
-        tokens=ending.tokens,
-        truncated=ending.truncated,
+        plausible=_is_plausible(episode),
+        tokens=episode.tokens,
+        truncated=episode.truncated,
         repetition=metrics.get("repetition", 0.0) >= 0.5,
         labels={column: str(row.get(column) or _UNKNOWN) for column in BREAKDOWNS},
     )
@@ -85,19 +85,19 @@ def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
     }
 
 
-def _first_attempt(ending: Ending) -> bool | None:
-    metrics = ending.metrics
-    if "first_attempt_correct" not in metrics and metrics.get("success") and len(ending.responses) > 1:
+def _first_attempt(episode: FinishedEpisode) -> bool | None:
+    metrics = episode.metrics
+    if "first_attempt_correct" not in metrics and metrics.get("success") and len(episode.responses) > 1:
         return None  # solved, and nobody says with which response
     return metrics.get("first_attempt_correct", metrics.get("success", 0.0)) >= 0.5
 
 
-def _is_plausible(ending: Ending) -> bool | None:
-    candidates = ending.row.get("candidates")
+def _is_plausible(episode: FinishedEpisode) -> bool | None:
+    candidates = episode.row.get("candidates")
     labels = {_plain(one["label"]) for one in candidates} if candidates is not None else set()
     if not labels:
         return None
-    answer = extract_answer(assistant_text(ending.responses))
+    answer = extract_answer(assistant_text(episode.responses))
     return answer is not None and _plain(answer) in labels
 
 

@@ -1,4 +1,4 @@
-"""What reports and studies say of geometry: problems, answers, families, first attempts."""
+"""Words of geometry in reports and studies: problems, answers, families, first attempts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class GeometryReport(TaskReport):
     """See `TaskReport`."""
 
     agents = {
-        "control_optimal": ("control: SFT on the labels", "final"),
+        "control_optimal": ("SFT control: the labels", "final"),
         "most_frequent": ("most frequent answer", "random"),
         "label": ("the label itself", "solver"),
         "solver": ("solver (optimal)", "solver"),
@@ -36,14 +36,14 @@ class GeometryReport(TaskReport):
     study_shares = (
         (
             "plausible_share",
-            "**Answers of some rule**: last answers that one of the rules gives for this figure's number, right or "
-            "not. The others were read or calculated wrongly.",
+            "**Plausible answers**: last answers that one of the rules gives for this figure's number, right or wrong. "
+            "The others misread the figure or miscalculate.",
         ),
-        ("called_share", "**Calls**: episodes that ask the scoring tool."),
+        ("called_share", "**Calls**: episodes that call the scoring tool."),
     )
     study_compared = {"warm_start": "warm start", "control_optimal": "SFT on the labels for the CPU time of GRPO"}
 
-    def played(self, summary: Summary) -> str:
+    def evaluated_on(self, summary: Summary) -> str:
         """Problems, their families and distinct answers."""
         parts = [
             plural(summary[name], *words)
@@ -58,7 +58,7 @@ class GeometryReport(TaskReport):
         most, expert = find_baseline(summary, "most_frequent"), find_baseline(summary, "teacher")
         parts = []
         if most:
-            parts.append(f"always the most frequent answer of training is correct for {write_rate(most)}")
+            parts.append(f"the most frequent answer of training is correct for {write_rate(most)}")
         if expert:
             parts.append(f"the expert of the warm start for {write_rate(expert)}")
         text = ", ".join(parts)
@@ -67,7 +67,7 @@ class GeometryReport(TaskReport):
         return [*_first_attempts(summary, policies), *baselines, *compare_blind(summary, policies, shown, "it has")]
 
     def read_action(self, turn: Turn) -> str | None:
-        """What the environment understood, else the answer in the box."""
+        """The parsed action, else the answer in the box."""
         from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 
         return turn.action or extract_answer(turn.text)
@@ -97,8 +97,8 @@ class GeometryReport(TaskReport):
             "difficulty": data["problems"]["difficulty"] if generated else None,
         }
 
-    def study_played(self, levels: Mapping[str, Any]) -> str:
-        """Problems, where they come from, and whether they occur in training."""
+    def study_prompts(self, levels: Mapping[str, Any]) -> str:
+        """Problems, their source, and whether they occur in training."""
         shared, turns = levels["shared_problems"], levels["turn_limit"]
         common = "none of which occurs in training" if not shared else f"{shared} of which occur in training too"
         kind = f"generated, difficulty {levels['difficulty']}, " if levels["difficulty"] else ""
@@ -108,24 +108,24 @@ class GeometryReport(TaskReport):
         return f"{count(levels['count'])} evaluation problems, {common} ({kind}{families}{answers}), {responses}"
 
     def study_brief(self, levels: Mapping[str, Any]) -> str:
-        """How many problems."""
+        """Number of problems."""
         return f"{count(levels['count'])} problems"
 
 
 def has_tool(summary: Summary) -> bool:
-    """Whether anybody called a scoring tool; an environment of one's own may have turns without one."""
+    """Whether any row has calls of a scoring tool; an environment of one's own may have turns without one."""
     return any((row.get("tools") or {}).get("calls") for row in summary.get("rows") or [])
 
 
 def _first_attempts(summary: Summary, names: Sequence[str]) -> list[str]:
-    """What the policies' first attempts are worth, where an episode may have several."""
+    """Sentence about the policies' first attempts, if an episode may have several."""
     if (summary.get("turn_limit") or 1) == 1 or not names:
         return []
     rows = [find_row(summary, name, "sampled") for name in dict.fromkeys((names[0], names[-1]))]
     rates = [write_rate(row["first_attempt"]) if row.get("first_attempt") else None for row in rows if row]
-    if not rates or None in rates:  # an environment that does not report them
+    if not rates or None in rates:  # the environment does not report them
         return []
     start = "before GRPO" if names[0] == START else "after the warm start"
     before = f"; {rates[0]} {start}" if len(rates) > 1 else ""
-    what = "first attempts, before the scoring tool has said anything" if has_tool(summary) else "first responses"
+    what = "first attempts, before any feedback of the scoring tool" if has_tool(summary) else "first responses"
     return [f"Of its {what}, {rates[-1]} are correct{before}."]

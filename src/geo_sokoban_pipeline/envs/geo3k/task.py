@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.envs.geo3k import data_steps
 from geo_sokoban_pipeline.envs.geo3k.config import Geo3kDataOptions, Geo3kMultiTurnDataOptions
 from geo_sokoban_pipeline.envs.geo3k.report import GeometryReport, has_tool
 from geo_sokoban_pipeline.envs.inspection import DataSample
-from geo_sokoban_pipeline.envs.metrics import Ending, Rows
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.rows import HubReader
 
@@ -227,11 +227,11 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
             "turn_limit": options.rollout.max_turns,
         }
 
-    def record(self, ending: Ending) -> AnswerRecord:
+    def record(self, episode: FinishedEpisode) -> AnswerRecord:
         """Success, the first attempt, tool calls, the length of the response."""
         from geo_sokoban_pipeline.envs.geo3k.evaluation import record_answer
 
-        return record_answer(ending)
+        return record_answer(episode)
 
     def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
         """First attempts, tool calls, responses, and accuracy by family, form of the answer and difficulty."""

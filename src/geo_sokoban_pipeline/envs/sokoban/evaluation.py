@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.envs.metrics import Ending, EpisodeRecord, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, count_solved, mean_of, read_record
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
 
 
@@ -26,11 +26,11 @@ class LevelRecord(EpisodeRecord):
     optimal_steps: int | None
 
 
-def record_level(ending: Ending) -> LevelRecord:
+def record_level(episode: FinishedEpisode) -> LevelRecord:
     """What the summary keeps of an episode."""
-    length, steps = ending.row.get("solution_length"), ending.metrics.get("steps")
+    length, steps = episode.row.get("solution_length"), episode.metrics.get("steps")
     return LevelRecord(
-        **read_record(ending),
+        **read_record(episode),
         steps=None if steps is None else int(steps),
         optimal_steps=None if length is None else int(length),
     )

@@ -1,4 +1,4 @@
-"""What reports and studies say of Sokoban: levels, moves, solution lengths."""
+"""Words of Sokoban in reports and studies: levels, moves, optimal lengths."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SokobanReport(TaskReport):
     rivals = ("random_legal",)
     difficulty = "optimal length"
     no_action = "no valid move"
-    chosen = "For each number of fewest moves: the first solved level, and the first unsolved one while there is room."
+    chosen = "For each optimal length: the first solved level, and the first unsolved one while there is room."
     study_baselines = ("random", "random_legal", "teacher", "teacher_patient", "solver")
     study_lines = (("random_legal", "legal"), ("teacher_patient", "training"))
     study_breakdowns = (("optimal length", "by_length"),)
     study_compared = {"warm_start": "warm start", "random_legal": "random legal moves"}
 
-    def played(self, summary: Summary) -> str:
+    def evaluated_on(self, summary: Summary) -> str:
         """Levels and their wall layouts."""
         layouts = summary.get("layouts")
         on_layouts = f" ({plural(layouts, 'wall layout')})" if layouts else ""
@@ -70,7 +70,7 @@ class SokobanReport(TaskReport):
         return found is not None and found[0].is_lost
 
     def data_table(self, splits: Mapping[str, Mapping[str, Any]]) -> DataTable:
-        """Levels, layouts, and levels by their fewest moves."""
+        """Levels, layouts, and levels by optimal length."""
         lengths = {key for split in splits.values() for key in split.get("by_length") or {}}
         ordered = sorted(lengths, key=lambda key: (not key.isdigit(), key.zfill(9)))
         lines = []
@@ -78,7 +78,7 @@ class SokobanReport(TaskReport):
             cells = [count(split.get(key)) for key in ("levels", "distinct_levels", "layouts")]
             by_length = split.get("by_length") or {}
             lines.append((name, [*cells, *(count(by_length.get(key, 0)) for key in ordered)]))
-        return DataTable(["levels", "distinct", "layouts", *ordered], lines, [], "levels by fewest moves", 3)
+        return DataTable(["levels", "distinct", "layouts", *ordered], lines, [], "levels by optimal length", 3)
 
     def study_entry(self, summary: Summary, data: Mapping[str, Any]) -> dict[str, Any]:
         """Levels, layouts, lengths, sizes."""
@@ -94,7 +94,7 @@ class SokobanReport(TaskReport):
             "boxes": data["boxes"],
         }
 
-    def study_played(self, levels: Mapping[str, Any]) -> str:
+    def study_prompts(self, levels: Mapping[str, Any]) -> str:
         """Levels, their sizes and lengths, and whether their walls occur in training."""
         low, high = levels["lengths"]
         shared = levels["shared_layouts"]

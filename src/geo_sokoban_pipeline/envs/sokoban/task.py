@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.envs.base import (
     expert_label,
 )
 from geo_sokoban_pipeline.envs.inspection import Check, DataSample
-from geo_sokoban_pipeline.envs.metrics import Ending, Rows
+from geo_sokoban_pipeline.envs.metrics import FinishedEpisode, Rows
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.envs.sokoban import data_steps
@@ -196,11 +196,11 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         layouts = {row["layout_hash"] for row in prompts if row.get("layout_hash")}
         return {"layouts": len(layouts), "move_limit": move_limit(options)}
 
-    def record(self, ending: Ending) -> LevelRecord:
+    def record(self, episode: FinishedEpisode) -> LevelRecord:
         """Success, moves made, fewest moves."""
         from geo_sokoban_pipeline.envs.sokoban.evaluation import record_level
 
-        return record_level(ending)
+        return record_level(episode)
 
     def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
         """Moves over the fewest ones, and solve rates by length."""

@@ -43,5 +43,5 @@ def _read(runs: RunStore, run: str, run_id: str) -> ComparedRun:
         summary=runs.evaluation(source),
         settings=runs.settings(source),
         time=summarise_commands(runs.commands(source)),
-        played={name: partial(read_trajectories, path) for name, path in files.items()},
+        held_out={name: partial(read_trajectories, path) for name, path in files.items()},
     )

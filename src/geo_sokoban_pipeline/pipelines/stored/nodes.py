@@ -194,7 +194,7 @@ def report_evaluation(
         metrics=[],
         summary=summary,
         warm_start=[],
-        played=played,
+        held_out=played,
         trained={},
         data_report=None,
         parameters={

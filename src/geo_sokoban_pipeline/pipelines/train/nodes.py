@@ -211,7 +211,7 @@ def write_report(
         metrics=metrics,
         summary=summary,
         warm_start=policy.manifest.get("history", []),
-        played=held_out,
+        held_out=held_out,
         trained=trained,
         data_report=data_report,
         parameters={"seed": seed, options.task: data, run: options.model_dump(mode="json")},
