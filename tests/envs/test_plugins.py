@@ -52,11 +52,11 @@ def test_files_of_one_name_do_not_collide(setup, tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("build_env", "names no object; write package.module.name"),
-        ("", "names no object"),
-        ("a b.c", "names no object"),
-        ("json.", "names no object"),
-        ("json:loads", "names no object"),
+        ("build_env", "is not the name of an object; write package.module.name"),
+        ("", "is not the name of an object"),
+        ("a b.c", "is not the name of an object"),
+        ("json.", "is not the name of an object"),
+        ("json:loads", "is not the name of an object"),
         ("no_such_package.module.name", "there is no module 'no_such_package'"),
         ("json.no_such_module.name", "there is no module 'json.no_such_module'"),
         ("json.no_such_name", "json has no 'no_such_name'; it defines"),

@@ -133,11 +133,11 @@ def test_every_table_is_whole():
         assert len(lines) > 2
 
 
-def test_every_player_is_in_the_table_by_length():
+def test_every_baseline_is_in_the_table_by_length():
     text = render_study(make_results(make_seed(0, 330), make_seed(1, 350)))
     whole, seeds = text.partition("**By optimal length**")[2].split("<details>")
-    for player in ("random moves", "teacher", "teacher, never gives up", "solver (optimal)"):
-        assert table_rows(whole, player), player
+    for baseline in ("random moves", "expert", "expert, never gives up", "solver (optimal)"):
+        assert table_rows(whole, baseline), baseline
     assert table_rows(whole, "after GRPO, blank images, sampled")
     # Means and extremes of seeds that play the same levels; an interval only within a seed.
     assert table_rows(whole, "after GRPO, sampled") == ["| after GRPO, sampled | 100 (100–100) | 6 (3–9) |"]
@@ -180,7 +180,7 @@ def test_figure_of_a_geometry_study():
     root = ElementTree.fromstring(draw_study(make_answer_results()))
     words = " ".join(part.text or "" for part in root.iter("{http://www.w3.org/2000/svg}text"))
     assert "Geometry: accuracy on 256 validation problems, sampled" in words
-    assert "most frequent answer" in words and "teacher" in words and "random" not in words
+    assert "most frequent answer" in words and "expert" in words and "random" not in words
 
 
 def test_what_a_study_was_made_with():

@@ -196,7 +196,8 @@ def test_curves_of_a_run():
 
 
 @pytest.mark.parametrize(
-    ("order", "words"), [("shuffle", ""), ("solve_rate", "by how often their kind"), ("prompt_solve_rate", "each is")]
+    ("order", "words"),
+    [("shuffle", ""), ("solve_rate", "by the solve rate of their kind"), ("prompt_solve_rate", "by their solve rates")],
 )
 def test_how_training_draws_is_said_where_it_matters(order, words):
     note = curves.success_chart(make_metrics(), SOKOBAN.words, order=order).note

@@ -1,8 +1,8 @@
-"""What the rest of the project knows of a task, and of an environment: the protocols `Task` and `InteractionEnv`.
+"""The protocols `Task` and `InteractionEnv`: how the rest of the project sees a task and an environment.
 
-A task is one object. Whatever differs by task is asked of it: no file outside `envs/<task>/` asks which task it is. An
-environment is plain Python: it sees and returns text and images, never tokens, so the rollout alone decides how a
-conversation becomes a sequence of ids.
+A task is one object that holds all differences between tasks: no file outside `envs/<task>/` depends on which task it
+is. An environment is plain Python: it takes and returns text and images, never tokens, so the rollout alone decides how
+a conversation becomes a sequence of ids.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ class InteractionEnv(Protocol):
     """One episode of one task instance.
 
     Optional beyond these: `final_metrics() -> dict[str, float]` (success, steps, optimal_steps, …), `turn_rewards`
-    (one per step), `final_bonus`, and in the info of `step` a `turn_reward`. Also `prepare(text)`: begin, without
-    waiting for it, slow work that `step(text)` will need, and return the futures of it, or None; it is called for all
-    responses of a batch before the first of them is stepped with. And `finalize(responses, status)`: called once when
-    the episode is over, before its numbers are asked for, with all responses, those that it was not stepped with
-    included.
+    (one per step), `final_bonus`, and in the info of `step` a `turn_reward`. Also `prepare(text)`: start slow work
+    of `step(text)` in the background, and return its futures, or None. The rollout calls it for all responses of a
+    batch before the first `step`. And `finalize(responses, status)`: called once when the episode is over, before
+    `final_metrics`, with all responses, truncated ones included.
     """
 
     def reset(self) -> tuple[Observation | None, Info]:
-        """Start the episode anew; returns the first observation and info."""
+        """Start the episode; returns the first observation and info."""
 
     def step(self, text: str) -> tuple[Observation | None, bool, Info]:
-        """Answer a response of the policy: next observation, whether the episode is over, info."""
+        """Carry out a response of the policy: next observation, whether the episode is over, info."""
 
     def format_observation(self, observation: Observation | None) -> dict[str, Any]:
         """The observation as a user message: `{"role": "user", "content": [images…, one text]}`."""
 
     def close(self) -> None:
-        """Release what the environment holds; calling it twice is harmless."""
+        """Release resources; calling it twice is harmless."""
 
 
 def user_message(observation: Observation | None) -> dict[str, Any]:
@@ -76,12 +75,12 @@ def user_message(observation: Observation | None) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-# The task: what differs between one and another, and what people read of it.
+# The task.
 
 
 @dataclass(frozen=True)
 class Words:
-    """What people read.
+    """Words for readers.
 
     Attributes:
         unit, units: one instance of the task, and several.
@@ -98,16 +97,16 @@ class Words:
 
 @dataclass(frozen=True)
 class Column:
-    """A column that only this task has in the tables of an evaluation.
+    """A column of this task in the tables of an evaluation.
 
     Attributes:
         heading: its name.
-        value: of a row of the summary; None where the row knows none.
-        form: how the value is written.
+        value: of a row of the summary; None if the row has none.
+        form: format of the value.
         digits: after the point of a number.
-        table: `scores`: beside the solve rates; `responses`: a second table, about how was answered.
-        several: shown only where an episode may have several responses.
-        note: what it holds, where the heading does not say it all; of a summary, where it depends on what was played.
+        table: `scores`: beside the solve rates; `responses`: a second table, about the responses.
+        several: shown only if an episode may have several responses.
+        note: explanation of the heading; a function of the summary if it depends on the evaluation.
     """
 
     heading: str
@@ -134,12 +133,12 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words that the tokenizer of a tiny policy is made for; it is fixed, so that token ids never change unseen.
+    """Words of a tiny policy's tokenizer; they are fixed, so that token ids never change unnoticed.
 
     Attributes:
-        frequent: words that have to be one token each: what stands in every turn.
+        frequent: words of every turn, one token each.
         corpus: further text.
-        markup: tokens that are added whole: what the policy writes again and again in the same form.
+        markup: further tokens, for text that every response repeats.
     """
 
     frequent: tuple[str, ...] = ()
@@ -154,9 +153,9 @@ class DataStep:
     Attributes:
         name: of the node.
         function: takes the inputs, then the parameters of the section `<task>`.
-        inputs, outputs: names of tables, which lie in the catalog as `<task>.<name>`. The steps together make
+        inputs, outputs: names of tables, catalog entries `<task>.<name>`. The steps together make
             `prompts`, `validation_prompts`, `eval_prompts` and `data_report`.
-        asks: what of the pipeline's own it also takes as keywords: `hub` (a `HubReader`) and `track` (a progress bar,
+        asks: further keyword arguments from the pipeline: `hub` (a `HubReader`) and `track` (a progress bar,
             see `console.track`).
     """
 
@@ -170,29 +169,29 @@ class DataStep:
 class Task(Protocol):
     """One task; its data lie under its name, its pipelines and runs under `<kind>_<name>`.
 
-    A class that inherits from here gets what most tasks share; what stands without a value is each task's own.
+    Subclasses inherit the defaults; every task defines the attributes without a value.
 
     Attributes:
         name: in namespaces, parameters, and the column `task` of trajectories.
-        title: what people call it.
-        words: for people.
+        title: name for readers.
+        words: further words for readers.
         data_config: model of the section `<name>` of the parameters.
         data_steps: nodes of the pipeline `data_<name>`, in their order.
-        train_defaults: what the section `train_<name>` has where nobody gives another value, nested as `TrainOptions`;
-            it names at least `env.factory`, `reward.function`, `warm_start.teacher.factory` and `.name`.
+        train_defaults: defaults of the section `train_<name>`, nested as `TrainOptions`; they name at least
+            `env.factory`, `reward.function`, `warm_start.teacher.factory` and `.name`.
         vocabulary: of a tiny policy's tokenizer.
-        difficulty: column of the prompts by which they are drawn, and episodes broken down; null is a difficulty too.
-        ordered: whether a difficulty is a number, a larger one being harder; else it is a mere name.
-        plain_response: what anybody could answer, to try an environment without an expert.
-        key: column with the content hash of a prompt, by which equal prompts are known.
-        apart: column that no two splits share, and what it stands for.
+        difficulty: column of the prompts for sampling them and for breakdowns; null is a difficulty too.
+        ordered: whether difficulties are numbers, larger ones being harder; else they are names.
+        plain_response: a response for trying an environment without an expert.
+        key: column with the content hash of a prompt; equal prompts have equal hashes.
+        apart: column whose values no two splits share, and its meaning.
         watched: episode metrics whose mean a rollout reports, as (metric, name).
-        columns: of the evaluation's tables beside those of all tasks.
+        columns: further columns of the evaluation's tables.
         breakdowns: tables of the evaluation by the kind of prompt.
-        report: what reports and studies say of the task.
-        studies: names of the studies `study_<study>` that the pipeline `study_<name>` has, with what each is; the
-            first one is its default.
-        further_studies: names of other tasks' studies that it has too.
+        report: words and tables of reports and studies.
+        studies: names and descriptions of the studies `study_<study>` of the pipeline `study_<name>`; the first one is
+            its default.
+        further_studies: names of other tasks' studies in the same pipeline.
     """
 
     name: str
@@ -229,7 +228,7 @@ class Task(Protocol):
     # Before a run.
 
     def check_options(self, options: TrainOptions) -> None:
-        """See that the options fit each other.
+        """Check that the options fit each other.
 
         Raises:
             ValueError: they do not; the message names fields and values.
@@ -237,7 +236,7 @@ class Task(Protocol):
         return None
 
     def check_data_fits(self, data: Any, options: TrainOptions) -> None:
-        """See that the options fit those of the data.
+        """Check that the options fit those of the data.
 
         Raises:
             ValueError: they do not; the message names fields and values.
@@ -245,7 +244,7 @@ class Task(Protocol):
         return None
 
     def check_limits(self, options: TrainOptions, longest: int, shortest: int = 0) -> list[Check]:
-        """Findings where prompts need more actions than an episode has.
+        """Findings about prompts that need more actions than an episode has.
 
         Args:
             longest, shortest: fewest actions that solve the hardest prompt, and the easiest.
@@ -257,15 +256,15 @@ class Task(Protocol):
 
         Args:
             options: of the data.
-            rows: that are made or read, at most.
-            hub: how rows of the hub are had.
+            rows: largest number of rows to make or read.
+            hub: reader of rows of the hub.
             stored: folder of the prompts tables in 05_model_input.
         """
         row = self.sample_prompt(options)
         return DataSample(rows=[] if row is None else [row])
 
     def sample_prompt(self, options: Any) -> dict[str, Any] | None:
-        """A prompt to try code on, made or read at once and without the hub; None where none can be had."""
+        """A prompt to try code on, made or read quickly and without the hub; None if there is none."""
         return None
 
     def trial_environments(self) -> Sequence[tuple[Any, dict[str, Any]]]:
@@ -279,49 +278,49 @@ class Task(Protocol):
     # Episodes.
 
     def difficulty_of(self, row: Row) -> Any:
-        """Difficulty of a prompts row; None where it is not known."""
+        """Difficulty of a prompts row; None if it is not known."""
         return row.get(self.difficulty)
 
     def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
         """Agents without a policy, by the name of their row; the expert of the warm start may be one of them.
 
         Args:
-            training: prompts, from which agents may learn what is frequent.
+            training: training prompts, for agents such as the most frequent answer.
         """
         return {}
 
     # Evaluation.
 
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
-        """Entries of the summary about what was played."""
+        """Entries of the summary about the evaluation prompts."""
         return {}
 
     def record(self, episode: FinishedEpisode) -> EpisodeRecord:
-        """What the summary keeps of an episode."""
+        """Record of an episode for the summary."""
         return EpisodeRecord(**read_record(episode))
 
     def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
-        """Entries of the summary's row about some records, beside those that all tasks have (`summarise_records`)."""
+        """Further entries of the summary's row about some records, beside `summarise_records`."""
         return {}
 
     def validation_numbers(self, row: Row) -> dict[str, float | None]:
-        """Numbers of a row that a validation reports; None for what could not be measured."""
+        """Numbers of a row that a validation reports; None for unmeasured ones."""
         return {name: row[name] for name in ("solve_rate", "low", "high", "mean_return", "invalid_share")}
 
 
 def prompt_key(row: Row) -> str:
-    """What an episode is known by across runs: the content hash of its level or problem, else the id of its row."""
+    """Key of a prompt across runs: the content hash of its level or problem, else the id of its row."""
     return str(row.get("level_hash") or row.get("problem_hash") or row["id"])
 
 
-# Experts and baselines by their options: who writes the responses where no policy does.
+# Experts and baselines by their options: agents without a policy.
 
 
 def make_expert(options: ExpertOptions, row: Mapping[str, Any]) -> Any:
     """The agent of one episode; agents keep state, so every episode gets its own.
 
     Args:
-        options: factory, and what it is called with.
+        options: factory and its arguments.
         row: of the prompts.
     """
     build = load_object(options.factory, default_name="build_teacher")
@@ -331,11 +330,11 @@ def make_expert(options: ExpertOptions, row: Mapping[str, Any]) -> Any:
     return expert
 
 
-PATIENT = ", never gives up"  # end of the name of an expert who plays on to the last action
+PATIENT = ", never gives up"  # suffix of the name of an expert without `patience`
 
 
 def expert_label(expert: ExpertOptions, own: str) -> str:
-    """Name of the expert's row in the summary: who plays, and with how much noise.
+    """Name of the expert's row in the summary, with its noise.
 
     Args:
         own: factory of the task's own experts.
@@ -345,7 +344,7 @@ def expert_label(expert: ExpertOptions, own: str) -> str:
 
 
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Whom the warm start imitates, in words: what the factory's module says in `describe_expert`, else its name.
+    """The expert of the warm start in words: by `describe_expert` of the factory's module, else by its name.
 
     Args:
         options: of the expert.

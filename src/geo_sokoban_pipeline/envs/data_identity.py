@@ -1,7 +1,7 @@
-"""Identity of a task's data: a short id of everything that changes rows, behind a name that people can read.
+"""Identity of a task's data: a readable name and a short hash of everything that changes rows.
 
-Equal rows have equal ids in every process and every folder; rows of other settings have another one. Tables lie under
-their id, so what one command makes is never what another one has made with other settings.
+Equal rows have equal ids in every process and every folder; other settings give another id. Tables lie under their id,
+so commands with other settings never overwrite them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.envs.rows import split_slice
 from geo_sokoban_pipeline.runs.storage import file_digest
 from geo_sokoban_pipeline.seeding import content_hash
 
-# Raised where the same settings give other rows than before: tables of the code before keep their ids then.
+# Raise it when the same settings give other rows: tables of earlier code then keep their own ids.
 ROWS_VERSION = 1
 
 _FILES = ("path", "validation_path", "eval_path")  # names of files, in the section `file`
@@ -28,13 +28,13 @@ _DIGITS = 8
 
 @dataclass(frozen=True)
 class DataIdentity:
-    """What the rows of a task's data follow from.
+    """Everything that determines the rows of a task's data.
 
     Attributes:
         task: name of the task.
         id: readable name and hash, the folder of the tables.
         settings: everything that changes rows, contents of local files included, as JSON values.
-        options: all options of the data, as JSON values: what makes the same rows again.
+        options: all options of the data, as JSON values; they make the same rows again.
     """
 
     task: str
@@ -44,12 +44,12 @@ class DataIdentity:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the fingerprint of a run holds of its data."""
+        """The data in the fingerprint of a run."""
         return {"id": self.id, **self.settings}
 
 
 def identify_data(task: str, options: DataOptions) -> DataIdentity:
-    """Identity of the data that a task's options describe; reads local source files, and nothing else."""
+    """Identity of the data that a task's options describe; it reads local source files only."""
     given = options.model_dump(mode="json")
     source = str(given["source"])
     settings = _without(given, options.UNUSED.get(source, ()))
@@ -70,7 +70,7 @@ def _without(options: Mapping[str, Any], unused: tuple[str, ...]) -> dict[str, A
 
 
 def _describe_files(files: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, slice and content of each file or folder; where it lies changes no row."""
+    """Name, slice and content of each file or folder; its place changes no row."""
     described: dict[str, Any] = {}
     for field in _FILES:
         if (given := files.get(field)) is not None:
@@ -82,7 +82,7 @@ def _describe_files(files: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str | None:
-    """Digest of a file, or of all files below a folder; None: nothing is there, which the data nodes will say."""
+    """Digest of a file, or of all files below a folder; None if it does not exist, which the data nodes report."""
     if path.is_dir():
         files = sorted(below for below in path.rglob("*") if below.is_file())
         return content_hash(*(f"{below.relative_to(path).as_posix()}:{_digest(below)}" for below in files))
@@ -94,12 +94,12 @@ def _digest(path: Path) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _cached_digest(path: Path, size: int, modified: int) -> str:
-    """A command asks several times; a file that has been written since has another size or time."""
+    """Cached, because a command needs it several times; a changed file has another size or time."""
     return file_digest(path)
 
 
 def _name(options: DataOptions, given: Mapping[str, Any]) -> str:
-    """What people recognise: what the options say of generated data, or the name of what is read."""
+    """Readable part of an id: the label of generated data, or the name of the source."""
     source = options.source
     word = options.label
     if source == "file":

@@ -1,6 +1,6 @@
 """Images of rows and boards: encoded as PNG, decoded from bytes and data URIs, and checked before a pixel is decoded.
 
-Equal pixels give equal bytes, so the hash of an image is the hash of what it shows. The PNG encoder is our own because
+Equal pixels give equal bytes, so equal hashes mean equal images. The PNG encoder is our own because
 Pillow's takes nine times as long on small drawn images.
 """
 
@@ -34,7 +34,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-# Images from bytes: the size is known before a pixel is decoded, and what comes out is RGB.
+# Images from bytes: the size is checked before a pixel is decoded, and the result is RGB.
 
 
 Transparency = Literal["white", "drop"]
@@ -54,10 +54,10 @@ def decode_image(
         max_pixels: width times height.
         max_aspect: longer side over shorter side; None: any.
         transparency: `white` lays an image with transparent parts on white, as a page shows it; `drop` takes the
-            colours that lie under them, as Pillow's `convert("RGB")` does.
+            colours under them, as Pillow's `convert("RGB")` does.
 
     Raises:
-        ValueError: too large, too long, or no readable image.
+        ValueError: too large, too long, or not readable.
     """
     try:
         # Opening reads the header only; the size is checked before pixels are unpacked.
@@ -87,7 +87,7 @@ def _as_rgb(image: Image.Image, transparency: Transparency) -> Image.Image:
     return image.convert("RGB")
 
 
-# Images inside rows: PNG data URIs out, checked images in.
+# Images in rows: data URIs.
 
 
 PNG_PREFIX = "data:image/png;base64,"
@@ -102,17 +102,17 @@ def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Imag
     """Image of a base64 data URI, in RGB.
 
     Args:
-        uri: any media type is accepted; published rows are known to say `image/None`.
+        uri: any media type is accepted; published rows have `image/None`.
         max_bytes: of the encoded image.
         max_pixels: width times height.
 
     Raises:
-        ValueError: not a data URI (remote or local), not base64, too large, or no readable image.
+        ValueError: not a data URI (remote or local), not base64, too large, or not readable.
     """
     if not isinstance(uri, str):
         raise ValueError(f"image is a {type(uri).__name__}; only data: URIs are read")
     if not uri.startswith("data:"):
-        raise ValueError(f"image {uri[:60]!r} is no data: URI; remote and local images are not read")
+        raise ValueError(f"image {uri[:60]!r} is not a data: URI; remote and local images are not read")
     return decode_image(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
 
 

@@ -1,7 +1,6 @@
-"""What a look before a run finds: a record with a state, the facts, and the way out.
+"""Findings of the preflight: records with a state, the facts, and the way out.
 
-A check never raises for what it looks at: `guard` turns an error into a failure, so one bad setting does not hide the
-others.
+A check never raises: `guard` turns an error into a failure, so one bad setting does not hide the others.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ class Check:
     """One finding.
 
     Attributes:
-        group: what it belongs to: `parameters`, `data`, `model`, …
-        name: what was looked at.
-        state: `failure` is what would end a run later; a `warning` does not.
+        group: `parameters`, `data`, `model`, …
+        name: of the check.
+        state: a `failure` would end a run later; a `warning` would not.
         found: the facts, with their units.
-        way_out: what to do; empty where nothing is to be done.
+        way_out: what to do; empty if nothing needs to be done.
     """
 
     group: str
@@ -43,12 +42,12 @@ def guard(group: str, name: str, check: Callable[[], Sequence[Check]]) -> list[C
     """Findings of a check; an error that it raises is a failure under `name`, with the error's text."""
     try:
         return list(check())
-    except Exception as error:  # what is looked at may be anybody's code or files; the other checks still count
+    except Exception as error:  # user code and files may raise anything; the other checks still count
         return [failure_of(group, name, error)]
 
 
 def failure_of(group: str, name: str, error: Exception) -> Check:
-    """A failure that says what an error says, and where in own code; its class stands before texts of others."""
+    """A failure with the text of an error and its place in own code; foreign errors begin with their class."""
     text = (" ".join(str(error).split()) or "no message") + where(error)
     own = type(error).__module__.startswith("geo_sokoban_pipeline") or isinstance(error, FileNotFoundError | ValueError)
     return Check(group, name, "failure", text if own else f"{type(error).__name__}: {text}")
@@ -56,14 +55,14 @@ def failure_of(group: str, name: str, error: Exception) -> Check:
 
 @dataclass
 class DataSample:
-    """Findings about the data, and what later checks need of them.
+    """Findings about the data, and values for later checks.
 
     Attributes:
         checks: one record per row of the table.
-        rows: training prompts to try things with; none where the source could not give any.
-        counts: prompts of each split that a run will have (None: only the whole source can tell); None where the source
-            could not be read.
-        longest: moves that the shortest solution of the hardest prompts takes; None where the task knows no moves.
+        rows: training prompts for trials; empty if the source gave none.
+        counts: prompts of each split in a run (None: known only from the whole source); None if the source could not be
+            read.
+        longest: optimal length of the hardest prompts in moves; None if the task has no moves.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -80,14 +79,14 @@ _STORED = "stored prompts"
 def compare_stored(
     group: str, folder: Path, differences: Callable[[Path, str], list[str]], *, generated: bool
 ) -> list[Check]:
-    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
+    """Whether the stored prompts are those of the options; `skipped` if there are none yet, or it is unknown.
 
     Args:
         group: of the checks.
         folder: of the prompts tables in 05_model_input, under the id of the data.
-        differences: what in a table, of a split, cannot be of the options; raises OSError or ValueError for a file that
+        differences: differences of a split's table from the options; raises OSError or ValueError for a file that
             cannot be read.
-        generated: the source generates, so that rows can be made and compared; of others the id alone tells.
+        generated: whether the source generates, so that rows can be made and compared; for others the id decides.
     """
     paths = {split: folder / f"{name}.parquet" for split, name in TABLES.items()}
     if not all(path.is_file() for path in paths.values()):

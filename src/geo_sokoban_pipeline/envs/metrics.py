@@ -1,7 +1,7 @@
-"""What rows of an evaluation are made of: finished episodes, solve rates with their intervals, pass@k.
+"""Parts of an evaluation's rows: finished episodes, solve rates with their intervals, pass@k.
 
-A confidence interval always lies in [0, 1] and holds the observed share, also for no or all solved, where the usual
-normal approximation has width 0.
+A confidence interval lies in [0, 1] and contains the observed share. It has a positive width even if none or all are
+solved, unlike the usual normal approximation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class FinishedEpisode:
 
     Attributes:
         row: of the prompts.
-        metrics: the environment's numbers; empty where the episode failed.
-        ret: reward; None where it was not graded.
+        metrics: the environment's numbers; empty if the episode failed.
+        ret: reward; None if it was not graded.
         responses: texts, in order.
-        tokens: written by the policy; None where no policy played.
+        tokens: number of sampled tokens; None for baselines.
         truncated: cut off at a limit.
     """
 
@@ -70,14 +70,14 @@ def wilson_interval(successes: int, n: int, z: float = Z_95) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """What the evaluation of every task keeps of one episode.
+    """Record of one episode in the evaluation, for every task.
 
     Attributes:
         prompt_id: of the prompt; episodes of one prompt share it.
         success: solved within its limits; failed and aborted episodes count as not solved.
-        ret: episode reward; None where it was not graded.
-        turns: responses that the environment was stepped with, 0 or more; one that was cut off is none.
-        invalid_turns: those that the environment could not read.
+        ret: episode reward; None if it was not graded.
+        turns: responses that the environment was stepped with, 0 or more; truncated ones do not count.
+        invalid_turns: those without a valid action.
     """
 
     prompt_id: str
@@ -99,11 +99,11 @@ def read_record(episode: FinishedEpisode) -> dict[str, Any]:
 
 
 def summarise_records(records: Sequence[EpisodeRecord]) -> dict[str, Any]:
-    """What a row of the summary has whatever the task.
+    """Entries of a row of the summary, for every task.
 
     Returns:
         `episodes`, `solved`, `solve_rate`, `low`, `high`, `mean_return` (of graded episodes), `invalid_share` (of
-        turns) and `pass_at_k` (None unless every prompt was played twice or more). Without records rates are None and
+        turns) and `pass_at_k` (None unless every prompt has two episodes or more). Without records rates are None and
         the interval is (0, 1).
     """
     turns = sum(record.turns for record in records)
@@ -115,14 +115,14 @@ def summarise_records(records: Sequence[EpisodeRecord]) -> dict[str, Any]:
     }
 
 
-def count_solved(outcomes: Sequence[bool], z: float = Z_95) -> dict[str, Any]:
+def count_solved(successes: Sequence[bool], z: float = Z_95) -> dict[str, Any]:
     """`episodes`, `solved`, `solve_rate` (None without episodes) and its Wilson interval `low`, `high`."""
-    solved = sum(outcomes)
-    low, high = wilson_interval(solved, len(outcomes), z)
+    solved = sum(successes)
+    low, high = wilson_interval(solved, len(successes), z)
     return {
-        "episodes": len(outcomes),
+        "episodes": len(successes),
         "solved": solved,
-        "solve_rate": solved / len(outcomes) if outcomes else None,
+        "solve_rate": solved / len(successes) if successes else None,
         "low": low,
         "high": high,
     }
@@ -142,7 +142,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Args:
         n: responses sampled, 1 or more.
         c: right ones among them, in [0, n].
-        k: responses that a user would draw, in [1, n].
+        k: responses of which one must be right, in [1, n].
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"n={n}, c={c}, k={k}: c must be in [0, n] and k in [1, n].")
@@ -178,9 +178,9 @@ def mean_pass_at_k(counts: Iterable[tuple[int, int]], ks: Sequence[int] | None =
 
 def pass_at_k_by_prompt(records: Iterable[EpisodeRecord]) -> dict[str, float] | None:
     """pass@k over prompts for k = 1, 2, 4, … up to the fewest episodes of a prompt; None if that is below 2."""
-    outcomes: dict[str, list[bool]] = defaultdict(list)
+    by_prompt: dict[str, list[bool]] = defaultdict(list)
     for record in records:
-        outcomes[record.prompt_id].append(record.success)
-    if not outcomes or min(len(successes) for successes in outcomes.values()) < 2:
+        by_prompt[record.prompt_id].append(record.success)
+    if not by_prompt or min(map(len, by_prompt.values())) < 2:
         return None
-    return mean_pass_at_k((len(successes), sum(successes)) for successes in outcomes.values())
+    return mean_pass_at_k((len(successes), sum(successes)) for successes in by_prompt.values())

@@ -2,7 +2,7 @@
 
 A file is executed once per process and path, under a module name derived from its path, so two files of one name do
 not collide. Its folder is added at the end of the Python path, so that it can import the files beside it. Errors in
-finding the object say what was tried; errors inside the user's code pass through unchanged (`own_code.explain`).
+finding the object name the path that was tried; errors inside the user's code pass unchanged (`own_code.explain`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ def load_object(spec: str, default_name: str | None = None) -> Any:
     """The object that a parameter names.
 
     Args:
-        spec: `package.module.name`, `path/to/file.py:name`, or `path/to/file.py` where there is a default name.
-        Relative paths start
-            at the working directory.
-        default_name: name looked up in a file that is given without one, such as `build_env`.
+        spec: `package.module.name`, `path/to/file.py:name`, or `path/to/file.py` with a default name. Relative
+            paths start at the working directory.
+        default_name: name to look up if the file is given without one, such as `build_env`.
 
     Raises:
         PluginError: spec has none of these forms, or the module, the file or the name in it does not exist.
@@ -43,7 +42,7 @@ def load_object(spec: str, default_name: str | None = None) -> Any:
         return _attribute(_file_module(spec, spec), default_name, spec)
     module, dot, name = spec.rpartition(".")
     if not dot or not all(part.isidentifier() for part in spec.split(".")):
-        raise PluginError(f"{spec!r} names no object; write package.module.name or path/to/file.py:name")
+        raise PluginError(f"{spec!r} is not the name of an object; write package.module.name or path/to/file.py:name")
     return _attribute(_module(module, spec), name, spec)
 
 
@@ -90,12 +89,14 @@ def _file_module(path: str, spec: str) -> ModuleType:
 
 
 def _check_names(file: Path, spec: str) -> None:
-    """See that what a file imports from its own folder is found there, and not another module of that name."""
+    """Check that no other module has the name of a module that a file imports from its own folder."""
     for name, path in own_files(str(file)).items():
         module = ".".join(Path(name).with_suffix("").parts).removesuffix(".__init__")
         taken = getattr(sys.modules.get(module), "__file__", None)
         if path != file and isinstance(taken, str) and Path(taken).resolve() != path:
-            raise PluginError(f"{spec!r}: it imports {path}, but {taken} has the name {module!r}; rename the former")
+            raise PluginError(
+                f"{spec!r}: it imports {path}, but {taken} already has the name {module!r}; rename {path.name}"
+            )
 
 
 def _attribute(module: ModuleType, name: str, spec: str) -> Any:

@@ -1,6 +1,6 @@
 """Rows of a file, one by one: parquet by record batch, JSON lines by line, with the loader's slice in the path.
 
-A row that cannot be decoded is handed on as a `BadRow` and never stops the reading; a file that cannot be opened does.
+A row that cannot be decoded becomes a `BadRow` and does not stop the reading; a file that cannot be opened does.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SLICE = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOT
 
 
 class DataError(ValueError):
-    """A data source that no run can use: its file, its format, or all of its rows; the message has the way out."""
+    """An unusable data source: its file, its format, or all of its rows; the message has the way out."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that could not be decoded: why, and its text."""
+    """A row that could not be decoded: reason and text."""
 
     reason: str
     raw: str
@@ -97,7 +97,7 @@ def _parquet_rows(path: Path, opened: Any, batch_rows: int) -> Iterator[dict[str
             for batch in file.iter_batches(batch_size=batch_rows):
                 yield from batch.to_pylist()
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} is torn inside ({error}); fetch or write it again.") from error
+            raise DataError(f"{path} is torn ({error}); fetch or write it again.") from error
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:
@@ -110,15 +110,15 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any] | BadRow]:
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 yield BadRow(f"line is not JSON: {error}", line.decode("utf-8", "replace").rstrip("\n"))
                 continue
-            yield row if isinstance(row, dict) else BadRow("line is no JSON object", line.decode().rstrip("\n"))
+            yield row if isinstance(row, dict) else BadRow("line is not a JSON object", line.decode().rstrip("\n"))
 
 
-# Rows of a source as values that can be written: JSON and UTF-8 whatever a foreign row holds, and rows left out.
+# Rows of a source as JSON and UTF-8, whatever they hold, and rejected rows.
 
 
 @dataclass(frozen=True)
 class RejectedRow:
-    """A row that was left out: its id, the reason, what it held as text, and its source."""
+    """A rejected row: its id, the reason, its content as text, and its source."""
 
     row_id: str
     reason: str
@@ -140,15 +140,13 @@ def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Pass-through columns as JSON values, bytes as base64.
 
     Raises:
-        ValueError: a text that is no Unicode.
+        ValueError: a text is not valid Unicode.
     """
     return dict(json.loads(check_unicode(json.dumps(dict(columns), ensure_ascii=False, default=_plain))))
 
 
 def row_as_text(row: Any) -> str:
-    """Readable JSON of a row as it was read, bytes as base64, for tables of rejected rows; never fails on odd
-    characters.
-    """
+    """JSON of a row as it was read, bytes as base64, for tables of rejected rows; never fails on odd characters."""
     return json.dumps(row, ensure_ascii=False, default=_plain).encode("utf-8", "replace").decode("utf-8")
 
 
@@ -175,7 +173,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_frame(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
-    """Frame with object columns: the pinned ones first, then whatever else a row has."""
+    """Frame with object columns: the pinned ones first, then all further ones."""
     import pandas as pd
 
     further = dict.fromkeys(name for row in rows for name in row if name not in names)
@@ -184,7 +182,7 @@ def as_frame(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.Data
 
 @dataclass(frozen=True)
 class HubReader:
-    """How rows of the hub are had; a task knows no hub client, so its caller hands one in.
+    """Reader of hub rows, from the caller: tasks do not import a hub client.
 
     Attributes:
         names: names of a data set's splits, of options that name it (`dataset`, `revision`).

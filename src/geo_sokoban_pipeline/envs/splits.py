@@ -1,4 +1,4 @@
-"""Splits that every task has, how distinct things are dealt out to them, and the check that they share nothing.
+"""The splits of every task, the assignment of distinct items to them, and the count of what they share.
 
 All choices are drawn from the data's own seed; none depends on the order of a set.
 """
@@ -17,18 +17,18 @@ T = TypeVar("T")
 
 
 def share_out(items: Sequence[T], shares: SplitShares, generator: random.Random) -> dict[str, list[T]]:
-    """Deal distinct items to the splits in random order, as near to the shares as whole items allow.
+    """Assign distinct items to the splits in random order, as near to the shares as whole items allow.
 
-    Every split with a share above 0 gets one item at least, as long as there are enough.
+    Every split with a share above 0 gets at least one item if there are enough.
     """
     order = list(items)
     generator.shuffle(order)
     sizes = _sizes(len(order), {split: getattr(shares, split) for split in SPLITS})
-    dealt, start = {}, 0
+    assigned, start = {}, 0
     for split in SPLITS:
-        dealt[split] = order[start : start + sizes[split]]
+        assigned[split] = order[start : start + sizes[split]]
         start += sizes[split]
-    return dealt
+    return assigned
 
 
 def wanted_splits(shares: SplitShares) -> list[str]:

@@ -240,7 +240,7 @@ def test_lines_that_are_no_rows_are_reported(tmp_path):
     assert [isinstance(row, BadRow) for row in rows] == [False, True, True, True, False]
     assert [row.reason.split(":")[0] for row in rows[1:4]] == [
         "line is not JSON",
-        "line is no JSON object",
+        "line is not a JSON object",
         "line is not JSON",
     ]
 

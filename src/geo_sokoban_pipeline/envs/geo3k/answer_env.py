@@ -70,7 +70,7 @@ class AnswerEnv:
         return user_message(observation)
 
     def finalize(self, responses: Sequence[str], status: str) -> None:
-        """Take the response also where the loop did not step with it, because it was cut off."""
+        """Take the response even if it was truncated and the loop did not step with it."""
         self._sheet.finalize(responses, status)
 
     def final_metrics(self) -> dict[str, float]:
@@ -82,7 +82,7 @@ class AnswerEnv:
         return {**numbers, "first_attempt_correct": numbers["success"], "invalid_turns": float(invalid)}
 
     def close(self) -> None:
-        """Nothing is held; here for the protocol."""
+        """Part of the protocol; there is nothing to release."""
 
 
 def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> AnswerEnv:

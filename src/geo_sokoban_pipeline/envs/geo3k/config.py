@@ -1,4 +1,4 @@
-"""Options of generated geometry problems: which families, how hard, and how large the images are."""
+"""Options of the geometry data: generated problems (families, difficulty, images), sources, splits, prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY_SIZE = (128, 96)  # pixels of a tiny image at scale 1: four by three tokens
 
 
 class ProblemOptions(StrictModel):
-    """What the generator draws; the defaults are what the tiny policy learns to read."""
+    """Generated problems; the defaults suit the tiny policy."""
 
     difficulty: Literal["tiny", "easy", "medium", "hard", "mixed"] = Field(
         "tiny",

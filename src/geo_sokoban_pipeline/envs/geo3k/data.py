@@ -38,8 +38,8 @@ RAW_PROBLEMS = pa.schema(
         pa.field("row_id", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),  # generate, a hub id, or a file's name
         pa.field("source_split", pa.string(), nullable=False),  # train, validation or eval, as published or generated
-        pa.field("images", IMAGES_AS_READ, nullable=False),  # a text (data URI, address, path) stands in `path`
-        pa.field("problem", pa.string()),  # null in rows that are none
+        pa.field("images", IMAGES_AS_READ, nullable=False),  # a text (data URI, URL, path) is in `path`
+        pa.field("problem", pa.string()),  # null in invalid rows
         pa.field("answer", pa.string()),
         pa.field("columns", pa.string(), nullable=False),  # JSON object of all other columns
         pa.field("error", pa.string()),  # why the row could not be read; null for all others
@@ -56,7 +56,7 @@ PROBLEM_INDEX = pa.schema(
         pa.field("problem_hash", pa.string()),  # of images and question together; null for rejected rows
         pa.field("answer", pa.string()),
         pa.field("answer_form", pa.string()),  # integer, decimal, surd, fraction, pi, other
-        pa.field("family", pa.string()),  # null for problems that were read
+        pa.field("family", pa.string()),  # null for problems of a file or the hub
         pa.field("difficulty", pa.string()),
         pa.field("repaired", pa.bool_(), nullable=False),  # whether control characters were replaced
         pa.field("sizes", pa.list_(pa.list_(pa.int32())), nullable=False),  # width and height of each image
@@ -66,7 +66,7 @@ PROBLEM_INDEX = pa.schema(
 PROMPTS = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
-        pa.field("prompt", pa.string(), nullable=False),  # what the policy reads; equals `problem`
+        pa.field("prompt", pa.string(), nullable=False),  # text of the prompt; equals `problem`
         pa.field("problem", pa.string(), nullable=False),
         pa.field("answer", pa.string(), nullable=False),
         pa.field("images", pa.list_(pa.string()), nullable=False),
@@ -162,7 +162,7 @@ def _nothing(error: str, columns: Mapping[str, str]) -> Row:
 
 
 def _read_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """All other columns; of our own prompts those that came with the problem, so that they stay what they were."""
+    """All other columns; of our own prompts those of the original problem, so that they stay unchanged."""
     if _OWN_MARK not in row or not isinstance(row.get("columns"), str):
         return {name: value for name, value in row.items() if name not in _KNOWN}
     kept = {name: row[name] for name in _KEPT if row.get(name) is not None}
@@ -213,7 +213,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_ground_truth(sample: Mapping[str, Any]) -> str | None:
-    """The reference of a row as text; None, with one warning per row, where it has none."""
+    """The reference of a row as text; None, with one warning per row, if it has none."""
     answer = sample.get("answer")
     if answer is None:
         _warn(str(sample.get("id")))
@@ -222,7 +222,7 @@ def read_ground_truth(sample: Mapping[str, Any]) -> str | None:
 
 
 def read_family(sample: Mapping[str, Any]) -> str | None:
-    """Name of the family of a row's problem; None where it has none."""
+    """Name of the family of a row's problem; None if it has none."""
     family = sample.get("family")
     return family if isinstance(family, str) else None
 
@@ -263,7 +263,7 @@ def read_images(images: Sequence[Mapping[str, Any]], options: Geo3kDataOptions) 
 
 
 def image_hash(image: Image.Image) -> str:
-    """Hash of an RGB image's pixels and size, whatever file it came from."""
+    """Hash of an RGB image's pixels and size, independent of its file format."""
     return content_hash(f"{image.width}x{image.height}", image.tobytes())
 
 
@@ -347,7 +347,7 @@ def repair_controls(text: str) -> tuple[str, int]:
 
 
 def check_text(name: str, text: str, *, controls: bool) -> None:
-    """See that a text can be shown to a policy.
+    """Check that a text can be part of a prompt.
 
     Args:
         name: of the column, for the message.
@@ -365,7 +365,7 @@ def check_text(name: str, text: str, *, controls: bool) -> None:
 
 
 def check_placeholders(text: str, images: int) -> None:
-    """See that there is one placeholder for each image.
+    """Check that there is one placeholder for each image.
 
     Raises:
         ValueError: there are more or fewer.
@@ -420,7 +420,7 @@ def plain_question(question: str) -> str:
 
 
 def _block_end(text: str) -> int:
-    """Where a block about the tool ends: behind the blank line that follows the last mention of it; 0 without one.
+    """End of a block about the tool: after the blank line that follows its last mention; 0 without one.
 
     Placeholders belong to the question, so a text with one before that line has no such block.
     """
@@ -442,7 +442,7 @@ _SHOWN = 2000
 
 @dataclass(frozen=True)
 class CheckedProblem:
-    """A row that can be played.
+    """A valid row.
 
     Attributes:
         text: the row's own text with placeholders, repaired.
@@ -512,7 +512,7 @@ def index_rows(
 
 
 def text_or_none(value: Any) -> str | None:
-    """A value of a foreign column, if it is a text."""
+    """A value of a foreign column if it is a text, else None."""
     return value if isinstance(value, str) else None
 
 
@@ -566,7 +566,7 @@ def settle_splits(rows: Sequence[IndexRow], published: Iterable[str], options: G
 
 
 def find_overlaps(rows: Iterable[IndexRow]) -> dict[str, Any]:
-    """What splits share: images and problems (image and question), counted and named by row id.
+    """Images and problems (image and question) in several splits, counted, with row ids.
 
     Args:
         rows: rows with a split.
@@ -610,7 +610,7 @@ def _deal(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOptio
 
 
 def _link_images(rows: Iterable[IndexRow]) -> dict[str, str]:
-    """The least image that each one hangs together with, through rows that hold several."""
+    """The least image of each image's connected group; rows with several images connect them."""
     leads: dict[str, str] = {}
 
     def lead(image: str) -> str:
@@ -625,12 +625,12 @@ def _link_images(rows: Iterable[IndexRow]) -> dict[str, str]:
 
 
 def _deal_key(row: IndexRow, leads: Mapping[str, str]) -> str:
-    """What a row's images hang together with; for a problem without one the problem."""
+    """Connected group of a row's images; for a problem without one the problem."""
     return leads[row["image_hashes"][0]] if row["image_hashes"] else str(row["problem_hash"])
 
 
 def _remaining_shares(shares: SplitShares, published: set[str]) -> SplitShares:
-    """Shares of training and of the splits that are not published, in their relation."""
+    """Shares of training and of the unpublished splits."""
     open_shares = {split: getattr(shares, split) for split in SPLITS if split == "train" or split not in published}
     total = sum(open_shares.values())
     if not total:
@@ -639,7 +639,7 @@ def _remaining_shares(shares: SplitShares, published: set[str]) -> SplitShares:
 
 
 def _exclude(rows: Sequence[IndexRow], rule: str) -> list[IndexRow]:
-    """Training rows that share something with a later split are left out, and validation rows with evaluation."""
+    """Leave out training rows that overlap with a later split, and validation rows that overlap with evaluation."""
     if rule == "none":
         return list(rows)
     seen: set[str] = set()
@@ -656,7 +656,7 @@ def _keys(row: IndexRow, rule: str) -> list[str]:
 
 
 def _limit(rows: Sequence[IndexRow], counts: SplitCounts, seed: int) -> list[IndexRow]:
-    """At most so many rows of each split; which ones depends on seed and row id alone."""
+    """At most the wanted number of rows of each split; the choice depends on seed and row id alone."""
     left_out: set[str] = set()
     for split in SPLITS:
         members = [row["row_id"] for row in rows if row["split"] == split]
@@ -712,12 +712,12 @@ def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: G
         "problems": status["kept"],
         "split_note": _split_note(options.exclude_overlaps, dealt),
         "splits": {split: describe_split(rows) for split, rows in by_split.items()},
-        # Of the splits as they are used.
+        # Of the final splits.
         "overlaps": {
             "images": overlaps({split: _hashes(rows) for split, rows in by_split.items()}),
             "problems": overlaps({split: [row["problem_hash"] for row in rows] for split, rows in by_split.items()}),
         },
-        # Of the splits as they were published: everything readable, before anything was excluded or dealt out.
+        # Of the published splits: all valid rows, before any is excluded or assigned.
         "published_overlaps": find_overlaps(
             [{**row, "split": row["source_split"]} for row in index if row["status"] != "rejected"]
         ),
@@ -744,7 +744,7 @@ def describe_split(rows: Sequence[IndexRow]) -> dict[str, Any]:
 
 
 def _most_frequent(answers: Counter[str], rows: int) -> dict[str, Any] | None:
-    """Answer and share of the rows: what a policy gets by always saying it."""
+    """Most frequent answer and its share of the rows."""
     if not answers:
         return None
     answer, times = answers.most_common(1)[0]

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def read_problems(
     parameters: Mapping[str, Any] | Geo3kDataOptions, section: str, hub: HubReader | None = None
 ) -> RowStream:
-    """Rows of the chosen source as they are, those included that are no problems.
+    """Rows of the chosen source as they are, invalid ones included.
 
     Args:
         parameters: `params:geo3k` or `params:geo3k_multi_turn`, see `Geo3kDataOptions`.
@@ -40,7 +40,7 @@ def read_problems(
 
 
 def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What was found of every row, with its split, and the rows that are no problems.
+    """Index of all rows with hashes, state and split, and the rejected rows.
 
     Raises:
         ValueError: there is not one problem.
@@ -77,7 +77,7 @@ def make_prompts(
 def report_data(
     index: pd.DataFrame, rejected: pd.DataFrame, parameters: dict[str, Any], section: str
 ) -> dict[str, Any]:
-    """What the data hold: rows read, rejected, repaired and excluded, problems by split, what splits share."""
+    """Data report: rows read, rejected, repaired and excluded, problems by split, overlaps."""
     from geo_sokoban_pipeline.envs.geo3k.data import summarise_data
 
     report = summarise_data(index.to_dict("records"), list(rejected["reason"]), as_options(parameters, section))
@@ -95,7 +95,7 @@ def report_data(
 
 
 def nothing_good(section: str, options: Geo3kDataOptions, rejected: Sequence[Any]) -> str:
-    """Why a source holds no problem, and where to look."""
+    """Message for a source without a valid problem: reasons and way out."""
     if not rejected:
         return f"{section}.source={options.source}: there are no rows; check the source, its splits and slices."
     reasons = "; ".join(f"{n} × {reason}" for reason, n in Counter(row.reason for row in rejected).most_common(3))

@@ -1,4 +1,4 @@
-"""Geometry with a scoring tool: the policy proposes an answer in a tool call and is told whether it is right.
+"""Geometry with a scoring tool: the policy proposes an answer in a tool call, and the feedback scores it.
 
 All verdicts come from one answer sheet, so environment and reward of an episode never disagree.
 """
@@ -100,7 +100,7 @@ def feedback_text(case: str, style: str, quoted: str = "", *, raw: bool = False)
 
 
 def warning_turn(max_turns: int) -> int:
-    """Number (from 0) of the turn from which on feedback to wrong answers announces the last chance.
+    """Number (from 0) of the first turn whose feedback to a wrong answer announces the last chance.
 
     One turn before the last one, so that a response can follow it; the only turn where there is no second one.
     """
@@ -109,7 +109,7 @@ def warning_turn(max_turns: int) -> int:
 
 def _quote(text: str) -> str:
     shown = text if len(text) <= _QUOTED_CHARACTERS else f"{text[:_QUOTED_CHARACTERS]}…"
-    # What is taken out may stand between the two characters of a mark, so marks are looked for behind it.
+    # Removing characters may create a mark, so marks are searched afterwards.
     return "".join(character for character in shown if character.isprintable()).replace("<|", "< |")
 
 
@@ -117,7 +117,7 @@ def _quote(text: str) -> str:
 
 
 class AnswerSheet:
-    """What an episode is graded on.
+    """The answer of an episode, and its grade.
 
     Args:
         ground_truth: the reference, a text or a number; None: there is none.
@@ -136,13 +136,13 @@ class AnswerSheet:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the episode."""
+        """Reset to the start of an episode."""
         self._grades: dict[str, Future[Grade]] = {}
         self.responses: list[str] = []
         self.truncated = False
 
     def prepare(self, response: str) -> Future[Grade]:
-        """Begin to grade a text in the background; every text is asked for once, whatever becomes of it."""
+        """Begin to grade a text in the background; each text is submitted once."""
         if response not in self._grades:
             options = self._options
             self._grades[response] = prepare_grade(
@@ -155,16 +155,16 @@ class AnswerSheet:
         return self.prepare(response).result()
 
     def text(self, responses: Sequence[str] | None = None) -> str:
-        """What is graded of responses; None: of those so far."""
+        """Graded text of responses; None: of those so far."""
         return assistant_text(self.responses if responses is None else responses, thoughts=self._options.keeps_thoughts)
 
     def finalize(self, responses: Sequence[str], status: str) -> None:
-        """Take all responses of a finished episode, those that ended it included."""
+        """Take all responses of a finished episode, truncated ones included."""
         self.responses = list(responses)
         self.truncated = status == "truncated"
 
     def metrics(self) -> dict[str, float]:
-        """Numbers that both tasks have.
+        """Numbers of both tasks.
 
         Keys: success (0 or 1, the last box of all responses), has_answer (whether there is a box), grading_timeout
         (whether the verdict is that of the time limit), truncated, repetition, `form_<class>` = 1 for the class of the
@@ -218,7 +218,7 @@ class Geo3kEnv:
         self.turn = 0
         self.tool_calls = 0
         self.last_tool_score: float | None = None
-        # Score of each response's call; None where nothing was scored.
+        # Score of each response's call; None if nothing was scored.
         self._scores: list[float | None] = []
 
     @property
@@ -232,7 +232,7 @@ class Geo3kEnv:
         return {}, {"ground_truth_available": self.ground_truth is not None}
 
     def prepare(self, text: str) -> list[Future[Grade]]:
-        """Begin to grade in the background what the step with this response, and the end of the episode, will ask for.
+        """Begin the gradings of the step with this response, and of the end of the episode, in the background.
 
         Returns:
             What the step waits for: the grade of the call's answer, if there is one.
@@ -264,7 +264,9 @@ class Geo3kEnv:
         if not call.is_known:
             return self._say(OTHER_NAME, call.name), final, {"tool_executed": False}
         if call.malformed_arguments and not self.options.tolerate_list_arguments:
-            raise TypeError("the arguments of the tool call are no JSON object; tolerate_list_arguments=true allows it")
+            raise TypeError(
+                "the arguments of the tool call are not a JSON object; tolerate_list_arguments=true allows it"
+            )
         if call.answer is None:
             return self._say(NO_ANSWER), final, {"tool_executed": False, "answer_missing": True}
         return self._score(call.name, call.answer, final)
@@ -300,7 +302,7 @@ class Geo3kEnv:
         return user_message(observation)
 
     def finalize(self, responses: Sequence[str], status: str) -> None:
-        """Take all responses of the finished episode, those included that the loop did not step with."""
+        """Take all responses of the finished episode, truncated ones included."""
         self._sheet.finalize(responses, status)
 
     def final_metrics(self) -> dict[str, float]:
@@ -335,7 +337,7 @@ class Geo3kEnv:
         return {"turn": self.turn, "tool_calls": self.tool_calls, "last_tool_score": self.last_tool_score}
 
     def close(self) -> None:
-        """Nothing is held; here for the protocol."""
+        """Part of the protocol; there is nothing to release."""
 
 
 def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) -> Geo3kEnv:

@@ -1,4 +1,4 @@
-"""Evaluation of geometry: records of answers, and what the summary says of them.
+"""Evaluation of geometry: records of answers, and their entries in the summary.
 
 Accuracy is of the last answer of an episode; what the first attempt was worth stands apart, so that nobody takes what a
 scoring tool has told for what a policy has seen. Every share stands beside its counts, or is None where there are none.
@@ -17,12 +17,12 @@ from geo_sokoban_pipeline.rewards.math_answer.default import extract_answer
 from geo_sokoban_pipeline.rewards.text import assistant_text
 
 BREAKDOWNS = ("family", "answer_form", "difficulty")  # columns of the prompts
-_UNKNOWN = "unknown"  # label of rows that do not say
+_UNKNOWN = "unknown"  # label of rows without the column
 
 
 @dataclass(frozen=True)
 class AnswerRecord(EpisodeRecord):
-    """What the evaluation keeps of one episode.
+    """Record of one episode in the evaluation.
 
     Attributes:
         first_attempt: the first answer is correct; in episodes with one response the same as the last. None: there were
@@ -30,7 +30,7 @@ class AnswerRecord(EpisodeRecord):
         answered: whether there is an answer at all.
         tool_calls, valid_tool_calls: responses that try a call, and those whose answer was scored.
         plausible: whether the last answer is that of one of the problem's plausible rules; None where none are known.
-        tokens: that the policy wrote; None where none played.
+        tokens: number of sampled tokens; None for baselines.
         truncated: cut off at a limit. repetition: ends in repetition.
         labels: of the problem, by the columns of `BREAKDOWNS`.
     """
@@ -47,7 +47,7 @@ class AnswerRecord(EpisodeRecord):
 
 
 def record_answer(episode: FinishedEpisode) -> AnswerRecord:
-    """What the summary keeps of an episode."""
+    """Record of an episode for the summary."""
     metrics, row = episode.metrics, episode.row
     return AnswerRecord(
         **read_record(episode),
@@ -64,13 +64,13 @@ def record_answer(episode: FinishedEpisode) -> AnswerRecord:
 
 
 def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
-    """What a row of the summary says of answers.
+    """Entries of a row of the summary about answers.
 
     Returns:
         `first_attempt` (`episodes`, `solved`, `solve_rate`, `low`, `high`; None where an episode's is unknown),
         `answered_share`, `plausible_share` (of the episodes whose rules are known), `tools` (`called_share` of the
         episodes, `calls` per episode, `valid_share` of the calls), `responses` (`tokens_mean`, `tokens_median`,
-        `tokens_max`, `truncated_share`, `repetition_share`; None where no policy played), and `breakdowns`: by column a
+        `tokens_max`, `truncated_share`, `repetition_share`; None for baselines), and `breakdowns`: by column a
         list of `label`, `episodes`, `solved`, `solve_rate`, `low`, `high`, `first_attempts` (correct ones).
     """
     judged = [record.plausible for record in records if record.plausible is not None]
@@ -88,7 +88,7 @@ def summarise_answers(records: Sequence[AnswerRecord]) -> dict[str, Any]:
 def _first_attempt(episode: FinishedEpisode) -> bool | None:
     metrics = episode.metrics
     if "first_attempt_correct" not in metrics and metrics.get("success") and len(episode.responses) > 1:
-        return None  # solved, and nobody says with which response
+        return None  # solved, but by an unknown response
     return metrics.get("first_attempt_correct", metrics.get("success", 0.0)) >= 0.5
 
 

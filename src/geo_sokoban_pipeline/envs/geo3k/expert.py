@@ -1,4 +1,4 @@
-"""Experts of geometry: they know what the figure says, and choose one of the rules that it might call for.
+"""Experts of geometry: they know the numbers of the figure and choose one of the rules that fit it.
 
 The expert `plausible` reads and calculates rightly and takes a rule at random. So SFT on it teaches to read and to
 calculate, and is right about once in as many rules as there are; which rule fits which figure is left to be found. With
@@ -22,7 +22,7 @@ NAMES = ("plausible", "solver", "constant")
 
 @dataclass(frozen=True)
 class _Option:
-    """An answer and how it was found; the working is empty where nothing is known of it."""
+    """An answer and its working, which is empty if it is unknown."""
 
     label: str
     working: str = ""
@@ -69,7 +69,7 @@ class GeometryExpert:
         self._calls: bool | None = None
 
     def begin(self, row: Mapping[str, Any]) -> None:
-        """Take in a prompts row: its `answer`, its `candidates` and, for the working, its `family` and `columns`."""
+        """Start on a prompts row: its `answer`, `candidates` and, for the working, its `family` and `columns`."""
         figure, numbers = str(row.get("family") or "").replace("_", " "), _read_numbers(row)
         self._options = [
             _Option(one["label"], _write_working(figure, one["rule"], numbers)) for one in _candidates(row)
@@ -79,7 +79,7 @@ class GeometryExpert:
         self._label = None if answer is None else (known or [_Option(str(answer))])[0]
 
     def respond(self, env: Any, generator: random.Random) -> str | None:
-        """The next response; None where there is nothing to answer."""
+        """The next response; None if there is no answer."""
         option = self._choose(generator)
         if option is None:
             return None
@@ -88,14 +88,14 @@ class GeometryExpert:
         return f"{lead}{_write_call(option.label) if self._wants_tool(env, generator) else ''}\\boxed{{{option.label}}}"
 
     def _choose(self, generator: random.Random) -> _Option | None:
-        """An answer that was not tried before, where there is one."""
+        """An answer that was not tried before, if there is one."""
         fresh = [option for option in self._options if option.label not in self._tried] or self._options
         own = _Option(self._answer) if self._answer is not None else self._label
         follows_rule = self._name == "plausible" or (self._noise > 0 and generator.random() < self._noise)
         return generator.choice(fresh) if follows_rule and fresh else own
 
     def _wants_tool(self, env: Any, generator: random.Random) -> bool:
-        """Whether this response calls the tool: never in the last turn, where nobody would read what it says."""
+        """Whether this response calls the tool: never in the last turn, because no response could use the feedback."""
         if not hasattr(env, "tool_calls"):
             return False
         if self._calls is None:
@@ -105,7 +105,7 @@ class GeometryExpert:
 
 
 def build_teacher(name: str, patience: int | None = None, noise: float = 0.0, **arguments: Any) -> GeometryExpert:
-    """Expert of one demonstration; experts remember what they tried, so every episode gets its own.
+    """Expert of one demonstration; experts remember their tried answers, so every episode gets its own.
 
     Args:
         arguments: further ones of `GeometryExpert`.
@@ -114,7 +114,7 @@ def build_teacher(name: str, patience: int | None = None, noise: float = 0.0, **
 
 
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Whom the warm start imitates, in words; rows without candidates leave nothing but their answers to imitate."""
+    """The expert of the warm start in words; for rows without candidates it gives their answers."""
     name: str = options.name
     if name == "constant":
         return f"it imitates an expert that always answers {options.args.get('answer')}"
@@ -148,6 +148,6 @@ def _read_numbers(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _write_working(figure: str, rule: str, numbers: Mapping[str, Any]) -> str:
-    """`linear pair a=46 180 - a`: the kind of figure, the numbers that a rule names, the rule."""
+    """`linear pair a=46 180 - a`: the kind of figure, the numbers of the rule, the rule."""
     named = [f"{name}={numbers[name]}" for name in re.findall(r"[A-Za-z_]+", rule) if name in numbers]
     return " ".join([*([figure] if figure else []), *named, rule])

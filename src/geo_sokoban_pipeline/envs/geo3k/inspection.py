@@ -38,8 +38,8 @@ def inspect_problems(
     try:
         sample.checks, sample.rows, read = sample_problems(options, section, rows, hub)
         sample.counts = expected_counts(options, sample.rows, whole=read < rows)
-    except Exception as error:  # files, a hub and a generator: each has errors of its own, and the rest still counts
-        # Counts that cannot be had stop the generator too: one cause, one failure.
+    except Exception as error:  # files, hub and generator may raise anything; the other checks still count
+        # Impossible counts stop the generator too: one cause, one failure.
         if not any(check.state == "failure" for check in found):
             sample.checks.append(failure_of(_GROUP, "source", error))
     sample.checks += found
@@ -51,7 +51,7 @@ def inspect_problems(
 def sample_problems(
     options: Geo3kDataOptions, section: str, rows: int, hub: HubReader | None
 ) -> tuple[list[Check], list[Row], int]:
-    """Draw the first problems of the source, or read its first rows.
+    """Generate the first problems of the source, or read its first rows.
 
     Args:
         section: name of the data's parameters.
@@ -82,7 +82,7 @@ def sample_problems(
 
 
 def check_counts_drawn(options: Geo3kDataOptions, section: str) -> list[Check]:
-    """Whether generated counts are possible; tiny problems are all drawn for it, without their images.
+    """Whether generated counts are possible; this draws all tiny problems, without their images.
 
     Raises:
         ProblemsExhaustedError: the families hold too few problems.
@@ -97,7 +97,7 @@ def check_counts_drawn(options: Geo3kDataOptions, section: str) -> list[Check]:
 
 
 def expected_counts(options: Geo3kDataOptions, prompts: Sequence[Row], *, whole: bool) -> dict[str, int | None]:
-    """Problems of each split that a run will have; None where only the whole source can tell.
+    """Number of problems of each split in a run; None if only the whole source determines it.
 
     Args:
         whole: the prompts are those of the whole source.
@@ -108,7 +108,7 @@ def expected_counts(options: Geo3kDataOptions, prompts: Sequence[Row], *, whole:
 
 
 def check_stored_prompts(options: Geo3kDataOptions, section: str, folder: Path) -> list[Check]:
-    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
+    """Whether the stored prompts are those of the options; `skipped` if there are none yet, or it is unknown.
 
     Args:
         folder: of the prompts tables in 05_model_input.
@@ -121,7 +121,7 @@ def check_stored_prompts(options: Geo3kDataOptions, section: str, folder: Path) 
 
 
 def _first(options: Geo3kDataOptions, rows: int) -> Geo3kDataOptions:
-    """The options of so many problems, nearly all of them for training."""
+    """The options with another number of problems, nearly all of them for training."""
     if options.source != "generate":
         return options
     few = {"train": rows, "validation": 1, "eval": 1}
@@ -130,7 +130,7 @@ def _first(options: Geo3kDataOptions, rows: int) -> Geo3kDataOptions:
 
 
 def _differences(path: Path, split: str, options: Geo3kDataOptions, section: str) -> list[str]:
-    """What in stored rows cannot be of these options, whose source generates."""
+    """Differences of stored rows from these options, whose source generates."""
     from geo_sokoban_pipeline.runs.row_stream import open_parquet
 
     with open_parquet(path) as file:

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.runs.row_stream import BATCH_ROWS, Row, RowStream
 
 
 def draw_problems(options: Geo3kDataOptions, section: str) -> Callable[[], Iterator[Row]]:
-    """Draw the problems of all splits; their images are made when the rows are walked through.
+    """Generate the problems of all splits; their images are made during iteration over the rows.
 
     Held-out splits are drawn first, so they do not change with the number of training problems.
 
@@ -57,7 +57,7 @@ def _raw_row(problem: Problem, split: str, number: int) -> Row:
         "row_id": f"{split}_{number:05d}",
         "source": "generate",
         "source_split": split,
-        # Not `problem.png`, which the problem would keep.
+        # Not `problem.png`, which the problem would cache.
         "images": [{"bytes": render_layout_png(problem.layout), "path": None}],
         "problem": f"{PLACEHOLDER}{problem.question}",
         "answer": problem.label,
@@ -127,7 +127,7 @@ def _file_parts(options: Geo3kDataOptions) -> list[_Part]:
     paths = {"train": files.path, "validation": files.validation_path, "eval": files.eval_path}
     given = {split: path for split, path in paths.items() if path is not None}
     for path in given.values():
-        read_rows(path)  # opens the file, so that a missing one is found here
+        read_rows(path)  # opens the file, so that a missing one is an error here
     return [_Part(split, split_slice(path)[0].name, _file_rows(path)) for split, path in given.items()]
 
 

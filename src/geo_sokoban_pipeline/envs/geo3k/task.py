@@ -32,7 +32,7 @@ EXPERT = "geo_sokoban_pipeline.envs.geo3k.expert.build_teacher"
 REWARDS = "geo_sokoban_pipeline.rewards.geo3k"
 MOST_FREQUENT = "most_frequent"
 _TURNS = 3  # of episodes with the scoring tool
-_ROWS = 8  # that are drawn or read to find one prompt
+_ROWS = 8  # drawn or read to find one prompt
 _PROBLEM = {"id": "tried", "answer": "1"}
 _ANSWERED = SimpleNamespace(prompt=_PROBLEM, responses=["\\boxed{1}"], response="\\boxed{1}")
 _TAGS = ("<answer>", "</answer>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -82,14 +82,14 @@ def _by(column: str) -> Callable[[Row], Mapping[Any, Row]]:
 
 
 def _note_first_attempt(summary: Row) -> str:
-    """An environment of one's own may have turns without a tool."""
+    """Note on first attempts; an environment of one's own may have turns without a tool."""
     if has_tool(summary):
-        return "correct before the scoring tool has said anything"
+        return "correct before any feedback of the scoring tool"
     return "correct with the first response"
 
 
 class GeometryTask(Task):
-    """What both tasks share; see `Task`.
+    """Common parts of both tasks; see `Task`.
 
     Args:
         name: of the task.
@@ -120,8 +120,8 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         Column(
             "plausible",
             lambda row: row.get("plausible_share"),
-            note="the answer is one of the problem's candidates, those of rules that one might apply, which tells "
-            "reading from choosing",
+            note="the answer is one of the problem's candidates, those of rules that fit its figure, so the figure was "
+            "read correctly",
         ),
         Column(
             "invalid responses",
@@ -205,13 +205,13 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         return [(load_object(f"{REWARDS}.{name}"), _ANSWERED) for name in names]
 
     def baselines(self, options: TrainOptions, training: Rows) -> Mapping[str, ExpertOptions]:
-        """The label, the most frequent label of training (of evaluation nobody may know it), and the expert."""
+        """The label, the most frequent label of training, and the expert."""
         expert = options.warm_start.teacher
         label = ExpertOptions(factory=EXPERT, name="solver")
         agents: dict[str, ExpertOptions] = {"label": label}
         answers = Counter(str(row["answer"]) for row in training)
         if answers:
-            # The first one in the alphabet where several are as frequent: the order of the rows must not decide.
+            # Of equally frequent ones the first in the alphabet: the order of the rows must not decide.
             most = min(answers, key=lambda answer: (-answers[answer], answer))
             args = {"answer": most, "tool_share": 0.0}
             agents[MOST_FREQUENT] = ExpertOptions(factory=EXPERT, name="constant", args=args)
@@ -220,7 +220,7 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         return agents
 
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
-        """What was played: `families` and distinct `answers` among the problems, and `turn_limit`."""
+        """The evaluation prompts: `families` and distinct `answers` among the problems, and `turn_limit`."""
         return {
             "families": len({row.get("family") for row in prompts} - {None}),
             "answers": len({row.get("answer") for row in prompts}),
@@ -295,7 +295,7 @@ class ToolTask(GeometryTask):
     )
 
     def check_options(self, options: TrainOptions) -> None:
-        """The environment announces the last turn, so it must know how many there are."""
+        """The environment announces the last turn, so its number of turns must be that of the rollout."""
         turns = options.env.args.get("max_turns", options.rollout.max_turns)
         if turns != options.rollout.max_turns:
             raise ValueError(

@@ -22,7 +22,7 @@ _CLOSE = re.compile(r"\}\s*</tool_call>")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that could be read.
+    """A parsed call.
 
     Attributes:
         name: as written, without white space around it; any name.
@@ -65,7 +65,7 @@ def parse_tool_call(text: str, *, after_think: bool = True, earlier_call_counts:
 
 
 def _bodies(text: str) -> list[str]:
-    """Texts in braces between the tags, in order; a call ends at the first closing tag behind a brace."""
+    """Texts in braces between the tags, in order; a call ends at the first closing tag after a brace."""
     bodies: list[str] = []
     at = 0
     while (opened := _OPEN.search(text, at)) and (closed := _CLOSE.search(text, opened.end())):
@@ -83,7 +83,7 @@ def _read_body(body: str) -> ToolCall | None:
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
         answer = _answer_text(arguments)
-    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, nesting beyond the stack
+    except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, nesting beyond the stack
         return None
     name = payload.get("name") or function.get("name")
     if not isinstance(name, str):

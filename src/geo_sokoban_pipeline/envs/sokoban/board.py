@@ -188,7 +188,7 @@ def padding(height: int, width: int) -> int:
     return ((1 << ((height + 2) * stride)) - 1) ^ grid
 
 
-# How many pushes a lone box needs to each target, and which cells doom a box: facts about walls and targets alone.
+# Pushes that a lone box needs to each target, and dead cells: they depend on walls and targets alone.
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +271,7 @@ def frozen_boxes(box: int, boxes: int, solid: int, dead: int, stride: int) -> in
     return frozen
 
 
-# Two texts for one grid of cell codes, XSB and the symbols of the data set; parsing undoes printing.
+# Two texts for one grid of cell codes, XSB and the symbols of the dataset; parsing is the inverse of printing.
 
 
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
@@ -289,7 +289,7 @@ _ONLY_SYMBOLS = frozenset("O√XPS\t")
 
 
 def parse_codes(text: str) -> tuple[int, int, bytes]:
-    """Height, width and row-major cell codes of a level given as XSB or in the data set's symbols.
+    """Height, width and row-major cell codes of a level given as XSB or in the dataset's symbols.
 
     Blank lines before and after the grid are ignored. In XSB a space is floor within the walls and wall outside of
     them, and columns that hold nothing else are left out; in the data set's text blanks and tabs only separate.
@@ -337,14 +337,14 @@ def print_xsb(codes: bytes, width: int) -> str:
 
 
 def print_symbols(codes: bytes, width: int) -> str:
-    """The data set's text: each symbol between blanks, cells joined by tabs, rows by newlines."""
+    """The dataset's text: each symbol between blanks, cells joined by tabs, rows by newlines."""
     return "\n".join(
         "\t".join(f" {SYMBOLS[code]} " for code in codes[at : at + width]) for at in range(0, len(codes), width)
     )
 
 
 def print_compact(codes: bytes, width: int) -> str:
-    """The data set's symbols, cells side by side: the same grid in as few tokens as possible."""
+    """The dataset's symbols, cells side by side: the same grid in as few tokens as possible."""
     return "\n".join("".join(SYMBOLS[code] for code in codes[at : at + width]) for at in range(0, len(codes), width))
 
 
@@ -381,7 +381,7 @@ def _xsb_grid(lines: list[str]) -> list[list[int]]:
 
 
 def _outside(empty: set[Place], height: int, width: int, is_wall: Callable[[int, int], bool]) -> set[Place]:
-    """Those of the empty cells that lead out of the grid over empty cells, and to nothing else but walls."""
+    """Empty cells outside the walls: those that reach the edge of the grid and border on walls alone."""
     found: set[Place] = set()
     left = set(empty)
     for start in [(r, c) for r, c in empty if r in (0, height - 1) or c in (0, width - 1)]:
@@ -428,14 +428,14 @@ def _show(symbols: set[str]) -> str:
     return repr("".join(sorted(symbols)))
 
 
-# Distance of boxes from targets as sums of Manhattan distances: the seed's greedy rule, and the smallest matching.
+# Distance of boxes from targets as sums of Manhattan distances: slime's greedy rule, and the smallest matching.
 
 
 INFINITE = 1 << 30
 
 
 def greedy_distance(boxes: Sequence[Cell], targets: Sequence[Cell]) -> int:
-    """The seed's rule: each box in sorted order goes to its nearest remaining target.
+    """Slime's rule (docs/deviations.md): each box in sorted order goes to its nearest remaining target.
 
     That target is then taken, while more than one remains. Ties go to the first target in row-major order.
     """
@@ -494,7 +494,7 @@ def smallest_matching(costs: Sequence[Sequence[int]]) -> int:
     return -potential[0]
 
 
-# The seed's `env_config`: a level as plain numbers, checked on the way in, sorted on the way out.
+# Slime's `env_config`: a level as plain numbers, checked on reading, sorted on writing.
 
 
 _STATE_KEYS = ("initial_base_grid", "initial_boxes", "initial_player")
@@ -587,7 +587,7 @@ def _check_stated(config: dict[str, Any], size: tuple[int, int], boxes: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class MoveRewards:
-    """What a move, a turn without a move, success, and an end as a lost level are worth; defaults as in the seed."""
+    """Rewards of a move, a turn without a move, success, and a deadlock; defaults are slime's."""
 
     blocked: float = -0.05
     moved: float = 0.01
@@ -621,7 +621,7 @@ class Board:
 
     @classmethod
     def from_text(cls, text: str) -> Board:
-        """Board from XSB (`#@+$*. -_`) or the data set's symbols (`# _ O X √ P S`, tabs and spaces allowed).
+        """Board from XSB (`#@+$*. -_`) or the dataset's symbols (`# _ O X √ P S`, tabs and spaces allowed).
 
         Raises:
             ValueError: see `text.parse_codes`.
@@ -647,13 +647,13 @@ class Board:
 
     @classmethod
     def from_env_config(cls, config: dict[str, Any]) -> Board:
-        """Board from the seed's `env_config`; the inverse of `to_env_config`. Errors name the key."""
+        """Board from slime's `env_config`; the inverse of `to_env_config`. Errors name the key."""
         return cls.from_codes(*codes_from_config(config))
 
     def to_env_config(
         self, max_steps: int = 100, render_mode: str = "vision", wall_fraction: float = 0.0
     ) -> dict[str, Any]:
-        """The seed's `env_config`: base grid (0 wall, 1 floor, 2 target), sorted boxes, player, sizes and limits."""
+        """Slime's `env_config`: base grid (0 wall, 1 floor, 2 target), sorted boxes, player, sizes and limits."""
         state = config_from_codes(self.height, self.width, self.codes())
         return state | {"render_mode": render_mode, "max_steps": max_steps, "wall_fraction": wall_fraction}
 
@@ -695,7 +695,7 @@ class Board:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a box can never reach a target: it stands on a dead cell, or is stuck off the targets for good.
+        """Whether the level is deadlocked: a box stands on a dead cell, or is stuck off the targets for good.
 
         True is a proof that the board has no solution; False promises nothing.
         """
@@ -738,7 +738,7 @@ class Board:
 
     @property
     def boxes_on_target(self) -> int:
-        """How many boxes stand on a target."""
+        """Number of boxes on a target."""
         return (self.box_mask & self.target_mask).bit_count()
 
     def box_target_distance(self, kind: str = "greedy") -> int:
@@ -771,11 +771,11 @@ class Board:
         return print_xsb(self.codes(), self.width)
 
     def to_symbols(self) -> str:
-        """The data set's text, such as ` # \\t _ \\t P ` per row."""
+        """The dataset's text, such as ` # \\t _ \\t P ` per row."""
         return print_symbols(self.codes(), self.width)
 
     def to_grid(self) -> str:
-        """The data set's symbols with nothing between the cells, one line per row."""
+        """The dataset's symbols with nothing between the cells, one line per row."""
         return print_compact(self.codes(), self.width)
 
     def transform(self, symmetry: int) -> Board:

@@ -33,7 +33,7 @@ _MAX_CELLS = 100_000
 
 @dataclass(frozen=True)
 class Entry:
-    """A level of a collection: its id, the rows as written, and what is said about it (title, author, comment)."""
+    """A level of a collection: its id, the rows as written, and its title, author and comment."""
 
     row_id: str
     rows: str
@@ -59,7 +59,7 @@ def read_collection(text: str) -> list[Entry]:
     notes = [_notes(gap, last=number == len(levels)) for number, gap in enumerate(gaps)]
     above = {kind: _stands_above(notes, kind) for kind in ("key", "remark", "plain")}
     authors = [[note.value for note in gap if note.key == "author"] for gap in notes]
-    # An author at the head is everybody's, unless every level has a head like it.
+    # An author at the head is that of all levels, unless every level has a head like it.
     everyone = authors[0][0] if authors[0] and not (above["key"] and any(authors[1:])) else ""
     names, entries = [], []
     for number, rows in enumerate(levels):
@@ -97,7 +97,7 @@ def classic_rows(text: str) -> str:
 
 
 def looks_like_row(line: str, within: bool) -> bool:
-    """Whether a line is a row of a level, if perhaps a faulty one.
+    """Whether a line is a row of a level, possibly a faulty one.
 
     Args:
         within: the line before it is a row.
@@ -114,7 +114,7 @@ def looks_like_row(line: str, within: bool) -> bool:
 
 
 def _part(lines: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows of each level, and the lines before, between and behind the levels."""
+    """Rows of each level, and the lines before, between and after the levels."""
     levels: list[list[str]] = []
     gaps: list[list[str]] = [[]]
     rows: list[str] = []
@@ -157,7 +157,7 @@ def _end_of_comment(lines: Sequence[str], start: int) -> int:
 
 
 def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
-    """What the lines between two levels say.
+    """Notes in the lines between two levels.
 
     Args:
         last: no level follows.
@@ -177,7 +177,7 @@ def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
         kind, key, value = "plain", "", line
         if line[0] in ";:" or line.startswith("//"):
             kind, value = "remark", line.lstrip(";:/ ")
-        # `; Title: X` says the same as `Title: X`.
+        # `; Title: X` means the same as `Title: X`.
         found = _KEY.fullmatch(value)
         if found:
             kind, key, value = "key", found[1].lower(), found[2].strip()
@@ -210,7 +210,7 @@ def _stands_above(notes: Sequence[Sequence[_Note]], kind: str) -> bool:
 
 
 def _of_first_level(found: list[_Note], notes: Sequence[Sequence[_Note]], kind: str) -> list[_Note]:
-    """The notes at the head of a file without those that are said of the whole collection.
+    """The notes at the head of a file without those about the whole collection.
 
     These stand in paragraphs of their own, or are the only ones of their kind.
     """

@@ -43,18 +43,18 @@ RAW_LEVELS = pa.schema(
     [
         pa.field("row_id", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),  # generate, a hub id, or a file's name
-        pa.field("data_source", pa.string(), nullable=False),  # name of the data set, as in the published rows
+        pa.field("data_source", pa.string(), nullable=False),  # name of the dataset, as in the published rows
         pa.field("level_xsb", pa.string(), nullable=False),
         pa.field("prompt", pa.string()),  # the row's own text; null for levels without one
         pa.field("images", pa.list_(pa.string())),  # the row's own images; null for levels without
         pa.field("columns", pa.string(), nullable=False),  # JSON object of all other columns
-        pa.field("seed", pa.int64()),  # null for levels that were read
-        pa.field("solution_length", pa.int32()),  # fewest moves; null where the solver did not finish
+        pa.field("seed", pa.int64()),  # null for levels of a file or the hub
+        pa.field("solution_length", pa.int32()),  # optimal length; null if the solver did not finish
         pa.field("level_hash", pa.string(), nullable=False),
         pa.field("layout_hash", pa.string(), nullable=False),
-        pa.field("copies", pa.int32(), nullable=False),  # rows that this level stands for
+        pa.field("copies", pa.int32(), nullable=False),  # rows of this level in the source
         pa.field("split", pa.string(), nullable=False),
-        pa.field("split_rule", pa.string(), nullable=False),  # layout or level: what no two splits share
+        pa.field("split_rule", pa.string(), nullable=False),  # layout or level: no two splits share one
     ]
 )
 
@@ -83,12 +83,12 @@ REJECTED = pa.schema(
     ]
 )
 
-# A level with all that its source told about it.
+# Levels.
 
 
 @dataclass(frozen=True)
 class LevelRow:
-    """A level with all that its source told about it.
+    """A level with all columns of its source.
 
     Attributes:
         row_id: the row's own id, or its place in the source.
@@ -201,7 +201,7 @@ def level_from_processed(row: Mapping[str, Any], number: int, source: str, limit
 
 
 def level_from_text(text: str, row_id: str, source: str, columns: Mapping[str, Any] | None = None) -> LevelRow:
-    """Level of a text in XSB, its forms of `classic_rows` included, or in the data set's symbols.
+    """Level of a text in XSB, its forms of `classic_rows` included, or in the dataset's symbols.
 
     Raises:
         ValueError: as `classic_rows` and `Board.from_text`.
@@ -211,7 +211,7 @@ def level_from_text(text: str, row_id: str, source: str, columns: Mapping[str, A
 
 
 def with_solution_length(level: LevelRow, max_states: int) -> LevelRow:
-    """The level with the length of its shortest solution; unknown where the search meets its limit.
+    """The level with the length of its shortest solution; unknown if the search reaches its limit.
 
     Args:
         max_states: limit of the search; 0 leaves the length unknown.
@@ -282,7 +282,7 @@ def image_text(text: str, *, strip_chat_markup: bool = True, consistent_legend: 
 
 
 def strip_chat_marks(text: str) -> str:
-    """What the user says in a prompt that holds its own chat markup; other texts come back unchanged."""
+    """The user's message in a prompt with chat markup; other texts are returned unchanged."""
     if "<|im_start|>" not in text and "<|im_end|>" not in text:
         return text
     turn = _USER_TURN.search(text)
@@ -338,7 +338,7 @@ Rules:
 1. Push boxes (can't pull).
 2. Avoid walls."""
 
-# Columns that the prompts table sets itself; a source's column of the same name is kept as `source_<name>`.
+# Columns that the prompts table sets itself; a source's column of the same name is stored as `source_<name>`.
 _OWN = frozenset(
     ("id", "prompt", "images", "extra_info", "data_source", "level_xsb", "level_hash", "layout_hash")
     + ("solution_length", "split", "split_rule")
@@ -397,7 +397,7 @@ def _text_instruction(own: str | None, options: SokobanDataOptions, board: Board
 
 
 def row_images(board: Board, own: list[str] | None, options: SokobanDataOptions) -> list[str]:
-    """Data URIs of a row: its own where they are to be kept, else the board drawn at `cell_px`; none for text."""
+    """Data URIs of a row: its own with `pictures=keep`, else the board drawn at `cell_px`; none for text."""
     if options.observation == "text":
         return []
     if own and options.pictures == "keep":
@@ -406,12 +406,12 @@ def row_images(board: Board, own: list[str] | None, options: SokobanDataOptions)
 
 
 def env_config(board: Board, options: SokobanDataOptions) -> dict[str, Any]:
-    """The seed's `env_config` of a level, boxes sorted; `render_mode` tells the environment what to show."""
+    """Slime's `env_config` of a level, boxes sorted; `render_mode` chooses images or text."""
     render_mode = "text" if options.observation == "text" else "vision"
     return board.to_env_config(max_steps=options.max_steps, render_mode=render_mode, wall_fraction=0.0)
 
 
-# Which level goes to training, validation and evaluation: no wall layout (up to symmetry) is ever in two splits.
+# Splits: no wall layout (up to symmetry) is ever in two of them.
 
 
 SplitRule = Literal["layout", "level"]
@@ -451,7 +451,7 @@ def split_levels(
 def spread_by_length(
     items: Sequence[T], lengths: Sequence[int | None], count: int | None, generator: random.Random
 ) -> list[T]:
-    """Choose items so that every solution length comes as nearly equally often as there are items of it.
+    """Choose items so that the numbers of each solution length are as equal as the items allow.
 
     Args:
         items: to choose from.

@@ -29,7 +29,7 @@ Track = Callable[[str, int], AbstractContextManager[Any]]
 def read_levels(
     parameters: Mapping[str, Any] | SokobanDataOptions, hub: HubReader | None = None, track: Track | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
-    """Levels of the chosen source with their splits, the rows that are none, and what the source gave in numbers.
+    """Levels of the chosen source with their splits, the rejected rows, and the counts of the reading.
 
     Args:
         parameters: `params:sokoban`, see `SokobanDataOptions`.
@@ -83,7 +83,7 @@ def report_data(
     eval_prompts: pd.DataFrame,
     parameters: dict[str, Any],
 ) -> dict[str, Any]:
-    """What the data holds: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
+    """Data report: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
     from geo_sokoban_pipeline.envs.sokoban.sources import setting_yield
     from geo_sokoban_pipeline.envs.splits import overlaps
 
@@ -122,7 +122,7 @@ def report_data(
 
 def describe_split(frame: pd.DataFrame) -> dict[str, Any]:
     """Levels, distinct levels, wall layouts, and levels by solution length of one split."""
-    # Null lengths are NaN where pandas made the column a float one.
+    # Null lengths are NaN if pandas made the column a float column.
     known = frame["solution_length"].dropna()
     lengths = Counter(str(int(length)) for length in known)
     if len(known) < len(frame):
@@ -143,7 +143,7 @@ def _count(track: Track, levels: list[LevelRow]) -> Iterator[LevelRow]:
 
 
 def limit_note(raw_levels: pd.DataFrame, max_steps: int) -> str | None:
-    """Levels that no policy can solve within the move limit; None where there are none."""
+    """Levels that no policy can solve within the move limit; None if there are none."""
     known = raw_levels["solution_length"].dropna()
     beyond = int((known > max_steps).sum())
     if not beyond:

@@ -19,7 +19,7 @@ from geo_sokoban_pipeline.envs.sokoban import board
 from geo_sokoban_pipeline.envs.sokoban.board import Board
 
 MIN_CELL_PX = 8
-# Memory that painted images of one size of board may take, about 450 of 6×6 cells of 16 px.
+# Cached images of one board size, about 450 of 6×6 cells of 16 px.
 _IMAGE_BYTES = 16 << 20
 
 _WALL, _FLOOR, _GRID = (176, 80, 50), (8, 8, 8), (255, 255, 255)
@@ -53,7 +53,7 @@ class BoardImage(Image.Image):
     every cache, and the policy's reader wants nothing but the array. `content_key` spares it the hashing.
     """
 
-    _board: Board | None = None  # None: painted, or a copy that Pillow has made
+    _board: Board | None = None  # None: painted, or a copy by Pillow
 
     def __init__(self, board: Board, cell_px: int) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class BoardImage(Image.Image):
 
     @property
     def content_key(self) -> str | None:
-        """Name that all images of this content share; None once somebody may have drawn on it."""
+        """Key of the content; None once the image may have been drawn on."""
         return None if self._board is None else self._content_key
 
     def load(self) -> Any:
-        """Paint the image, if it is not; every method of Pillow that looks at pixels calls this first."""
+        """Paint the image on first use; every method of Pillow that reads pixels calls this first."""
         if self._board is not None:
             self.im = render(self._board, self._cell_px).im
             self._board = None
@@ -75,14 +75,14 @@ class BoardImage(Image.Image):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        if self._board is None:  # somebody may have drawn on it
+        if self._board is None:  # it may have been drawn on
             return super().__array_interface__
         pixels = _pixels(self._board, self._cell_px)
         return {"shape": pixels.shape, "typestr": pixels.dtype.str, "version": 3, "data": pixels.data}
 
 
 def render_observation(board: Board, cell_px: int = 64) -> Image.Image:
-    """`render` for a policy's reader, with a content key.
+    """`render` for a policy, with a content key.
 
     Equal boards share one image while it is cached: do not draw on it.
     """
@@ -115,7 +115,7 @@ def _draw_tile(code: int, side: int) -> Image.Image:
     if code == board.WALL:
         return tile
     draw = ImageDraw.Draw(tile)
-    # The far edges lie in the neighbours, which draw over them: what stays of the four lines is the near two.
+    # The far edges lie in the neighbours, which draw over them, so only the two near lines remain.
     draw.line([(0, 0), (side - 1, 0)], fill=_GRID)
     draw.line([(0, 0), (0, side - 1)], fill=_GRID)
     if code in (board.TARGET, board.BOX_ON_TARGET, board.PLAYER_ON_TARGET):

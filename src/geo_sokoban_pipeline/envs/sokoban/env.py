@@ -24,7 +24,7 @@ _THINK_END = "</think>"
 
 
 def parse_actions(text: str, max_actions: int | None = None, *, after_think: bool = True) -> list[str]:
-    """Moves that a response asks for, in order.
+    """Moves in a response, in order.
 
     Commas, semicolons and white space separate tokens; a token counts if it equals up, down, left or right in any
     case, so attached punctuation disqualifies it. Other tokens are skipped.
@@ -55,7 +55,7 @@ BOUNDS: Mapping[str, Bounds] = {
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """See that a word is one of those that are known.
+    """Check that a word is one of the known ones.
 
     Raises:
         ValueError: it is not.
@@ -184,7 +184,7 @@ class SokobanEnv:
         self.end_when_lost = end_when_lost
         self.distance = distance
         self.optimal_steps = optimal_steps
-        # What is lost stays lost: a level that begins so has nothing to lose.
+        # A deadlock is final: a level that begins deadlocked is not charged for it.
         self._can_be_lost = end_when_lost and not board.is_lost
         self._restart()
 
@@ -234,7 +234,7 @@ class SokobanEnv:
         return self._observe(), self.done, info
 
     def _play(self, actions: list[str]) -> bool:
-        """Carry out moves, book the turn's reward, and say whether any move changed the board."""
+        """Carry out moves and record the turn's reward; returns whether any move changed the board."""
         self.executed = []
         if not actions:
             self.turn_rewards.append(self.rewards.malformed)
@@ -273,11 +273,11 @@ class SokobanEnv:
 
     @property
     def final_bonus(self) -> float:
-        """What success is worth if the board is solved now, else 0."""
+        """Bonus for success if the board is solved now, else 0."""
         return self.rewards.success_bonus if self.board.is_solved else 0.0
 
     def final_metrics(self) -> dict[str, float]:
-        """The episode in numbers.
+        """Numbers of the episode.
 
         Keys: success (0 or 1), lost (0 or 1), steps, turns (responses that `step` has seen: the loop does not step with
         one that was cut off), invalid_turns (those without a move), invalid_share (of turns), boxes_on_target,
@@ -303,7 +303,7 @@ class SokobanEnv:
         return metrics
 
     def metadata(self) -> dict[str, Any]:
-        """The seed system's `metadata["sokoban"]`; `seed` is None, a level is known by its hash."""
+        """Slime's `metadata["sokoban"]`; `seed` is None, because a level's key is its hash."""
         return {
             "seed": None,
             "initial_state_text": self.initial_board.to_symbols(),
@@ -318,7 +318,7 @@ class SokobanEnv:
         }
 
     def close(self) -> None:
-        """Nothing is held; here for the protocol."""
+        """Part of the protocol; there is nothing to release."""
 
     def __enter__(self) -> SokobanEnv:
         return self

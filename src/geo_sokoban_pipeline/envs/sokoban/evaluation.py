@@ -1,4 +1,4 @@
-"""Evaluation of Sokoban: what is kept of an episode, and what the summary says of moves and solution lengths."""
+"""Evaluation of Sokoban: records of episodes, and entries of the summary about moves and optimal lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
 
 @dataclass(frozen=True)
 class LevelRecord(EpisodeRecord):
-    """What the evaluation keeps of one episode.
+    """Record of one episode in the evaluation.
 
     Attributes:
         steps: moves made; None where the environment does not count them.
@@ -27,7 +27,7 @@ class LevelRecord(EpisodeRecord):
 
 
 def record_level(episode: FinishedEpisode) -> LevelRecord:
-    """What the summary keeps of an episode."""
+    """Record of an episode for the summary."""
     length, steps = episode.row.get("solution_length"), episode.metrics.get("steps")
     return LevelRecord(
         **read_record(episode),
@@ -37,7 +37,7 @@ def record_level(episode: FinishedEpisode) -> LevelRecord:
 
 
 def summarise_levels(records: Sequence[LevelRecord]) -> dict[str, Any]:
-    """`steps_over_optimal` (mean of steps / optimal over solved episodes that know both) and `by_length`."""
+    """`steps_over_optimal` (mean of steps / optimal over solved episodes with both) and `by_length`."""
     detours = [
         record.steps / record.optimal_steps
         for record in records
@@ -67,5 +67,5 @@ def moves_per_turn(options: TrainOptions) -> int:
 
 
 def move_limit(options: TrainOptions) -> int:
-    """Moves of an episode at most, for policies and baselines alike."""
+    """Largest number of moves of an episode, for policies and baselines."""
     return options.rollout.max_turns * moves_per_turn(options)

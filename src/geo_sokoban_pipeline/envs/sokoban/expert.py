@@ -18,11 +18,11 @@ class MovePolicy(Protocol):
     """Chooses moves during one episode."""
 
     def choose(self, board: Board, generator: random.Random) -> str | None:
-        """A direction, or None where the player gives up, which ends the episode."""
+        """A direction, or None if the agent gives up, which ends the episode."""
 
 
 def make_agent(name: str, patience: int | None = 1, max_states: int = SOLVER_STATES) -> MovePolicy:
-    """A player for one episode.
+    """An agent for one episode.
 
     Args:
         name: `random` (any direction), `random_legal` (moves that change the board), `solver` (fewest moves), or
@@ -52,7 +52,7 @@ def random_agent() -> MovePolicy:
 
 
 def random_legal_agent() -> MovePolicy:
-    """Uniform among the moves that change the board; gives up where there is none."""
+    """Uniform among the moves that change the board; gives up if there is none."""
     return _RandomLegal()
 
 
@@ -103,7 +103,7 @@ class _Solver:
             solution = solve(board, self.max_states)
         except SearchLimitError:
             solution = None
-        # By board, not by turn: a move that somebody else made is answered with a new plan.
+        # By board, not by turn: after a foreign move it makes a new plan.
         for action in solution or ():
             self.plan[board] = action
             board = board.move(action).board
@@ -134,7 +134,7 @@ class _Direct:
 
 
 def _box_distance(board: Board) -> int:
-    """Manhattan distance from the player to the closest box that is not on a target; 0 where all are."""
+    """Manhattan distance from the player to the closest box that is not on a target; 0 if all are."""
     row, column = board.player
     off_target = board.layout.cells(board.box_mask & ~board.target_mask)
     return min((abs(row - r) + abs(column - c) for r, c in off_target), default=0)
@@ -188,11 +188,11 @@ class SokobanExpert:
 def build_teacher(
     name: str, patience: int | None = None, noise: float = 0.0, max_states: int = SOLVER_STATES, moves: int = 1
 ) -> SokobanExpert:
-    """Expert of one demonstration; players keep state, so every episode gets its own."""
+    """Expert of one demonstration; agents keep state, so every episode gets its own."""
     return SokobanExpert(name, patience, noise, max_states, moves)
 
 
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Whom the warm start imitates, in words."""
+    """The expert of the warm start in words."""
     noise = f", {options.noise:.0%} of its moves replaced by random ones" if options.noise else ""
     return f"it imitates the expert `{options.name}` on {len(rows)} levels{noise}"

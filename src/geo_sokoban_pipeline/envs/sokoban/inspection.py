@@ -40,8 +40,8 @@ def inspect_levels(options: SokobanDataOptions, rows: int, load_hub_rows: HubLoa
         sample.counts = expected_counts(options, reading, rows)
         lengths = [level.solution_length for level, _ in reading.levels if level.solution_length is not None]
         sample.longest = options.max_solution if options.source == "generate" else max(lengths, default=0)
-    except Exception as error:  # files, a hub and a generator: each has errors of its own, and the rest still counts
-        # Counts that cannot be had stop the generator too: one cause, one failure.
+    except Exception as error:  # files, hub and generator may raise anything; the other checks still count
+        # Impossible counts stop the generator too: one cause, one failure.
         if not any(check.state == "failure" for check in found):
             sample.checks.append(failure_of(_GROUP, "source", error))
     sample.checks += found
@@ -90,7 +90,7 @@ def check_yields(options: SokobanDataOptions) -> list[Check]:
 
 
 def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Check]:
-    """Whether the stored prompts are those of the options; `skipped` where there are none yet, or it cannot be told.
+    """Whether the stored prompts are those of the options; `skipped` if there are none yet, or it is unknown.
 
     Args:
         folder: of the prompts tables in 05_model_input.
@@ -103,7 +103,7 @@ def check_stored_prompts(options: SokobanDataOptions, folder: Path) -> list[Chec
 
 
 def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) -> list[Row]:
-    """Training prompts to try things with: the stored ones where they are known to fit, else those of the first levels.
+    """Training prompts for trials: the stored ones if they are known to fit, else those of the first levels.
 
     Args:
         stored: folder of the prompts tables in 05_model_input.
@@ -112,7 +112,7 @@ def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) 
     if options.source == "generate" and path.is_file():
         try:
             rows = _read(path)
-        except OSError:  # torn; the data nodes of the run make it anew
+        except OSError:  # torn; the data nodes of the run make it again
             rows = []
         if rows and not _differences(rows, "train", options):
             return rows
@@ -120,7 +120,7 @@ def sample_prompts(options: SokobanDataOptions, reading: Reading, stored: Path) 
 
 
 def first_prompt(options: SokobanDataOptions, rows: int) -> Row | None:
-    """A prompt of a source that is read, from its first rows; None where none of them is a level.
+    """A prompt of a source that is read, from its first rows; None if none of them is a valid level.
 
     Raises:
         As `read_source`: the source cannot give levels.
@@ -130,7 +130,7 @@ def first_prompt(options: SokobanDataOptions, rows: int) -> Row | None:
 
 
 def expected_counts(options: SokobanDataOptions, reading: Reading, rows: int) -> dict[str, int | None]:
-    """Levels of each split that a run will have, at most those asked for; None where only the whole source can tell.
+    """Number of levels of each split in a run; None if only the whole source determines it.
 
     Args:
         rows: that were looked at, at most; a source that has fewer is known as a whole.
@@ -151,7 +151,7 @@ def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:
     wanted = {split: getattr(options.counts, split) for split in SPLITS}
     if options.source == "hub" or None in wanted.values():
         return options
-    # Held-out splits need few; all solution lengths occur where a split has as many levels as there are lengths.
+    # Held-out splits need few; a split with as many levels as there are lengths has all lengths.
     lengths = options.max_solution - options.min_solution + 1
     few = {"train": rows, "validation": max(lengths, rows // 10), "eval": max(lengths, rows // 10)}
     counts = options.counts.model_copy(update={split: min(count, few[split]) for split, count in wanted.items()})
@@ -181,7 +181,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> list[str]:
-    """What in stored rows cannot be of these options, whose source generates."""
+    """Differences of stored rows from these options, whose source generates."""
     differs: list[str] = []
     asked = getattr(options.counts, split)
     if asked != len(rows):
@@ -211,7 +211,7 @@ def _differences(rows: list[Row], split: str, options: SokobanDataOptions) -> li
 
 
 def sample_level(options: SokobanDataOptions) -> Row:
-    """A prompts row of a level of the size that a run with these options generates, which two moves solve at most."""
+    """A prompts row of a level of the size that a run with these options generates, which at most two moves solve."""
     board = Board.from_text(_draw_level(options.height, options.width, options.boxes))
     level = LevelRow("a small level", "generate", data_source_name(board), board, solution_length=2)
     return prompt_row(raw_level_row(level, "train", "layout"), options)

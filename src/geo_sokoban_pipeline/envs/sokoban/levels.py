@@ -22,7 +22,7 @@ _MAX_LAYOUT_DRAWS = 10_000
 
 @dataclass(frozen=True)
 class LevelSetting:
-    """What `generate_levels` was asked for, under its names; low and high are its bounds on the solution."""
+    """Arguments of `generate_levels`, under its names; low and high are its bounds on the solution."""
 
     height: int
     width: int
@@ -107,7 +107,7 @@ class LevelSetting:
         )
 
     def all_layouts(self) -> list[Layout] | None:
-        """Every layout of the setting, None where they are too many to list."""
+        """Every layout of the setting, None if they are too many to list."""
         if self.layouts is not None:
             return list(self.layouts)
         choices = count_wall_choices(self.height, self.width, self.inner_walls)
@@ -207,7 +207,7 @@ def default_inner_walls(height: int, width: int) -> tuple[int, int]:
 
 
 def count_wall_choices(height: int, width: int, inner_walls: tuple[int, int]) -> int:
-    """In how many ways that many walls can be placed inside the border, symmetric ones counted apart."""
+    """Number of ways to place that many walls inside the border, symmetric ones counted separately."""
     inner = (height - 2) * (width - 2)
     return sum(comb(inner, walls) for walls in range(inner_walls[0], inner_walls[1] + 1))
 
@@ -268,7 +268,7 @@ _SAME_BOX_SHARE = 0.6
 
 
 def pulled_board(layout: Layout, boxes: int, generator: random.Random) -> Board | None:
-    """A board reached from a solved one by 3 to 12 random pulls per box; None where no box can be pulled.
+    """A board reached from a solved one by 3 to 12 random pulls per box; None if no box can be pulled.
 
     Args:
         layout: walls with connected floor of more than `boxes` cells.
@@ -349,7 +349,7 @@ _MAX_LISTED_STATES = 3_000_000
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A board to be solved, the seed it was drawn from, and its fewest moves (None where no solver settled it)."""
+    """A board to be solved, the seed it was drawn from, and its fewest moves (None if the solver reached its limit)."""
 
     board: Board
     seed: int
@@ -357,7 +357,7 @@ class Level:
 
 
 class LevelsExhaustedError(ValueError):
-    """A setting holds fewer distinct levels than wanted, or random draws stopped finding new ones.
+    """A setting has fewer distinct levels than wanted, or random draws find no new ones.
 
     Attributes:
         levels: the levels found before.
@@ -433,7 +433,7 @@ def generate_levels(
 
 @dataclass
 class _Source:
-    """Draws levels one by one and remembers which it gave."""
+    """Draws levels one by one, none of them twice."""
 
     setting: LevelSetting
     seed: int
@@ -446,7 +446,7 @@ class _Source:
     rest: dict[int | None, list[tuple[Board, int]]] = field(default_factory=dict)
 
     def draw(self, index: int, wanted: int | None) -> Level | None:
-        """A new level with the wanted length (None: any within bounds), or None where there is none left."""
+        """A new level with the wanted length (None: any within bounds), or None if there is none left."""
         seed = derive_seed(self.seed, "sokoban", "levels", index)
         generator = random.Random(seed)
         for _ in range(0 if wanted in self.rest or wanted in self.empty else self.max_attempts):

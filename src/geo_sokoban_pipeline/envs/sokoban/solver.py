@@ -26,7 +26,7 @@ Push = tuple[int, str, State]  # moves, direction of the push, state after it
 
 
 class SearchLimitError(RuntimeError):
-    """The search met its limit of states before it found a solution or proved that there is none."""
+    """The search reached its limit of states before it found a solution or proved that there is none."""
 
 
 def solve(board: Board, max_states: int = 200_000) -> list[str] | None:

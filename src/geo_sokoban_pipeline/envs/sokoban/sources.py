@@ -1,4 +1,4 @@
-"""Sources of levels: the generator, a dataset of the hub, or files. Generated layouts are dealt to the splits first."""
+"""Sources of levels: the generator, a dataset of the hub, or files. Generated layouts are assigned to splits first."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def generate_rows(options: SokobanDataOptions) -> tuple[list[tuple[LevelRow, str
 
 
 def known_layouts(options: SokobanDataOptions) -> list[Layout] | None:
-    """Every wall layout of the setting, one per class of the symmetries; None where they are too many to list."""
+    """Every wall layout of the setting, one per class of the symmetries; None if they are too many to list."""
     if count_wall_choices(options.height, options.width, options.inner_walls) > MAX_ENUMERATED_WALLS:
         return None
     layouts = enumerate_layouts(options.height, options.width, options.inner_walls)
@@ -83,7 +83,7 @@ def deal_layouts(options: SokobanDataOptions, layouts: list[Layout]) -> dict[str
 
 
 def spread_draw(draw: Draw, count: int, lengths: Sequence[int] | None) -> list[Level]:
-    """Draw levels with equal counts per length; lengths that run out are made up for by the others.
+    """Draw levels with equal counts per length; other lengths replace those that run out.
 
     Args:
         draw: gives up to so many levels with lengths from a list in turn, fewer where lengths run out.
@@ -235,13 +235,13 @@ _MAX_COUNTED_POSITIONS = 1_000_000
 
 
 def setting_yield(options: SokobanDataOptions) -> dict[str, int] | None:
-    """Distinct levels of the setting by solution length; None where they are too many to count."""
+    """Distinct levels of the setting by solution length; None if they are too many to count."""
     layouts = _countable_layouts(options)
     return None if layouts is None else _count_levels(options, layouts)
 
 
 def split_yields(options: SokobanDataOptions) -> dict[str, int] | None:
-    """Distinct levels that each split can have; None where they are too many to count.
+    """Largest number of distinct levels of each split; None if they are too many to count.
 
     Where there are fewer layouts than splits, all splits share the levels of all layouts.
     """
@@ -266,7 +266,7 @@ def _count_levels(options: SokobanDataOptions, layouts: Sequence[Layout]) -> dic
     for layout in layouts:
         levels = levels_of_layout(layout, options.boxes, options.min_solution, options.max_solution)
         if any(layout.transform(symmetry) == layout for symmetry in range(1, 8)):
-            # Only on symmetric walls can two of the listed levels be one.
+            # Only on symmetric walls can two of the listed levels be equal.
             lengths = {board.canonical_hash: length for board, length in levels}
             found.update(lengths.values())
         else:
@@ -289,7 +289,7 @@ ROW_SUFFIXES = (".parquet", ".jsonl")
 
 @dataclass(frozen=True)
 class Reading:
-    """What a source gave.
+    """Result of reading a source.
 
     Attributes:
         levels: (level, split), split-disjoint under `split_rule`.
@@ -310,7 +310,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class UncheckedRow:
-    """A row before it is checked: its place, the id it has or gets, what it holds, and its file within a folder."""
+    """A row before the check: its place, its id, its content, and its file within a folder."""
 
     number: int
     row_id: str

@@ -36,7 +36,7 @@ ENV = "geo_sokoban_pipeline.envs.sokoban.env.build_env"
 EXPERT = "geo_sokoban_pipeline.envs.sokoban.expert.build_teacher"
 REWARD = "geo_sokoban_pipeline.rewards.sokoban.compute_reward"
 BASELINES = ("random", "random_legal", "solver")
-_ROWS = 8  # of a file that are read to find one prompt
+_ROWS = 8  # rows of a file to read for one prompt
 _LEVEL = "#####\n#@$.#\n#####"
 _PLAYED = SimpleNamespace(env={"turn_rewards": [0.0], "final_bonus": 0.0, "dist0": 1, "dist1": 1})
 
@@ -120,7 +120,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
     }
 
     def check_data_fits(self, data: Any, options: TrainOptions) -> None:
-        """The first image of an episode comes from the data, the others from the environment: they must be alike."""
+        """Data and environment must draw alike: the first image of an episode is from the data, the others are not."""
         played = options.env.args.get("cell_px")
         if options.env.factory == ENV and played is not None and data.cell_px != played:
             raise ValueError(
@@ -129,7 +129,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
             )
 
     def check_limits(self, options: TrainOptions, longest: int, shortest: int = 0) -> list[Check]:
-        """A finding where levels need more moves than an episode has; nothing about environments of a user's own."""
+        """A finding if levels need more moves than an episode has; none for environments of one's own."""
         from geo_sokoban_pipeline.envs.sokoban.evaluation import move_limit
 
         limit = move_limit(options)
@@ -151,7 +151,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         return inspect_levels(options, rows, load, stored)
 
     def sample_prompt(self, options: Any) -> dict[str, Any] | None:
-        """A small level of the size that is generated, or the first one of a file."""
+        """A small level of the generated size, or the first one of a file."""
         from geo_sokoban_pipeline.envs.sokoban.inspection import first_prompt, sample_level
 
         if options.source == "hub":
@@ -185,7 +185,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         name = expert_label(expert, EXPERT)
         agents[name] = expert.model_copy(update={"args": {**rules, **expert.args}}) if own else expert
         if own and expert.name == "direct" and expert.patience is not None:
-            # A demonstration that ends at a block teaches nothing wrong, but whoever ends there cannot solve the level.
+            # An expert that gives up is fine for demonstrations, but as a baseline it loses the level.
             agents[name + PATIENT] = agents[name].model_copy(update={"patience": None})
         return agents
 
@@ -203,7 +203,7 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
         return record_level(episode)
 
     def summarise(self, records: Sequence[Any]) -> dict[str, Any]:
-        """Moves over the fewest ones, and solve rates by length."""
+        """Moves over the optimal length, and solve rates by length."""
         from geo_sokoban_pipeline.envs.sokoban.evaluation import summarise_levels
 
         return summarise_levels(records)
