@@ -1,4 +1,4 @@
-"""What the benchmarks found: JSON in `docs/results`, and text between markers of the docs that follows from it alone.
+"""Results of the benchmarks: JSON in `docs/results`, and text between markers of the docs, made from it alone.
 
 Both are written only where it is asked for: `make bench BENCH_DOCS=1`, likewise `make bench-memory`
 and `make bench-peer`.
@@ -38,7 +38,7 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
 
 
 def keep(name: str, found: Found, root: Path = ROOT) -> None:
-    """Write what a benchmark found and the docs that show it, if that is asked for."""
+    """Write the results of a benchmark and their docs, if `BENCH_DOCS=1` is set."""
     if os.environ.get("BENCH_DOCS") != "1":
         return
     write_json(root / "docs" / "results" / f"bench_{name}.json", add_maker(found, root))
@@ -47,12 +47,12 @@ def keep(name: str, found: Found, root: Path = ROOT) -> None:
 
 
 def add_maker(found: Found, root: Path) -> Found:
-    """What was found, with `made_with`: versions, commit (`…+` where program or benchmarks differ), machine."""
+    """The results with `made_with`: versions, commit (`…+` where program or benchmarks differ), machine."""
     return {"made_with": describe_maker(root, benchmarks=True), **found}
 
 
 def shown_texts(root: Path) -> dict[Path, str]:
-    """The files of the docs that show benchmarks, as they follow from the stored results."""
+    """The files of the docs with benchmarks, made from the stored results."""
     page, readme, figure = root / "docs/benchmarks.md", root / "README.md", root / "docs/img/scaling.svg"
     stored = {name: _read(root, name) for name in RENDERERS}
     text = page.read_text(encoding="utf-8")

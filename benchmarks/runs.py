@@ -1,4 +1,4 @@
-"""Whole runs of `train_sokoban` in a data root of their own, for benchmarks that read what a run stores."""
+"""Whole runs of `train_sokoban` in a data root of their own, for benchmarks that read stored runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.records import ROOT, write_json
 from geo_sokoban_pipeline.runs.storage import read_json
 
 
-def play_run(folder: Path, run_id: str, train: Mapping[str, Any]) -> list[dict[str, Any]]:
+def run_training(folder: Path, run_id: str, train: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Start the command up to its last iteration, in a data root below a folder.
 
     Args:
-        train: what differs from the parameters of `train_sokoban`.
+        train: overrides of the parameters of `train_sokoban`.
 
     Returns:
         The rows of metrics, one per iteration.

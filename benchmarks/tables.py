@@ -1,4 +1,4 @@
-"""Results of the benchmarks as text and images of the docs: pure functions of what was kept."""
+"""Results of the benchmarks as text and images of the docs: pure functions of the stored results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def costs_of_phases(found: Found) -> dict[str, list[float]]:
 
 
 def growth(found: Found) -> float:
-    """What an episode of the largest iteration costs, in multiples of one of the smallest."""
+    """Cost of an episode of the largest iteration, in multiples of one of the smallest."""
     costs = costs_of_phases(found)["in all"]
     return costs[-1] / costs[0]
 
@@ -61,7 +61,7 @@ def writing_shares(found: Found) -> tuple[float, float]:
 
 
 def render_writing(found: Found) -> str:
-    """What `benchmarks/test_writing.py` found."""
+    """Results of `benchmarks/test_writing.py`."""
     wall, cpu = writing_shares(found)
     seconds = found["seconds"]
     return (
@@ -79,7 +79,7 @@ def memory_growth(recipe: Found) -> float:
 
 
 def render_memory(found: Found) -> str:
-    """What `benchmarks/test_memory.py` found."""
+    """Results of `benchmarks/test_memory.py`."""
     recipes = found["recipes"]
     iterations = [at for at, _ in recipes[0]["memory_gb"]]
     lines = [
@@ -104,7 +104,7 @@ def draw_scaling(found: Found) -> str:
 
 
 def render_engine(found: Found) -> str:
-    """What `benchmarks/test_engine.py` found."""
+    """Results of `benchmarks/test_engine.py`."""
     rows = [
         f"| {row['turns']} | {row['cached']:,.0f} | {row['uncached']:,.0f} | {row['cached'] / row['uncached']:.1f} |"
         for row in found["engine"]
@@ -145,7 +145,7 @@ def render_speed(stored: Mapping[str, Found | None]) -> str:
 
 
 def render_maker(found: Found) -> str:
-    """With what and on which machine a benchmark ran."""
+    """Versions and machine of a benchmark."""
     if "made_with" not in found:
         return "The commit and the machine of this run were not recorded."
     made = found["made_with"]
@@ -157,7 +157,7 @@ def render_maker(found: Found) -> str:
 
 
 def _describe_peer(found: Found) -> str:
-    """TRL's step against ours, and what the ratio consists of."""
+    """TRL's step against ours, and the parts of the ratio."""
     rows = found["comparisons"]
 
     def ratios(name: str) -> str:

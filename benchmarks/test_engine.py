@@ -1,11 +1,11 @@
 """How much the rollout engine gains from its cache, and what environments cost.
 
 Run with `pytest benchmarks/test_engine.py -s`. In one run, with the default tiny policy and one thread, 64 episodes are
-played by the same engine with its cache on and off; one flag differs, vision features are kept in both. Bars: at least
+rolled out by the same engine with its cache on and off; one flag differs, vision features are cached in both. Thresholds: at least
 2 times the tokens per second at 8 turns and 4 times at 30.
 
 Then iterations of 256 episodes on prompts that the default run's sampler draws from the default levels, caches of
-boards and images kept as in a run. Nearly all that an iteration shows has been shown by none before: the bar,
+boards and images kept as in a run. Nearly all that an iteration shows has been shown by none before: the threshold,
 observations under 5 % of a rollout, is for that. The same iteration again shows what the caches spare. Times are
 CPU-seconds.
 """
@@ -46,7 +46,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 ROOT = Path(__file__).parents[1]
 EPISODES, ROUNDS, WARM_START_STEPS = 64, 3, 80
-BARS = {8: 2.0, 30: 4.0}
+THRESHOLDS = {8: 2.0, 30: 4.0}
 UNMEASURED, MEASURED = 2, 8  # iterations; the first ones import, allocate and fill caches
 OBSERVING_BAR, ENVIRONMENTS_BAR = 0.05, 0.12
 
@@ -90,7 +90,7 @@ def make_settings(options: TrainOptions, rollout: RolloutOptions, **env: Any) ->
     return RolloutSettings(env_options, options.reward, rollout, rollout.sampling, 0, "sokoban")
 
 
-def play_timed(
+def rollout_timed(
     engine: RolloutEngine, policy: Policy, tasks: Sequence[EpisodeTask], settings: RolloutSettings
 ) -> tuple[float, list[Trajectory]]:
     """CPU-seconds of a rollout, and its episodes."""
@@ -101,40 +101,40 @@ def play_timed(
 
 @pytest.fixture(scope="module")
 def found():
-    """What all tests of this file found; written once all are done."""
+    """Results of all tests of this file; written once all are done."""
     values: dict[str, Any] = {"engine": []}
     yield values
-    if len(values["engine"]) == len(BARS) and "observing" in values:
+    if len(values["engine"]) == len(THRESHOLDS) and "observing" in values:
         keep("engine", values)
 
 
-@pytest.mark.parametrize(("turns", "bar"), list(BARS.items()))
-def test_cached_against_uncached(policy, options, rows, found, turns, bar):
-    # Levels of six moves or more: hardly any is solved by chance, and lost ones are played on, so episodes last.
+@pytest.mark.parametrize(("turns", "threshold"), list(THRESHOLDS.items()))
+def test_cached_against_uncached(policy, options, rows, found, turns, threshold):
+    # Levels of six moves or more: hardly any is solved by chance, and deadlocks do not end an episode, so episodes are long.
     hard = [row for row in rows if row["solution_length"] >= 6]
     tasks = make_tasks(hard, groups=EPISODES // 8, group_size=8)
     sampling = options.rollout.sampling.model_copy(update={"temperature": 0.5})
     base = options.rollout.model_copy(update={"max_turns": turns, "sampling": sampling})
     times: dict[bool, list[float]] = {True: [], False: []}
-    played: dict[bool, list[Trajectory]] = {}
+    rolled: dict[bool, list[Trajectory]] = {}
     engines = {cached: build_engine(policy, base.model_copy(update={"reuse_cache": cached})) for cached in times}
     # The two take turns, so that a slow moment of the machine hits both. The first round encodes the images.
     for _ in range(ROUNDS + 1):
         for cached, engine in engines.items():
             settings = make_settings(options, base, max_steps=10_000, end_when_lost=False)
-            seconds, played[cached] = play_timed(engine, policy, tasks, settings)
+            seconds, rolled[cached] = rollout_timed(engine, policy, tasks, settings)
             times[cached].append(seconds)
     best = {cached: min(seconds[1:]) for cached, seconds in times.items()}
-    rates = {cached: sum(len(e.token_ids) for e in played[cached]) / best[cached] for cached in best}
-    mean_turns = sum(e.metrics["turns"] for e in played[True]) / EPISODES
+    rates = {cached: sum(len(e.token_ids) for e in rolled[cached]) / best[cached] for cached in best}
+    mean_turns = sum(e.metrics["turns"] for e in rolled[True]) / EPISODES
     ratio = rates[True] / rates[False]
     print(
-        f"\n{EPISODES} episodes, {turns} turns at most ({mean_turns:.1f} played): cached {rates[True]:,.0f} tokens/s, "
-        f"uncached {rates[False]:,.0f} tokens/s, ratio {ratio:.2f} (bar {bar})"
+        f"\n{EPISODES} episodes, {turns} turns at most ({mean_turns:.1f} on average): cached {rates[True]:,.0f} tokens/s, "
+        f"uncached {rates[False]:,.0f} tokens/s, ratio {ratio:.2f} (threshold {threshold})"
     )
     found["engine"].append({"turns": turns, "cached": rates[True], "uncached": rates[False]})
     assert mean_turns > 0.9 * turns
-    assert ratio >= bar
+    assert ratio >= threshold
 
 
 @dataclass
@@ -194,7 +194,7 @@ class Sums:
 
 @dataclass
 class Novelty:
-    """What of the iterations' prompts and boards no earlier one had."""
+    """Shares of the iterations' prompts and boards that no earlier iteration had."""
 
     seen: set[Any] = field(default_factory=set)
     new: int = 0
@@ -227,7 +227,7 @@ def test_share_of_environments(policy, options, rows, found, monkeypatch):
                 clock = Observing()
                 if iteration % 2:  # the clock of observations has its cost, which the other share must not bear
                     clock.watch(patches)
-                seconds, episodes = play_timed(engine, policy, tasks, settings)
+                seconds, episodes = rollout_timed(engine, policy, tasks, settings)
             if iteration >= UNMEASURED and iteration % 2:
                 observing[kind].add(seconds, clock.result())
             elif iteration >= UNMEASURED:

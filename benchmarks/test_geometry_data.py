@@ -1,7 +1,7 @@
 """How fast geometry rows become prompts: 2,000 rows of the size of Geometry3K's, from a parquet file to three tables.
 
 Run with `pytest benchmarks/test_geometry_data.py -s`. The rows are the real ones of the sample, each several times with
-another question, so every image is decoded and encoded as often as there are rows. Bar: 60 seconds of the processor
+another question, so every image is decoded and encoded as often as there are rows. Threshold: 60 seconds of the processor
 for the whole pipeline, which runs in one process.
 """
 
@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.tasks import task_of
 
 ROOT = Path(__file__).parents[1]
-ROWS, BAR = 2000, 60.0
+ROWS, THRESHOLD = 2000, 60.0
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_rows_per_second(real_size_rows: Path, tmp_path: Path, task: str, instru
         f"\n{task}: {ROWS} rows ({real_size_rows.stat().st_size / 1e6:.0f} MB) in {wall:.1f} s, {spent:.1f} s of the "
         f"processor, {ROWS / spent:.0f} rows per CPU-second; {megabytes:.0f} MB written"
     )
-    assert spent < BAR
+    assert spent < THRESHOLD
 
 
 def _entries(task: str, folder: Path) -> dict[str, dict[str, object]]:

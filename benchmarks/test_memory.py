@@ -2,7 +2,7 @@
 
 Run with `make bench-memory`, eight minutes a recipe; it starts `kedro run --pipelines=train_sokoban` with the recipe's
 own settings, but 205 iterations, and reads `perf/memory_gb`: the resident memory of the run and its second process at
-the end of an iteration, each the mean of five. Bar: after 200 iterations at most 5 % above that after 20.
+the end of an iteration, each the mean of five. Threshold: after 200 iterations at most 5 % above that after 20.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import yaml
 from benchmarks.records import ROOT, keep
-from benchmarks.runs import play_run
+from benchmarks.runs import run_training
 from benchmarks.tables import memory_growth, render_memory
 
 from geo_sokoban_pipeline.studies.plan import merge
 
 RECIPES = ("default", "from_zero")
 ITERATIONS, AT = 205, (20, 60, 100, 150, 200)
-BAR = 0.05
+THRESHOLD = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def recipes() -> Iterator[list[dict[str, Any]]]:
 def test_memory_of_a_long_run(recipe: str, recipes: list[dict[str, Any]], tmp_path: Path) -> None:
     study = yaml.safe_load((ROOT / f"conf/base/parameters/studies/{recipe}.yml").read_text(encoding="utf-8"))
     own = study[f"study_{recipe}"].get("train", {})
-    rows = play_run(tmp_path, recipe, merge(own, {"loop": {"iterations": ITERATIONS}}))
+    rows = run_training(tmp_path, recipe, merge(own, {"loop": {"iterations": ITERATIONS}}))
     memory = [row["perf/memory_gb"] for row in rows]
     found = {"name": recipe, "memory_gb": [[at, round(fmean(memory[at - 2 : at + 3]), 3)] for at in AT]}
     recipes.append(found)
-    print(f"\n{render_memory({'recipes': recipes})}\nBar: {100 * BAR:.0f} %")
-    assert memory_growth(found) <= BAR
+    print(f"\n{render_memory({'recipes': recipes})}\nBar: {100 * THRESHOLD:.0f} %")
+    assert memory_growth(found) <= THRESHOLD

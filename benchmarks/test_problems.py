@@ -19,8 +19,8 @@ from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png
 ROUNDS = 3
 
 
-@pytest.mark.parametrize(("difficulty", "count", "bar"), [("tiny", 500, 1.0), ("mixed", 132, 3.0)])
-def test_problems_per_second(benchmark, difficulty, count, bar):
+@pytest.mark.parametrize(("difficulty", "count", "threshold"), [("tiny", 500, 1.0), ("mixed", 132, 3.0)])
+def test_problems_per_second(benchmark, difficulty, count, threshold):
     options, seeds = ProblemOptions(difficulty=difficulty), itertools.count()
     drawing, rendering = [], []
     for _ in range(ROUNDS):
@@ -36,4 +36,4 @@ def test_problems_per_second(benchmark, difficulty, count, bar):
     benchmark.extra_info.update(problems_per_second=round(rate), drawing_to_rendering=round(ratio, 2))
     print(f"\n{difficulty}: {rate:.0f} problems a second with images, drawing takes {ratio:.2f} of rendering")
     benchmark.pedantic(lambda: generate_problems(count, 0, options), rounds=1)
-    assert ratio <= bar
+    assert ratio <= threshold

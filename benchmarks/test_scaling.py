@@ -1,8 +1,8 @@
 """What an episode costs as an iteration grows, and what writing costs beside it.
 
 Run with `pytest benchmarks/test_scaling.py -s`. With the default policy after its warm start and one thread,
-iterations of 64, 256 and 1,024 episodes are played, scored, updated and written, all groups trained; the table says
-milliseconds of CPU time per episode. Bars: an episode of the largest iteration costs at most 1.3 times one of the
+iterations of 64, 256 and 1,024 episodes are rolled out, scored, updated and written, all groups trained; the table says
+milliseconds of CPU time per episode. Thresholds: an episode of the largest iteration costs at most 1.3 times one of the
 smallest; writing (tables, the contract's check, files) takes under 3 % of an iteration of the default recipe, whose
 filter trains only a part of the episodes. Times are CPU-seconds, least of three.
 """
@@ -41,7 +41,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 ROOT = Path(__file__).parents[1]
 SIZES, ROUNDS = (64, 256, 1024), 3
-GROWTH_BAR, WRITING_BAR = 1.3, 0.03
+GROWTH_THRESHOLD, WRITING_THRESHOLD = 1.3, 0.03
 
 Rows = list[dict[str, Any]]
 Costs = dict[str, float]
@@ -83,7 +83,7 @@ def timed(action: Callable[[], Any]) -> tuple[float, Any]:
 def cost_of_iterations(
     policy: Policy, options: TrainOptions, rows: Rows, episodes: int, folder: Path, **changes: Any
 ) -> Costs:
-    """CPU-seconds of each phase, the least of the rounds; every round plays with new weights, as iterations do.
+    """CPU-seconds of each phase, the least of the rounds; every round has new weights, as iterations do.
 
     Args:
         changes: of the options of GRPO.
@@ -100,22 +100,22 @@ def cost_of_iterations(
     for round_ in range(ROUNDS + 1):
         engine.update_weights(None, round_)
         costs: Costs = {}
-        costs["rollout"], (played, _) = timed(lambda k=round_: collector.collect(k, sampler))  # type: ignore[misc]
-        costs["scoring"], _ = timed(lambda p=played: score_groups(p, grpo, options.reward.args))  # type: ignore[misc]
-        costs["rollout"] -= costs["scoring"]  # playing has scored them already
+        costs["rollout"], (episodes, _) = timed(lambda k=round_: collector.collect(k, sampler))  # type: ignore[misc]
+        costs["scoring"], _ = timed(lambda p=episodes: score_groups(p, grpo, options.reward.args))  # type: ignore[misc]
+        costs["rollout"] -= costs["scoring"]  # the collector has scored them already
         costs["update"], _ = timed(
-            lambda p=played, k=round_: update_policy(p, policy, backend, grpo, options.optimizer, k, 0)  # type: ignore[misc]
+            lambda p=episodes, k=round_: update_policy(p, policy, backend, grpo, options.optimizer, k, 0)  # type: ignore[misc]
         )
-        costs["writing"], _ = timed(lambda p=played, k=round_: write(dataset, k, p, policy))  # type: ignore[misc]
+        costs["writing"], _ = timed(lambda p=episodes, k=round_: write(dataset, k, p, policy))  # type: ignore[misc]
         found.append(costs)
     engine.close()
     # The first round fills the caches of boards and images, as earlier iterations of a run have done.
     return {phase: min(costs[phase] for costs in found[1:]) for phase in PHASES}
 
 
-def write(dataset: TrajectoriesDataset, iteration: int, played: Sequence[Trajectory], policy: Policy) -> None:
+def write(dataset: TrajectoriesDataset, iteration: int, episodes: Sequence[Trajectory], policy: Policy) -> None:
     """Write an iteration as Kedro does: tables, the contract's check, files."""
-    dataset.save(TrajectoryContract().validate(name_parts(iteration, played, policy.table_context)))
+    dataset.save(TrajectoryContract().validate(name_parts(iteration, episodes, policy.table_context)))
 
 
 def test_cost_per_episode(policy: Policy, options: TrainOptions, rows: Rows, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_cost_per_episode(policy: Policy, options: TrainOptions, rows: Rows, tmp
     episodes = options.grpo.groups * options.grpo.group_size
     usual = cost_of_iterations(policy, options, rows, episodes, tmp_path / "usual")
     found = {"sizes": list(SIZES), "seconds": costs, "usual": {"episodes": episodes, "seconds": usual}}
-    print(f"\n{render_scaling(found)}\nBars: growth {GROWTH_BAR}, writing {100 * WRITING_BAR:.0f} %")
+    print(f"\n{render_scaling(found)}\nBars: growth {GROWTH_THRESHOLD}, writing {100 * WRITING_THRESHOLD:.0f} %")
     keep("scaling", found)
-    assert growth(found) <= GROWTH_BAR
-    assert writing_share(found) < WRITING_BAR
+    assert growth(found) <= GROWTH_THRESHOLD
+    assert writing_share(found) < WRITING_THRESHOLD

@@ -3,7 +3,7 @@
 Run with `pytest benchmarks/test_writing.py -s`; it starts `kedro run --pipelines=train_sokoban` with its defaults, but
 fewer iterations and no validation, in a data root of its own, and reads the stored metrics. Writing is what
 `perf/write_time` counts: tables of the episodes, the contract's check, the files. One process writes while the others
-wait, so its share of the wall clock is larger than that of the CPU-seconds. Bar: under 3 % of the wall clock.
+wait, so its share of the wall clock is larger than that of the CPU-seconds. Threshold: under 3 % of the wall clock.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from statistics import fmean
 
 import yaml
 from benchmarks.records import ROOT, keep
-from benchmarks.runs import play_run
+from benchmarks.runs import run_training
 from benchmarks.tables import render_writing, writing_shares
 
 ITERATIONS, FIRST = 48, 8  # the first ones fill the caches of boards and images
-BAR = 0.03
+THRESHOLD = 0.03
 PARTS = ("step_time", "save_time", "write_time", "cpu_time", "save_cpu_time", "write_cpu_time")
 
 
 def test_writing_of_the_default_run(tmp_path: Path) -> None:
-    rows = play_run(tmp_path, "writing", {"loop": {"iterations": ITERATIONS, "eval_interval": 0}})[FIRST:]
+    rows = run_training(tmp_path, "writing", {"loop": {"iterations": ITERATIONS, "eval_interval": 0}})[FIRST:]
     defaults = yaml.safe_load((ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8"))
     found = {
         "iterations": len(rows),
@@ -30,6 +30,6 @@ def test_writing_of_the_default_run(tmp_path: Path) -> None:
         "processes": defaults["train_sokoban"]["processes"],
         "seconds": {name: fmean(row[f"perf/{name}"] for row in rows) for name in PARTS},
     }
-    print(f"\n{render_writing(found)}\nBar: {100 * BAR:.0f} % of its seconds")
+    print(f"\n{render_writing(found)}\nBar: {100 * THRESHOLD:.0f} % of its seconds")
     keep("writing", found)
-    assert writing_shares(found)[0] < BAR
+    assert writing_shares(found)[0] < THRESHOLD

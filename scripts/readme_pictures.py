@@ -15,7 +15,7 @@ SHOWN = {"sokoban": ("held_out_episodes.gif", 8), "geo3k": ("held_out_problems.s
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Draw the chosen tasks' images and print their paths; 0, or 1 where a task has no finished run."""
+    """Draw the chosen tasks' images and print their paths; 0, or 1 if a task has no finished run."""
     from geo_sokoban_pipeline.reporting.episodes import episodes_gif
     from geo_sokoban_pipeline.reporting.notebook import open_catalog
     from geo_sokoban_pipeline.reporting.showcase import draw_responses
@@ -24,8 +24,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parse(words)
     catalog = open_catalog(options.env, options.run_id, ROOT)
     for task in options.tasks:
-        played = catalog[f"train_{task}.held_out_trajectories"]
-        pairs = choose_gallery(played.load(), 2, SHOWN[task][1]) if played.exists() else []
+        episodes = catalog[f"train_{task}.held_out_trajectories"]
+        pairs = choose_gallery(episodes.load(), 2, SHOWN[task][1]) if episodes.exists() else []
         if not pairs:
             way_out = f"train one: kedro run --pipelines=train_{task}"
             print(f"{task}: no evaluated run {options.run_id}; {way_out}", file=sys.stderr)  # noqa: T201

@@ -85,7 +85,7 @@ TOOLS = {
     "mkdocs-material": ("mkdocs.yml", "name: material"),
     "mypy": ("Makefile", "-m mypy"),
     "pre-commit": (".pre-commit-config.yaml", "repos:"),
-    "pytest-benchmark": ("benchmarks/test_world.py", "(benchmark)"),
+    "pytest-benchmark": ("benchmarks/test_sokoban_env.py", "(benchmark)"),
     "ruff": ("Makefile", "-m ruff"),
 }
 

@@ -20,13 +20,13 @@ from benchmarks.peer.setting import NAMES, Setting, StepReport, System
 if TYPE_CHECKING:
     from benchmarks.peer.report import Comparison
 
-BARS = {8: 3.0, 30: 5.0}
+THRESHOLDS = {8: 3.0, 30: 5.0}
 CLOCKS = ("wall", "whole")  # ratios of seconds and of CPU-seconds; the lower one counts
 WARM_START_STEPS = 80
 
 
 def main() -> int:
-    """Run the comparison, print it, write it; 1 if a bar is missed."""
+    """Run the comparison, print it, write it; 1 if a threshold is missed."""
     options = _parse()
     # The workers inherit these before they import torch.
     quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error"}
@@ -51,16 +51,16 @@ def main() -> int:
     write_json(options.out, add_maker(found, ROOT))
     print(f"\nEvery step: {options.out}")
     slowest = {c["setting"]["turns"]: min(c["ratios"][name]["median"] for name in CLOCKS) for c in found["comparisons"]}
-    missed = [turns for turns, ratio in slowest.items() if ratio < BARS.get(turns, 0.0)]
+    missed = [turns for turns, ratio in slowest.items() if ratio < THRESHOLDS.get(turns, 0.0)]
     for turns in missed:
-        print(f"Below the bar of {BARS[turns]} at {turns} turns.", file=sys.stderr)
+        print(f"Below the threshold of {THRESHOLDS[turns]} at {turns} turns.", file=sys.stderr)
     return 1 if missed else 0
 
 
 def _parse() -> argparse.Namespace:
     root = Path(os.environ.get("GEO_SOKOBAN_DATA_ROOT", "data"))
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peer", description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, nargs="+", default=list(BARS), help="responses of an episode")
+    parser.add_argument("--turns", type=int, nargs="+", default=list(THRESHOLDS), help="responses of an episode")
     parser.add_argument("--rounds", type=int, default=5, help="steps of each system after the warm-up")
     parser.add_argument("--groups", type=int, default=4, help="prompts of a step")
     parser.add_argument("--group-size", type=int, default=8, help="episodes of a prompt")

@@ -1,5 +1,5 @@
-"""Checks that the two systems did the same work, from what they report of it. A benchmark of unequal work must not end
-with a ratio, so every difference raises."""
+"""Checks that the two systems did the same work, from their reports. A benchmark of unequal work must not give a ratio,
+so every difference raises."""
 
 from __future__ import annotations
 

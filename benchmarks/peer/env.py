@@ -1,8 +1,7 @@
-"""The world that both systems play: Sokoban whose every episode lasts a fixed number of responses.
+"""The environment of both systems: Sokoban whose every episode has a fixed number of responses.
 
-Nothing that a policy writes ends an episode early. A response without a move is a turn without a move, and a solved
-level starts anew with the next response. So two systems with the same limit play the same number of turns, however well
-they play.
+No response ends an episode early. A response without a move is a turn without a move, and a solved level starts over
+with the next response. So two systems with the same limit have the same number of turns, whatever their policies do.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class FixedLengthEnv(SokobanEnv):
         self.turns = turns
 
     def step(self, text: str) -> tuple[Observation, bool, Info]:
-        """See `SokobanEnv.step`; done is that the last turn was played."""
+        """See `SokobanEnv.step`; done after the last turn."""
         if self.board.is_solved:
             self.board = self.initial_board
         observation, _, info = super().step(text)

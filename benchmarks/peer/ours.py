@@ -37,7 +37,7 @@ Rows = list[dict[str, Any]]
 
 
 def make_options(setting: Setting, reuse_cache: bool = True) -> TrainOptions:
-    """The project's options for a setting; what is not named here is the default."""
+    """The project's options for a setting; all others are the defaults."""
     return SOKOBAN.train_config.model_validate(
         {
             "env": {"factory": "benchmarks.peer.env.build_env", "args": {"turns": setting.turns}},
@@ -73,7 +73,7 @@ def make_options(setting: Setting, reuse_cache: bool = True) -> TrainOptions:
 
 
 def draw_all(setting: Setting, rows: Rows) -> Rows:
-    """The rows of all steps, in the order in which this project plays them."""
+    """The rows of all steps, in the order of this project's sampler."""
     sampler = build_sampler(rows, make_options(setting), 0, None)
     return [rows[index] for step in range(setting.steps) for index in sampler.draw(step, setting.groups)]
 
@@ -86,7 +86,7 @@ def run_ours(
     *,
     reuse_cache: bool = True,
 ) -> None:
-    """Do one step whenever `wait` returns True, and tell its report.
+    """Do one step whenever `wait` returns True, and report it.
 
     Args:
         reuse_cache: keep the key-value cache of a conversation between turns.

@@ -1,5 +1,5 @@
-"""What both systems are set to, and what each of them reports of a step. Every number that makes the work larger or
-smaller is here once, so the two cannot be set differently."""
+"""The settings of both systems, and their report of a step. Every number that changes the amount of work is here once,
+so the two systems cannot differ."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What happened in one step, and how long it took.
+    """Counts and times of one step.
 
     Attributes:
         wall: seconds of the whole step. cpu: CPU-seconds of the process, all threads; so are the four parts of it.
@@ -140,7 +140,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def describe_heap() -> str:
-    """Where malloc puts large blocks, found by asking for some: its settings cannot be read back.
+    """Where malloc puts large blocks, found by allocating some: its settings cannot be read back.
 
     By itself glibc raises its bound to the largest mapped block that was freed, so only the second round tells. Each
     round asks for more than the heap has free: one block at least needs a new place.

@@ -1,6 +1,6 @@
 """TRL's side: `GRPOTrainer` with an environment, at its fastest honest settings on a CPU.
 
-TRL's own code runs unchanged. What it generated is kept, and looked at only after the clock has stopped.
+TRL's own code runs unchanged. Its generations are stored, and checked only after the clock has stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Rows = list[dict[str, Any]]
 
 
 class WatchedTrainer(GRPOTrainer):
-    """`GRPOTrainer` that keeps what it generated, for the checks after the clock has stopped."""
+    """`GRPOTrainer` that stores its generations for the checks after the clock has stopped."""
 
     generated: dict[str, Any]
     generation_seconds = 0.0
@@ -46,7 +46,7 @@ class WatchedTrainer(GRPOTrainer):
 
 
 class Clock(TrainerCallback):
-    """Stops after every optimizer step, reports it, and waits until the next one is asked for."""
+    """Stops after every optimizer step, reports it, and waits for the next request."""
 
     def __init__(self, wait: Callable[[], bool], tell: Callable[[StepReport], None]) -> None:
         self._wait, self._tell = wait, tell
@@ -99,14 +99,14 @@ class Clock(TrainerCallback):
             notes={
                 "pixel_rows": 0 if pixels is None else len(pixels),
                 "trained_patches": self.patches,
-                "env_turns": [env._played() for env in trainer.environments],
+                "env_turns": [env._turns_done() for env in trainer.environments],
             },
             **describe_episodes(token_ids, masks, trainer._image_pad_token_id),
         )
 
 
 def run_theirs(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Callable[[StepReport], None]) -> None:
-    """Do one step whenever `wait` returns True, and tell its report; the rows are played in their order."""
+    """Do one step whenever `wait` returns True, and report it; rows are taken in order."""
     policy = load_policy(setting.policy)
     ToolEnv.turns = setting.turns
     samples = [{name: row[name] for name in ("prompt", "extra_info", "level_hash")} for row in rows]
@@ -133,7 +133,7 @@ def run_theirs(setting: Setting, rows: Rows, wait: Callable[[], bool], tell: Cal
 
 
 def make_arguments(setting: Setting) -> dict[str, Any]:
-    """Arguments of `GRPOConfig`: the shared setting, everything that costs time without need switched off."""
+    """Arguments of `GRPOConfig`: the shared setting, everything that would cost time needlessly switched off."""
     return {
         "use_cpu": True,
         "bf16": False,

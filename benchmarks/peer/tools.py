@@ -1,4 +1,4 @@
-"""What is fitted to TRL from outside, so that its conversations hold the same tokens as ours; all of it helps TRL.
+"""Adapters for TRL, so that its conversations hold the same tokens as ours; all of them help TRL.
 
 The chat template shows no tool schema, and every response, however written, is read as one call of the environment, so
 no response ends an episode. Images go through `Qwen2VLImageProcessorPil`, as on our side.
@@ -58,12 +58,12 @@ RESPONSE_TEMPLATE = {
 
 
 class ToolEnv:
-    """The shared world in the form that `environment_factory` asks for."""
+    """The shared environment in the form that `environment_factory` asks for."""
 
     turns = 0  # set before the trainer is built, which takes no arguments for its environments
 
     def reset(self, sample: str, **_: Any) -> list[dict[str, Any]]:
-        """Start the level of a dataset row; gives what the first prompt shows."""
+        """Start the level of a dataset row; returns the content of the first prompt."""
         row = json.loads(sample)
         self._env: FixedLengthEnv = build_env(row, {"turns": self.turns})
         self._level = prompt_key(row)
@@ -81,7 +81,7 @@ class ToolEnv:
         return _content(self._env.format_observation(observation))
 
     # Public methods are tools; these are for the benchmark.
-    def _played(self) -> int:
+    def _turns_done(self) -> int:
         return len(self._env.turn_rewards)
 
     def _reward(self) -> float:
@@ -113,7 +113,7 @@ class TimedImageProcessor(Qwen2VLImageProcessorPil):
 
 
 def score(completions: list[Any], environments: list[ToolEnv], **_: Any) -> list[float]:
-    """Rewards; first the last response is carried out, which TRL's limit of calls leaves over."""
+    """Rewards; first it carries out the last response, which TRL's limit of calls leaves out."""
     for completion, environment in zip(completions, environments, strict=True):
         environment.move(**completion[-1]["tool_calls"][0]["function"]["arguments"])
     return [environment._reward() for environment in environments]

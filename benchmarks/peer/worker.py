@@ -1,4 +1,4 @@
-"""A system in a process of its own: it does a step when it is told to, and sits idle while the other one works."""
+"""A system in a process of its own: it does one step per request, and is idle while the other one works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Worker:
         theirs.close()
 
     def step(self) -> StepReport:
-        """Have one step done.
+        """Do one step.
 
         Raises:
             RuntimeError: the process ended; its error stands above.

@@ -76,7 +76,7 @@ class FullResponses(TransformersEngine):
 
 
 def measure(policy: Policy, work: Work) -> Figures:
-    """Play and train once.
+    """Roll out and train once.
 
     Raises:
         RuntimeError: an optimizer step had no finite gradient.
@@ -84,7 +84,7 @@ def measure(policy: Policy, work: Work) -> Figures:
     device = policy.model.device.type
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    rollout_seconds, episodes = _timed(device, lambda: _play(policy, work))
+    rollout_seconds, episodes = _timed(device, lambda: _roll_out(policy, work))
     samples = [_with_advantage(build_sample(episode, policy), number) for number, episode in enumerate(episodes)]
     options = OptimizerOptions(
         learning_rate=_RATE, max_tokens=work.batch_tokens, logit_chunk=2048, clip=1.0, weight_decay=0.1
@@ -112,7 +112,7 @@ def measure(policy: Policy, work: Work) -> Figures:
     )
 
 
-def _play(policy: Policy, work: Work) -> list[Trajectory]:
+def _roll_out(policy: Policy, work: Work) -> list[Trajectory]:
     rows = _prompts(max(1, work.episodes // _GROUP))
     limits = RolloutOptions.model_validate({
         "max_turns": work.turns, "max_tokens_per_turn": work.tokens, "max_failed_share": 0.0, "draft_share": None,

@@ -1,6 +1,6 @@
-"""How fast the Sokoban world is: levels per minute, moves, observations, images.
+"""Speed of Sokoban: levels per minute, moves, observations, images.
 
-Run with `pytest benchmarks/test_world.py`. Rates are in `extra_info`; only the bar of 6,000 verified 6×6 one-box levels
+Run with `pytest benchmarks/test_sokoban_env.py`. Rates are in `extra_info`; only the threshold of 6,000 verified 6×6 one-box levels
 a minute is asserted.
 """
 
@@ -16,16 +16,16 @@ BOARD = Board.from_text("######\n#@   #\n# $ .#\n#    #\n#    #\n######")
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "boxes", "count", "bar"),
+    ("height", "width", "boxes", "count", "threshold"),
     [(6, 6, 1, 1000, 6000), (8, 8, 2, 100, None), (10, 10, 4, 15, None)],
     ids=["6x6-1", "8x8-2", "10x10-4"],
 )
-def test_levels_per_minute(benchmark, height, width, boxes, count, bar):
+def test_levels_per_minute(benchmark, height, width, boxes, count, threshold):
     seeds = itertools.count()
     benchmark.pedantic(lambda: generate_levels(count, next(seeds), height, width, boxes), rounds=3, iterations=1)
     rate = 60 * count / benchmark.stats["mean"]
     benchmark.extra_info["levels_per_minute"] = round(rate)
-    assert bar is None or rate >= bar
+    assert threshold is None or rate >= threshold
 
 
 def test_move(benchmark):
@@ -39,7 +39,7 @@ def test_canonical_hash_of_new_boards(benchmark):
 
 
 @pytest.mark.parametrize("cell_px", [16, 64])
-def test_picture(benchmark, cell_px):
+def test_image(benchmark, cell_px):
     assert benchmark(render, BOARD, cell_px).width == 6 * cell_px
 
 
