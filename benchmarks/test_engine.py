@@ -1,13 +1,12 @@
 """How much the rollout engine gains from its cache, and what environments cost.
 
 Run with `pytest benchmarks/test_engine.py -s`. In one run, with the default tiny policy and one thread, 64 episodes are
-rolled out by the same engine with its cache on and off; one flag differs, vision features are cached in both. Thresholds: at least
-2 times the tokens per second at 8 turns and 4 times at 30.
+rolled out by the same engine with its cache on and off; one flag differs, vision features are cached in both.
+Thresholds: at least 2 times the tokens per second at 8 turns and 4 times at 30.
 
-Then iterations of 256 episodes on prompts that the default run's sampler draws from the default levels, caches of
-boards and images kept as in a run. Nearly all that an iteration shows has been shown by none before: the threshold,
-observations under 5 % of a rollout, is for that. The same iteration again shows what the caches spare. Times are
-CPU-seconds.
+Then iterations of 256 episodes on prompts that the default run's sampler draws from the default levels, with caches of
+boards and images as in a run. Nearly all their boards are new; the threshold, observations under 5 % of a rollout, is
+for them. The same iteration again shows the gain of the caches. Times are CPU-seconds.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def found():
 
 @pytest.mark.parametrize(("turns", "threshold"), list(THRESHOLDS.items()))
 def test_cached_against_uncached(policy, options, rows, found, turns, threshold):
-    # Levels of six moves or more: hardly any is solved by chance, and deadlocks do not end an episode, so episodes are long.
+    # Levels of six moves or more are hardly ever solved by chance, and deadlocks end no episode: episodes are long.
     hard = [row for row in rows if row["solution_length"] >= 6]
     tasks = make_tasks(hard, groups=EPISODES // 8, group_size=8)
     sampling = options.rollout.sampling.model_copy(update={"temperature": 0.5})
@@ -129,7 +128,7 @@ def test_cached_against_uncached(policy, options, rows, found, turns, threshold)
     mean_turns = sum(e.metrics["turns"] for e in rolled[True]) / EPISODES
     ratio = rates[True] / rates[False]
     print(
-        f"\n{EPISODES} episodes, {turns} turns at most ({mean_turns:.1f} on average): cached {rates[True]:,.0f} tokens/s, "
+        f"\n{EPISODES} episodes, {turns} turns at most (mean {mean_turns:.1f}): cached {rates[True]:,.0f} tokens/s, "
         f"uncached {rates[False]:,.0f} tokens/s, ratio {ratio:.2f} (threshold {threshold})"
     )
     found["engine"].append({"turns": turns, "cached": rates[True], "uncached": rates[False]})

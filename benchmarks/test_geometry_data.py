@@ -1,8 +1,8 @@
 """How fast geometry rows become prompts: 2,000 rows of the size of Geometry3K's, from a parquet file to three tables.
 
 Run with `pytest benchmarks/test_geometry_data.py -s`. The rows are the real ones of the sample, each several times with
-another question, so every image is decoded and encoded as often as there are rows. Threshold: 60 seconds of the processor
-for the whole pipeline, which runs in one process.
+another question, so every image is decoded and encoded as often as there are rows. Threshold: 60
+CPU-seconds for the whole pipeline, which runs in one process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Speed of Sokoban: levels per minute, moves, observations, images.
 
-Run with `pytest benchmarks/test_sokoban_env.py`. Rates are in `extra_info`; only the threshold of 6,000 verified 6×6 one-box levels
-a minute is asserted.
+Run with `pytest benchmarks/test_sokoban_env.py`. Rates are in `extra_info`. One threshold is asserted: 6,000
+verified 6×6 one-box levels a minute.
 """
 
 from __future__ import annotations
