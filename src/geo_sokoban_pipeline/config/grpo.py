@@ -17,10 +17,13 @@ from geo_sokoban_pipeline.config.base import (
     StrictModel,
 )
 from geo_sokoban_pipeline.config.policy import (
-    Beta,
+    Betas,
     GradientNorm,
     LearningRate,
+    Matrices,
     MatrixRate,
+    MicroBatchTokens,
+    Momentum,
     PolicyOptions,
     WarmStartOptions,
     WeightDecay,
@@ -141,14 +144,14 @@ class GrpoOptions(StrictModel):
 class OptimizerOptions(StrictModel):
     """AdamW, or AdamW and Muon, and the schedule."""
 
-    learning_rate: LearningRate = Field(1e-3, description="Highest learning rate.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW betas.")
+    learning_rate: LearningRate = 1e-3
+    betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, ge=1e-16, le=1, description="AdamW epsilon.")
-    weight_decay: WeightDecay = Field(0.0, description="AdamW weight decay.")
-    matrices: Literal["adamw", "muon"] = Field("adamw", description="What moves the matrices inside the layers.")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
-    matrix_rate: MatrixRate = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
-    clip: GradientNorm = Field(0.3, description="Largest gradient norm.")
+    weight_decay: WeightDecay = 0.0
+    matrices: Matrices = "adamw"
+    momentum: Momentum = 0.95
+    matrix_rate: MatrixRate = 2.0
+    clip: GradientNorm = 0.3
     warmup_iterations: CountOrZero = Field(10, description="Iterations of linear warm-up.")
     schedule_iterations: Count = Field(
         150,
@@ -156,7 +159,7 @@ class OptimizerOptions(StrictModel):
     )
     decay_fraction: Share = Field(0.5, description="Last share of the schedule over which the rate falls.")
     decay_to: Share = Field(0.1, description="Share of the highest rate at the end and after it.")
-    max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
+    max_tokens: MicroBatchTokens = 8192
     logit_chunk: Count = Field(16_384, description="Positions whose logits are held at once.")
     max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
 
@@ -234,7 +237,7 @@ class TrainOptions(StrictModel):
         1,
         ge=1,
         le=1024,
-        description="Processes that play and train side by side, one model between them. Each uses `threads` threads, "
+        description="Processes that roll out and train side by side and share one model. Each uses `threads` threads, "
         "and about 0.6 GB beside the weights.",
     )
 
@@ -265,17 +268,17 @@ class TrainOptions(StrictModel):
             raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
         if self.rollout.engine == "sglang" and self.processes > 1:
             raise ValueError(
-                f"processes={self.processes} with rollout.engine=sglang: the servers do the playing, so processes=1; "
+                f"processes={self.processes} with rollout.engine=sglang: the servers sample responses, so processes=1; "
                 "rollout.server.count gives more servers."
             )
         if self.rollout.over_sampling > 1 and self.processes > 1:
             raise ValueError(
-                f"rollout.over_sampling={self.rollout.over_sampling} with processes={self.processes}: who has played "
-                "enough is not known in one of several processes; take processes=1."
+                f"rollout.over_sampling={self.rollout.over_sampling} with processes={self.processes}: one of several "
+                "processes does not know how many groups the others have kept; take processes=1."
             )
         if self.rollout.partial and self.grpo.mixed_versions == "drop":
             raise ValueError(
-                "rollout.partial=true with grpo.mixed_versions=drop: what is gone on with would never be trained; "
+                "rollout.partial=true with grpo.mixed_versions=drop: continued episodes would never be trained; "
                 "take mask or keep."
             )
         if self.processes > 1 and self.threads is None:

@@ -8,12 +8,17 @@ from pydantic import Field, model_validator
 
 from geo_sokoban_pipeline.config.base import Count, CountOrZero, Share, StrictModel
 
-# A learning rate of 1 moves every weight by 1 a step; a decay of 1 at that rate takes weights to 0, more beyond it.
-LearningRate = Annotated[float, Field(gt=0, le=1)]
-WeightDecay = Annotated[float, Field(ge=0, le=1)]
-MatrixRate = Annotated[float, Field(gt=0, le=1e5)]
-GradientNorm = Annotated[float, Field(gt=0, le=1e6)]
-Beta = Annotated[float, Field(ge=0, lt=1)]  # 1 would never forget the first gradient
+# Options of the optimizers of both stages; defaults are theirs. A learning rate of 1 moves every weight by 1 a
+# step; a decay of 1 at that rate takes weights to 0, more beyond it.
+LearningRate = Annotated[float, Field(gt=0, le=1, description="Highest learning rate.")]
+_Beta = Annotated[float, Field(ge=0, lt=1)]  # 1 would never forget the first gradient
+Betas = Annotated[tuple[_Beta, _Beta], Field(description="AdamW betas.")]
+WeightDecay = Annotated[float, Field(ge=0, le=1, description="AdamW weight decay.")]
+Matrices = Annotated[Literal["adamw", "muon"], Field(description="Optimizer of the matrices inside the layers.")]
+Momentum = Annotated[float, Field(ge=0, lt=1, description="Muon's momentum.")]
+MatrixRate = Annotated[float, Field(gt=0, le=1e5, description="Muon's learning rate, in multiples of AdamW's.")]
+GradientNorm = Annotated[float, Field(gt=0, le=1e6, description="Largest gradient norm.")]
+MicroBatchTokens = Annotated[Count, Field(description="Padded tokens of a micro-batch.")]
 
 
 def check_matrix_rate(matrices: str, learning_rate: float, matrix_rate: float) -> None:
@@ -119,7 +124,7 @@ class ExpertOptions(StrictModel):
     factory: str = Field(
         description="`build_teacher(name, patience, noise, **args)`: a dotted path, or `file.py` / `file.py:name`.",
     )
-    name: str = Field(description="Who of the task's experts it is.")
+    name: str = Field(description="Name of one of the task's experts.")
     patience: CountOrZero | None = Field(None, description="Failures before it gives up. None: it never does.")
     noise: Share = Field(0.0, description="Share of its actions that are chosen at random.")
     solved_only: bool = Field(False, description="Train on solved demonstrations only.")
@@ -132,17 +137,17 @@ class WarmStartOptions(StrictModel):
 
     steps: CountOrZero = Field(900, description="Optimizer steps at most; 0 leaves the policy as it is.")
     episodes_per_step: Count = Field(24, description="Fresh demonstrations per step.")
-    learning_rate: LearningRate = Field(1.5e-3, description="Highest learning rate.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="AdamW betas.")
-    weight_decay: WeightDecay = Field(0.01, description="AdamW weight decay.")
-    matrices: Literal["adamw", "muon"] = Field("muon", description="What moves the matrices inside the layers.")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum.")
-    matrix_rate: MatrixRate = Field(2.0, description="Muon's learning rate, in multiples of AdamW's.")
+    learning_rate: LearningRate = 1.5e-3
+    betas: Betas = (0.9, 0.98)
+    weight_decay: WeightDecay = 0.01
+    matrices: Matrices = "muon"
+    momentum: Momentum = 0.95
+    matrix_rate: MatrixRate = 2.0
     warmup_steps: CountOrZero = Field(50, description="Steps of linear warm-up.")
     decay_fraction: Share = Field(0.15, description="Last share of the steps over which the rate falls.")
     decay_to: Share = Field(0.05, description="Share of the highest rate at the end.")
-    clip: GradientNorm = Field(1.0, description="Largest gradient norm.")
-    max_tokens: Count = Field(8192, description="Padded tokens of a micro-batch.")
+    clip: GradientNorm = 1.0
+    max_tokens: MicroBatchTokens = 8192
     teacher: ExpertOptions = Field(description="The expert that makes the demonstrations.")
     validate_every: Count = Field(100, description="Steps between validations on held-out demonstrations.")
     validation_episodes: Count = Field(64, description="Held-out demonstrations of a validation.")

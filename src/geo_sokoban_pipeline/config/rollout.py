@@ -130,7 +130,7 @@ class RolloutOptions(StrictModel):
     def _check(self) -> RolloutOptions:
         if self.partial and self.max_turns > 1:
             raise ValueError(
-                f"partial=true with max_turns={self.max_turns}: an interaction cannot be gone on with, because its "
+                f"partial=true with max_turns={self.max_turns}: an interaction cannot be continued, because its "
                 "environment is not kept; partial rollouts are for tasks of one turn (max_turns=1)."
             )
         if self.partial and self.over_sampling == 1:

@@ -62,20 +62,18 @@ def _as_ipv4(host: str) -> bytes | None:
 
 
 class FaultOptions(StrictModel):
-    """How long servers are waited for, and how often what failed is tried again."""
+    """Time limits for servers, and retries of failed requests."""
 
     start_timeout: Seconds = Field(900.0, description="Seconds from the launch of a server to its first answer.")
     reply_timeout: Seconds = Field(1800.0, description="Seconds that one response may take.")
     control_timeout: Seconds = Field(
         600.0, description="Seconds that an update of weights, or a question about the server, may take."
     )
-    health_interval: Seconds = Field(
-        30.0, description="Seconds between looks at whether a server that has requests still computes."
-    )
+    health_interval: Seconds = Field(30.0, description="Seconds between health checks of a server that has requests.")
     health_timeout: Seconds = Field(
-        120.0, description="Seconds without an answer to such a look after which a server counts as hung."
+        120.0, description="Seconds without an answer to a health check after which a server counts as hung."
     )
-    tries: int = Field(4, ge=1, le=100, description="Times that one response is asked for before the run stops.")
+    tries: int = Field(4, ge=1, le=100, description="Tries to get one response before the run stops.")
     first_pause: float = Field(
         0.5, ge=0, le=3600, description="Seconds before the second try; each later one doubles it."
     )
