@@ -86,8 +86,8 @@ def processes_with(setting: str) -> list[psutil.Process]:
 
 
 def strays() -> list[psutil.Process]:
-    """Processes of servers that nobody keeps for a next engine."""
-    kept = [server for several in servers._kept.values() for server in several]
+    """Processes of servers that are not in the idle pool."""
+    kept = [server for several in servers._idle.values() for server in several]
     wanted = {process.pid for server in kept for process in tree(psutil.Process(server.pid).ppid())}
     return [process for process in descendants() if process.pid not in wanted]
 

@@ -48,7 +48,7 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (
             T,
             f"{REWARD}/last.py",
-            f"{T}: an episode whose first response is cut off fails, for which outcome.infos is empty: IndexError: "
+            f"{T}: an episode whose first response is cut off, so that outcome.infos is empty, fails: IndexError: "
             "list index out of range, in @/last.py, line 2: return outcome.infos[-1]['turn_reward']. See docs/",
         ),
         (T, f"{REWARD}/text.py", "reward.function=@/text.py: must return a dict with the key 'reward' (float), or a"),
@@ -70,7 +70,7 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (
             T,
             f"{T}.rollout.engine=sglang,{T}.rollout.server.python=/no/such/python",
-            f"{T}.rollout.server.python=/no/such/python: no interpreter that runs. Make sglang-env.",
+            f"{T}.rollout.server.python=/no/such/python: no working interpreter. Make sglang-env.",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_checkpoint_is_loaded_back(mixture, tmp_path):
 
 @pytest.mark.parametrize("inner", [HIDDEN, HIDDEN // 2])
 def test_square_experts_are_refused(tiny_policy, inner):
-    with pytest.raises(ValueError, match=f"moe_intermediate_size={inner}: .* in which layout"):
+    with pytest.raises(ValueError, match=f"moe_intermediate_size={inner}: .* do not show the layout"):
         check_orientation(build_config(tiny_policy, moe_intermediate_size=inner))
     check_orientation(build_config(tiny_policy))
     check_orientation(tiny_policy.model.config)

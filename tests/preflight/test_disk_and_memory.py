@@ -132,7 +132,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
         set_read_only(folder, True)
         (check,) = check_writable([folder / "06_models" / "run"])
     assert check.state == "failure"
-    assert f"no file can be made in {tmp_path / 'closed'} (" in check.found
+    assert f"no file can be created in {tmp_path / 'closed'} (" in check.found
     assert nearest_folder(tmp_path / "closed" / "x" / "y") == tmp_path / "closed"
 
 

@@ -11,7 +11,7 @@ from geo_sokoban_pipeline.envs.inspection import guard
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.preflight.model import inspect_model
-from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, play_one
+from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, try_episode
 from task_options import PolicyOptions
 
 RUN = "train_sokoban"
@@ -81,7 +81,7 @@ def test_unusable_own_code(make_subject: Any, files: Path, parameter: str, spec:
 
 def test_one_episode_says_what_it_costs(make_subject: Any, encoding: Policy, rows: list[dict[str, Any]]) -> None:
     options = make_subject().options
-    (check,), shape = play_one(encoding, rows, options, 0)
+    (check,), shape = try_episode(encoding, rows, options, 0)
     assert check.state == "ok"
     assert shape.image_tokens == 9 and shape.patches == 36  # 96×96 pixels
     assert shape.prompt > shape.observation > shape.image_tokens
@@ -91,14 +91,14 @@ def test_one_episode_says_what_it_costs(make_subject: Any, encoding: Policy, row
 
 def test_the_longest_prompt_counts(make_subject: Any, encoding: Policy, rows: list[dict[str, Any]]) -> None:
     options = make_subject().options
-    usual = play_one(encoding, rows, options, 0)[1].prompt
+    usual = try_episode(encoding, rows, options, 0)[1].prompt
     short = rows[0] | {"solution_length": 99}  # this one is played
     wordy = rows[1] | {"prompt": f"{rows[1]['prompt']} and think about it before you move" * 3, "solution_length": 1}
     wordy["prompt"] = wordy["prompt"].replace("<image>", "", 2)
-    (_,), shape = play_one(encoding, [short, wordy, *rows[2:8]], options, 0)
+    (_,), shape = try_episode(encoding, [short, wordy, *rows[2:8]], options, 0)
     assert shape.prompt > usual + 20
     with pytest.raises(RuntimeError, match="cannot be encoded"):
-        play_one(encoding, [short, rows[1] | {"images": ["no image"]}], options, 0)
+        try_episode(encoding, [short, rows[1] | {"images": ["no image"]}], options, 0)
 
 
 OWN_TASK = """
@@ -123,11 +123,11 @@ def test_an_own_environment_needs_no_expert_without_a_warm_start(
     options = make_subject(train_sokoban={**own, "warm_start": without}).options
     assert {check.state for check in check_signatures(RUN, options)} == {"ok"}
     check_plugins(RUN, make_subject(train_sokoban={**own, "warm_start": without}).parameters)
-    (check,), shape = play_one(encoding, rows, options, 0)
+    (check,), shape = try_episode(encoding, rows, options, 0)
     assert (check.state, check.found.startswith("one plain response: 1 turns")) == ("ok", True)
     assert shape.response == 0 and shape.observation > 0
     with pytest.raises(AttributeError, match="board"):  # the expert of Sokoban looks at its board
-        play_one(encoding, rows, make_subject(train_sokoban=own).options, 0)
+        try_episode(encoding, rows, make_subject(train_sokoban=own).options, 0)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,6 @@ def test_own_code_that_raises(
     make_subject: Any, files: Path, encoding: Policy, rows: list[dict[str, Any]], parameter: str, file: str, text: str
 ) -> None:
     options = make_subject(train_sokoban=changes(parameter, str(files / file))).options
-    (check,) = guard("own code", "one episode", lambda: play_one(encoding, rows, options, 0)[0])
+    (check,) = guard("own code", "one episode", lambda: try_episode(encoding, rows, options, 0)[0])
     assert check.state == "failure"
     assert text in check.found

@@ -84,8 +84,8 @@ def test_threads(threads: int | None, processes: int, cores: int, load: float, s
 @pytest.mark.parametrize(
     ("name", "state", "text"),
     [
-        ("sdpa", "ok", "qwen3_vl takes it"),
-        ("eager", "ok", "qwen3_vl takes it"),
+        ("sdpa", "ok", "qwen3_vl supports it"),
+        ("eager", "ok", "qwen3_vl supports it"),
         # Their packages need a GPU, and are no dependencies.
         ("flash_attention_2", "failure", "the package for FlashAttention"),
         ("flash_attention_3", "failure", "the package for FlashAttention"),
@@ -213,11 +213,11 @@ HUB = {"train_sokoban": {"policy": {"source": "hub", "path": "someone/gated"}}}
         ({}, "", "ok", "nothing comes from the hub"),
         (HUB, "", "failure", "the hub refuses access (401); no token"),
         (HUB, "bad", "failure", "the hub refuses access (401); HF_TOKEN is set"),
-        (HUB, "good", "ok", "lets this user in; HF_TOKEN is set"),
+        (HUB, "good", "ok", "accepts this user; HF_TOKEN is set"),
         (HUB, "403", "failure", "the hub refuses access (403)"),
         (HUB, "404", "failure", "has none of this name, or hides it from this user (404)"),
-        (HUB, "429", "warning", "does not answer the question (429)"),
-        (HUB, "500", "warning", "does not answer the question (500)"),
+        (HUB, "429", "warning", "the hub answers 429"),
+        (HUB, "500", "warning", "the hub answers 500"),
         ({"sokoban": {"source": "hub"}}, "", "failure", "Xiaofeng77/sokoban"),
     ],
 )

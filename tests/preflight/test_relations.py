@@ -28,7 +28,7 @@ def test_the_recipe_fits(train_options: TrainOptions) -> None:
         ({"loop": {"iterations": 30}}, "warning", "with 30 iterations the learning rate never falls"),
         ({"optimizer": {"warmup_iterations": 999}}, "warning", "warmup_iterations=999: not below"),
         ({"loop": {"eval_interval": 999}}, "warning", "only the policy before training is validated"),
-        ({"loop": {"save_interval": 999}}, "warning", "a killed run begins anew"),
+        ({"loop": {"save_interval": 999}}, "warning", "a killed run starts over"),
         (
             {"policy": {"path": "mine"}},
             "warning",
@@ -41,7 +41,7 @@ def test_the_recipe_fits(train_options: TrainOptions) -> None:
         ),
         ({"warm_start": {"steps": 50}}, "warning", "warm_start.warmup_steps=50: not below the 50 steps"),
         ({"warm_start": {"steps": 0}}, "ok", "all fit each other"),
-        ({"rollout": {"max_conversations": 100}}, "warning", "256 episodes are played in 3 waves"),
+        ({"rollout": {"max_conversations": 100}}, "warning", "256 episodes need 3 waves"),
         ({"loop": {"save_interval": 7}, "evaluation": {"checkpoint": "best"}}, "ok", "all fit each other"),
         (
             {"loop": {"iterations": 139, "save_interval": 21}, "evaluation": {"checkpoint": "best"}},
@@ -81,7 +81,7 @@ def test_moves_that_levels_need(make_subject: Any, changes: Any, longest: int, s
         ((31, 256, 640), {}, "warning", "groups=32: more than the 31 training levels"),
         ((6144, 0, 640), {}, "failure", "warm_start.steps=1000: its validations have no validation levels"),
         ((6144, 0, 640), {"warm_start": {"steps": 0}}, "warning", "so nothing is validated"),
-        ((6144, 256, 0), {}, "warning", "the evaluation at the end says nothing"),
+        ((6144, 256, 0), {}, "warning", "the evaluation at the end is empty"),
         ((6144, 100, 640), {}, "warning", "loop.eval_prompts=160: there are 100"),
         ((6144, 256, 640), {"evaluation": {"prompts": 1000}}, "warning", "evaluation.prompts=1000: there are 640"),
         (
@@ -102,7 +102,7 @@ def test_levels(make_subject: Any, counts: Any, changes: dict[str, Any], state: 
 @pytest.mark.parametrize(
     ("episode", "context", "prompt", "response", "changes", "state", "text"),
     [
-        (300, 32768, 28, 6, {}, "ok", "28 in the prompt, up to 300 in all"),
+        (300, 32768, 28, 6, {}, "ok", "28 in the prompt, up to 300 in total"),
         (300, 256, 28, 6, {}, "warning", "up to 300 with train_sokoban.rollout.max_turns=10; the model holds 256"),
         (300, 28, 28, 6, {}, "failure", "a prompt takes 28 tokens, the context holds 28"),
         (300, 32768, 40, 6, {"rollout": {"max_context_tokens": 32}}, "failure", "a prompt takes 40 tokens"),

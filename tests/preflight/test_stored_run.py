@@ -101,11 +101,11 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "text"),
     [
-        ("06_models/checkpoints/iter=00002/model.safetensors", cut, "has 4 bytes, 7 recorded"),
+        ("06_models/checkpoints/iter=00002/model.safetensors", cut, "has 4 bytes, 7 bytes in"),
         ("06_models/policy/model.safetensors", Path.unlink, "is missing"),
         ("06_models/policy/manifest.json", cut, "is not readable JSON"),
-        ("07_model_output/trajectories/iter=00000/part-000.parquet", cut, "is no whole parquet file"),
-        ("07_model_output/eval_trajectories/iter=00001/part-000.parquet", cut, "is no whole parquet file"),
+        ("07_model_output/trajectories/iter=00000/part-000.parquet", cut, "is truncated or not parquet"),
+        ("07_model_output/eval_trajectories/iter=00001/part-000.parquet", cut, "is truncated or not parquet"),
         ("07_model_output/metrics/iter=00001.json", cut, "is not readable JSON"),
         ("07_model_output/metrics/iter=00001.json", lambda path: path.write_text("[1]"), "holds a list, not a row"),
     ],

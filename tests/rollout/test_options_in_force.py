@@ -175,7 +175,7 @@ def _failures(bench: Bench) -> None:
 asked: list[RolloutSettings] = []
 
 
-def own_agent(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> list[Trajectory]:
+def own_rollout(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> list[Trajectory]:
     asked.append(settings)
     return []
 
@@ -185,17 +185,17 @@ def _function(bench: Bench) -> None:
     assert load_rollout_fn(RolloutOptions()) is rollout
     settings = make_settings()
     asked.clear()
-    assert load_rollout_fn(RolloutOptions(function=f"{__name__}.own_agent"))(None, None, [], settings) == []
+    assert load_rollout_fn(RolloutOptions(function=f"{__name__}.own_rollout"))(None, None, [], settings) == []
     assert asked == [settings]
     # Its result is checked, and the error names it.
-    wrong = f"{__name__}.wrong_agent"
+    wrong = f"{__name__}.wrong_rollout"
     with pytest.raises(
         TypeError, match=rf"rollout\.function={wrong}: must return a list of Trajectory.* returned dict"
     ):
         load_rollout_fn(RolloutOptions(function=wrong))(None, None, [], settings)
 
 
-def wrong_agent(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> Any:
+def wrong_rollout(engine: Any, policy: Any, tasks: Any, settings: RolloutSettings) -> Any:
     return {}
 
 

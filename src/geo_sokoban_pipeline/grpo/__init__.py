@@ -1,7 +1,7 @@
-"""GRPO as pure functions: tensors and arrays in, tensors and arrays out; no state but the prompt sampler's.
+"""GRPO as pure functions of tensors and arrays; only the prompt sampler has state.
 
-Importing this package costs numpy only. The names that need torch (`policy_loss`, `kl_estimate`, …) are loaded on first
-use, so that everything reachable from the pipeline registry stays cheap.
+Importing this package imports numpy, not torch. The names that need torch (`policy_loss`, `kl_estimate`, …) are loaded
+on first use, so that the pipeline registry imports fast.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name that needs torch when it is first asked for (PEP 562)."""
+    """Load a name that needs torch on its first use (PEP 562)."""
     if name in _TORCH_NAMES:
         return getattr(import_module("geo_sokoban_pipeline.grpo.loss"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""Advantages: an episode's reward, or a turn's return, against the other episodes of its group.
+"""Advantages: an episode's reward, or a turn's return, relative to the other episodes of its group.
 
-All statistics are float64, and a group whose rewards are equal gets exactly 0, never a rounding residue that the
-division by a tiny standard deviation would blow up into a signal.
+All statistics are float64. A group with equal rewards gets exactly 0, not a rounding residue that the division by a
+tiny standard deviation would amplify into a signal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Rewards of a group that differ by no more than this are equal: far below any reward step, far above rounding.
+# Rewards that differ by no more than this count as equal: far below any reward step, far above rounding.
 EQUAL_REWARDS = 1e-6
 # Added to the standard deviation, as in slime.
 STD_EPSILON = 1e-6
@@ -29,7 +29,7 @@ def group_advantages(rewards: ArrayLike, group_index: ArrayLike, *, normalize_st
 
     Returns:
         (N,) float64. Exactly 0 where the rewards of a group differ by no more than 1e-6, also for values that binary
-        floats cannot hold; so a group of one gets 0.
+        floats cannot represent, and for a group of one.
 
     Raises:
         ValueError: the shapes differ, or a reward is not finite; the message names its index.
@@ -43,7 +43,7 @@ def group_advantages(rewards: ArrayLike, group_index: ArrayLike, *, normalize_st
 
 
 def centred(values: NDArray[np.float64], *, normalize_std: bool = False) -> NDArray[np.float64]:
-    """Values minus their mean, (n,) float64, on demand divided by (unbiased std + 1e-6); exactly 0 if all are equal."""
+    """Values minus their mean, (n,) float64, optionally divided by (unbiased std + 1e-6); exactly 0 if equal."""
     if len(values) < 2 or is_constant(values):
         return np.zeros(len(values), dtype=np.float64)
     differences: NDArray[np.float64] = values - values.mean()
@@ -58,7 +58,7 @@ def is_constant(values: NDArray[np.float64]) -> bool:
 
 
 def check_rewards(rewards: ArrayLike, group_index: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Rewards as (N,) float64 and groups as (N,) int64, or a ValueError that says which entry is wrong."""
+    """Rewards as (N,) float64 and groups as (N,) int64, or a ValueError that names the wrong entry."""
     values = np.asarray(rewards, dtype=np.float64)
     groups = np.asarray(group_index)
     if values.ndim != 1 or groups.shape != values.shape:
@@ -76,7 +76,7 @@ def check_rewards(rewards: ArrayLike, group_index: ArrayLike) -> tuple[NDArray[n
     return values, groups.astype(np.int64)
 
 
-# Credit per turn: what each turn of an episode was worth, and against what it is compared.
+# Credit per turn: the worth of each turn, and its advantage over comparable turns.
 
 
 Aggregate = Literal["mean", "sum"]
@@ -92,10 +92,10 @@ def turn_values(
     aggregate: Aggregate = "mean",
     distance_weight: float = 1.0,
 ) -> Floats:
-    """Worth of each of the n turns of one episode: `r_s / n + weight * (d_s - d_{s+1})`, the last one the bonus too.
+    """Worth of each of the n turns of one episode: `r_s / n + weight * (d_s - d_{s+1})`, plus the bonus in the last.
 
     Args:
-        turn_rewards: (n,) sum of the step rewards of each turn.
+        turn_rewards: (n,) sum of the step rewards in each turn.
         distances: (n + 1,) distance of boxes and targets before the first turn and after each turn, in cells;
             None: no distance term.
         success_bonus: added to the last turn; 0 where the episode was not solved.
@@ -106,7 +106,7 @@ def turn_values(
         (n,) float64 that adds up to the episode's reward; empty for an episode without turns.
 
     Raises:
-        ValueError: the numbers of rewards and distances do not fit.
+        ValueError: the number of distances is not that of the rewards plus 1.
     """
     if aggregate not in ("mean", "sum"):
         raise ValueError(f"aggregate={aggregate!r}: choose 'mean' or 'sum'.")
@@ -145,18 +145,18 @@ def turn_advantages(
     baseline: Baseline = "turn",
     board_keys: Sequence[Sequence[Hashable]] | None = None,
 ) -> list[Floats]:
-    """Advantage of each turn: its return minus the mean return of its cell, a cell being comparable turns of one group.
+    """Advantage of each turn: its return minus the mean return of its cell, which is the comparable turns of a group.
 
     Args:
         values: one (n_e,) array of turn values per episode, such as from `turn_values`.
         group_index: group of each episode.
         gamma: discount per turn, in [0, 1].
         normalize: "none"; "std" divides each group by the unbiased std of its turn advantages + 1e-6; "rms" divides all
-            of them by their common root mean square (use `scale_by_rms` where only some groups are trained).
+            by their common root mean square (use `scale_by_rms` if only some groups are trained).
         clip: largest magnitude, applied last; None: not clipped.
         baseline: "turn": the group's episodes that are alive at the turn index; "board": the group's turns on the same
             board (arXiv 2505.10978).
-        board_keys: for "board", one key per turn and episode: the board that the turn started from.
+        board_keys: for "board", one key per turn and episode: the board before the turn.
 
     Returns:
         One (n_e,) float64 per episode. A cell with one turn, or with equal returns, gives exactly 0.
@@ -179,15 +179,15 @@ def turn_advantages(
 
 
 def scale_by_rms(advantages: Sequence[ArrayLike], kept: ArrayLike, *, clip: float | None = 4.0) -> list[Floats]:
-    """Divide all turn advantages by the root mean square of those that are trained, then clip.
+    """Divide all turn advantages by the root mean square of the trained ones, then clip.
 
     Args:
         advantages: one (n_e,) array per episode.
-        kept: (episodes,) bool, true for the episodes of trained groups; only they enter the root mean square.
+        kept: (episodes,) bool, true for trained episodes; only they enter the root mean square.
         clip: largest magnitude after the division; None: not clipped.
 
     Returns:
-        One (n_e,) float64 per episode, dropped ones on the same scale; unchanged where all kept ones are 0.
+        One (n_e,) float64 per episode, dropped ones on the same scale; not scaled if all kept ones are 0.
     """
     arrays = [_vector("advantages", episode) for episode in advantages]
     mask = np.asarray(kept, dtype=bool)

@@ -1,7 +1,6 @@
-"""Batching: which sequences share a forward pass, which groups share an optimizer step.
+"""Batching: episodes into micro-batches of a forward pass, groups into minibatches of an optimizer step.
 
-Every plan is a permutation of its input, cut into parts: each index occurs exactly once, and the same lengths always
-give the same plan.
+Every plan is a partition: each index occurs exactly once, and equal lengths give equal plans.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ Item = TypeVar("Item")
 
 
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int, order: Order = "length") -> list[list[int]]:
-    """Cut episodes into right-padded micro-batches under a token budget.
+    """Split episodes into right-padded micro-batches under a token budget.
 
     Args:
         lengths: tokens of each episode, 1 or more.
-        max_tokens: budget of one micro-batch, padding counted: `episodes * longest`.
-        order: "length" puts episodes of similar length together, longest first, so padding is small and memory peaks in
-            the first micro-batch; "given" keeps the order.
+        max_tokens: budget of one micro-batch, padding included: `episodes * longest`.
+        order: "length" sorts episodes, longest first, so that padding is small and memory peaks in the first
+            micro-batch; "given" keeps the order.
 
     Returns:
-        Lists of indices. An episode longer than the budget has a micro-batch of its own.
+        Lists of indices. An episode longer than the budget is a micro-batch by itself.
 
     Raises:
         ValueError: max_tokens or a length is not positive, or the order is unknown.
@@ -50,12 +49,12 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int, order: Order = "
 def split_steps(
     groups: Sequence[Item], *, steps: int | None = None, groups_per_step: int | None = None
 ) -> list[list[Item]]:
-    """Cut the groups of an iteration into optimizer steps of nearly equal size, in order.
+    """Split the groups of an iteration into minibatches of nearly equal size, one per optimizer step, in order.
 
     Args:
-        groups: the groups that are trained; none gives no step.
+        groups: trained groups; without any there is no step.
         steps: number of steps, at most one per group; None: derived from `groups_per_step`, or 1.
-        groups_per_step: wanted size of a step; the number of steps is the nearest one (halves round up), at least 1.
+        groups_per_step: wanted minibatch size; the number of steps is rounded (halves up), at least 1.
 
     Returns:
         One list per step; sizes differ by at most 1, larger ones first.

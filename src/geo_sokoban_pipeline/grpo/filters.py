@@ -1,6 +1,7 @@
 """Dynamic filter: which groups carry a signal worth an optimizer step.
 
-A group is judged by its own episodes only, and a group without a finished episode is never kept, however few remain.
+The decision on a group depends on its own episodes only. A group without a graded episode is always dropped, however
+few groups remain.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ NONE_SOLVED = "none_solved"
 
 @dataclass(frozen=True)
 class GroupSignal:
-    """What the filter sees of one group.
+    """The filter's input of one group.
 
     Attributes:
-        rewards: reward of each graded episode (failed and aborted ones left out).
-        successes: whether each of them was solved; None where the task knows no success.
-        turn_advantages: all turn advantages of the group, where credit is per turn; None: credit is per episode.
+        rewards: reward of each graded episode, without failed and aborted ones.
+        successes: whether each of them was solved; None for a task without success.
+        turn_advantages: all turn advantages of the group; None: credit is per episode.
     """
 
     rewards: Sequence[float]
@@ -38,7 +39,7 @@ class GroupSignal:
 
     @property
     def has_signal(self) -> bool:
-        """Whether any advantage differs from 0: of the turns where they are given, of the rewards otherwise."""
+        """Whether any advantage differs from 0: of the turns with credit per turn, else of the episodes."""
         if self.turn_advantages is not None:
             return bool(np.any(np.abs(np.asarray(self.turn_advantages, dtype=np.float64)) > EQUAL_REWARDS))
         return not is_constant(np.asarray(self.rewards, dtype=np.float64))
@@ -56,11 +57,10 @@ def keep_groups(groups: Sequence[GroupSignal], kind: FilterKind = "none", min_gr
         groups: one signal per group.
         kind: "none" keeps all; "zero_variance" drops groups whose advantages are all 0 (`zero_std`); "mixed_success"
             drops groups in which all or none solved (`all_solved`, `none_solved`).
-        min_groups: where fewer than this many would remain, all that have any signal are kept; 0: the filter always
-            holds.
+        min_groups: if fewer groups would remain, all groups with a signal are kept; 0: no fallback.
 
     Returns:
-        One reason or None per group. A group without graded episodes is `empty` under every kind.
+        One reason or None per group. A group without graded episodes is `empty` with every kind.
 
     Raises:
         ValueError: unknown kind, negative min_groups, or "mixed_success" for a task without successes.

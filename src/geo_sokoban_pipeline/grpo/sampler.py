@@ -1,7 +1,7 @@
-"""Prompt sampler: which prompts an iteration plays.
+"""Prompt sampler: draws the prompts of an iteration.
 
-What is drawn depends on the seed, the iteration and the sampler's state, and on nothing else. The state is plain JSON,
-so a resumed run draws what the uninterrupted run would have drawn, and repeats or skips no prompt.
+A draw depends only on the seed, the iteration and the sampler's state. The state is plain JSON, so a resumed run draws
+the same prompts as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class SamplerOptions:
 
     Attributes:
         seed: of the order and the draws.
-        kind: "shuffle" passes over all prompts, newly shuffled in each epoch (slime); "bucket" draws a
-            difficulty bucket by weight p (1 - p) + floor, then takes the next prompt of its own shuffled order;
-            "prompt" draws prompts by the weight of their own p, without replacement within a draw.
-        floor: weight that a bucket or prompt keeps when it is always or never solved, > 0.
-        smoothing: share of a new observation in the moving solve rate p, in (0, 1].
+        kind: "shuffle" iterates over all prompts, reshuffled in each epoch (slime); "bucket" draws a difficulty bucket
+            by weight p (1 - p) + floor, then takes the next prompt of the bucket's shuffled order; "prompt" draws
+            prompts by the weight of their own p, without replacement within a draw.
+        floor: weight of a bucket or prompt that is always or never solved, > 0.
+        smoothing: weight of a new observation in the moving solve rate p, in (0, 1].
         initial_rate: p of a bucket before its first observation, in [0, 1].
     """
 
@@ -50,14 +50,14 @@ class SamplerOptions:
 
 @dataclass
 class PromptSampler:
-    """Draws prompt indices and follows the solve rates; `state()` and `from_state` carry it over a restart.
+    """Draws prompt indices and tracks solve rates; `state()` and `from_state` save and restore it.
 
     Attributes:
-        buckets: one difficulty label per prompt, such as its solution length; None is a label too (length unknown).
+        buckets: one difficulty label per prompt, such as its solution length; None is a label too (unknown).
         options: how prompts are chosen.
         positions: prompts taken so far from each stream: one stream for "shuffle", else one per bucket.
-        bucket_rates: moving solve rate of each bucket that was observed.
-        prompt_rates: moving solve rate of each prompt that was observed; followed for kind "prompt" only.
+        bucket_rates: moving solve rate of each observed bucket.
+        prompt_rates: moving solve rate of each observed prompt; only for kind "prompt".
     """
 
     buckets: Sequence[int | str | None]
@@ -76,10 +76,10 @@ class PromptSampler:
         self._orders: dict[str, tuple[int, list[int]]] = {}
 
     def draw(self, iteration: int, count: int, attempt: int = 0) -> list[int]:
-        """The next `count` prompt indices, in the order in which they are played.
+        """The next `count` prompt indices, in rollout order.
 
-        Streams move on with each call, so a prompt returns only after all others of its stream; "prompt" repeats one
-        within a call only when more are wanted than there are.
+        Every call advances the streams, so a prompt returns only after all others of its stream; "prompt" repeats a
+        prompt within a call only if `count` exceeds the number of prompts.
 
         Args:
             iteration: of the loop, from 0.
@@ -98,11 +98,11 @@ class PromptSampler:
         return [self._next(label) for label in generator.choices(labels, weights, k=count)]
 
     def update(self, indices: Sequence[int], solve_rates: Sequence[float]) -> None:
-        """Move the solve rates towards what was observed; k observations of a bucket count as k steps to their mean.
+        """Move the solve rates towards observed ones; k observations of a bucket count as k steps to their mean.
 
         Args:
-            indices: prompts that were played; a prompt may occur more than once.
-            solve_rates: share of the group's episodes that were solved, in [0, 1], one per index.
+            indices: prompts that were rolled out; a prompt may occur more than once.
+            solve_rates: solved fraction of the group's episodes, in [0, 1], one per index.
         """
         observed_buckets: dict[str, list[float]] = {}
         observed_prompts: dict[int, list[float]] = {}
@@ -120,11 +120,11 @@ class PromptSampler:
 
     @property
     def epoch(self) -> int:
-        """Whole passes over the prompts: of the slowest bucket for "bucket"; 0 for "prompt"."""
+        """Complete epochs over the prompts: of the slowest bucket for "bucket"; 0 for "prompt"."""
         return min(self.positions.get(label, 0) // len(members) for label, members in self._members.items())
 
     def state(self) -> dict[str, Any]:
-        """All that a restart needs, as JSON values; prompts themselves are represented by a hash of their buckets."""
+        """Complete state as JSON values; a hash of the buckets stands for the prompts."""
         return {
             "seed": self.options.seed,
             "kind": self.options.kind,
@@ -142,7 +142,7 @@ class PromptSampler:
         buckets: Sequence[int | str | None],
         options: SamplerOptions | None = None,
     ) -> PromptSampler:
-        """The sampler that `state()` described, over the same prompts and options.
+        """Restore a sampler from its `state()`, over the same prompts and options.
 
         Raises:
             ValueError: the state belongs to other prompts, another seed or another kind; the message names the field.
@@ -159,12 +159,12 @@ class PromptSampler:
             if own[name] != state[name]:
                 raise ValueError(
                     f"sampler state has {name}={state[name]!r}, this run has {own[name]!r}: "
-                    "resume with the same prompts and options, or start anew."
+                    "resume with the same prompts and options, or start over."
                 )
         return sampler
 
     def _next(self, label: str) -> int:
-        """Take one prompt from a stream, which is the sequence of the shuffled orders of its epochs."""
+        """Take the next prompt of a stream, which concatenates the shuffled orders of its epochs."""
         members = self._members[label]
         position = self.positions.get(label, 0)
         self.positions[label] = position + 1
@@ -176,14 +176,14 @@ class PromptSampler:
     def _shuffled(self, label: str, epoch: int) -> list[int]:
         order = list(self._members[label])
         if self.options.kind == "shuffle":
-            # slime's own order: the standard library's shuffle, seeded with seed + epoch.
+            # slime's order: the standard library's shuffle, seeded with seed + epoch.
             random.Random(self.options.seed + epoch).shuffle(order)
         else:
             python_generator(self.options.seed, "bucket", label, epoch).shuffle(order)
         return order
 
     def _weighted_prompts(self, generator: random.Random, count: int) -> list[int]:
-        """Weighted draw without replacement (Efraimidis and Spirakis, 2006): the largest log(u) / weight win."""
+        """Weighted draw without replacement: the largest log(u) / weight (Efraimidis and Spirakis, 2006)."""
         size = len(self.buckets)
         chosen: list[int] = []
         while len(chosen) < count:

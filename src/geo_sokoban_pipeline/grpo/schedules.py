@@ -1,7 +1,7 @@
-"""Schedules: pure functions of the step, so a resumed run needs nothing but its step number.
+"""Schedules: pure functions of the step, so a resumed run needs only its step number.
 
-The length of a schedule is its own number, not the number of iterations: a run that is extended keeps the learning
-rates it had.
+A schedule has its own length, independent of the number of iterations: an extended run keeps the learning rates of its
+earlier iterations.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def learning_rate(
     """Learning rate of one step, counted from 0.
 
     Args:
-        step: 0 for the first; optimizer steps or iterations, the same unit as the other counts. Fractions are allowed.
+        step: 0 for the first; in optimizer steps or iterations, as the other counts. Fractions are allowed.
         base: rate after warm-up.
-        warmup_steps: the rate rises linearly, `base * (step + 1) / warmup_steps`; 0: starts at `base`.
-        total_steps: length of the schedule; later steps keep the last rate. None: allowed for "constant" only.
-        decay_fraction: in [0, 1]: decay over the last fraction of `total_steps`, but not before warm-up ends; 0: never.
-        decay_to: factor of `base` that the last step reaches, in [0, 1].
-        kind: "constant" never decays; "linear" and "cosine" are the shapes of the decay.
+        warmup_steps: steps of the linear rise `base * (step + 1) / warmup_steps`; 0: start at `base`.
+        total_steps: length of the schedule; later steps keep the last rate. None: for "constant" only.
+        decay_fraction: in [0, 1]: decay over this last fraction of `total_steps`, but not before warm-up ends; 0: never.
+        decay_to: final rate as a factor of `base`, in [0, 1].
+        kind: "constant" does not decay; "linear" and "cosine" are shapes of the decay.
 
     Raises:
         ValueError: a value is out of range; the message names it.
@@ -52,7 +52,7 @@ def is_save_due(iteration: int, interval: int | None, *, num_iterations: int | N
     """Whether a checkpoint is due after an iteration, counted from 0: every `interval`, and at the end.
 
     Args:
-        iteration: the iteration that has just ended.
+        iteration: the iteration that has ended.
         interval: iterations between two checkpoints; None: never.
         num_iterations: length of the run; its last iteration is always due. None: open-ended.
     """
@@ -62,7 +62,7 @@ def is_save_due(iteration: int, interval: int | None, *, num_iterations: int | N
 
 
 def is_eval_due(iteration: int, interval: int | None) -> bool:
-    """Whether an evaluation is due after an iteration, counted from 0: as `is_save_due`, without the last iteration."""
+    """Whether a validation is due after an iteration, counted from 0: every `interval`; None: never."""
     if interval is not None and interval < 1:
         raise ValueError(f"interval={interval}: it must be 1 or more, or null.")
     return interval is not None and (iteration + 1) % interval == 0

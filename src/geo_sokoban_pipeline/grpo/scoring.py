@@ -1,8 +1,8 @@
-"""Scoring: from the rewards of an iteration to advantages, and which of its episodes are trained.
+"""Scoring: computes advantages from the rewards of an iteration, and decides which episodes are trained.
 
-`score_groups` computes and changes nothing, so that collecting may ask at any time whether the groups so far suffice;
-`apply_scores` writes the result into the episodes, once. The update reads nothing else, so a stored iteration can be
-trained again exactly.
+`score_groups` changes nothing, so that collecting can call it at any time to see whether the groups so far are enough;
+`apply_scores` writes the result into the episodes, once. The update reads only the episodes, so a stored iteration can
+be trained again exactly.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class EpisodeScore:
-    """What one graded episode is trained with.
+    """Advantages of one graded episode, and whether it is trained.
 
     Attributes:
-        advantage: of the episode within its group; not what its tokens get where credit is per turn.
-        drop_reason: why it is not trained; None: nothing is against it.
-        trained: whether it is; also False without a sampled token.
-        turn_credits: (turns,) share of the reward per assistant turn; None with credit per episode.
-        turn_advantages: (turns,) what the tokens of each assistant turn get; None with credit per episode.
+        advantage: of the episode within its group; with credit per turn its tokens have `turn_advantages` instead.
+        drop_reason: why it is not trained; None: no reason.
+        trained: whether it is trained; False also without a sampled token.
+        turn_credits: (turns,) part of the reward of each assistant turn; None with credit per episode.
+        turn_advantages: (turns,) advantage of the tokens of each assistant turn; None with credit per episode.
     """
 
     advantage: float
@@ -46,7 +46,7 @@ class Scores:
 
     Attributes:
         episodes: one per trajectory, in order; None for those without a reward (failed and aborted ones).
-        trained_groups: number of groups with an episode that is trained.
+        trained_groups: number of groups with a trained episode.
         metrics: `rollout/groups`, `rollout/dynamic_filter/drop_<reason>`, `rollout/zero_std/count_<reward>`.
     """
 
@@ -63,18 +63,18 @@ def score_groups(
     min_groups: int | None = None,
     most: int | None = None,
 ) -> Scores:
-    """Advantages of an iteration's episodes, and what the dynamic filter leaves to train; changes nothing.
+    """Advantages of an iteration's episodes, and which of them pass the dynamic filter; changes nothing.
 
     Args:
         trajectories: episodes of one iteration, groups by `group_index`.
         options: credit, normalisation, filter.
-        reward_args: the reward's arguments; `aggregate` and `distance_weight` hold for credit per turn.
-        min_groups: in place of `options.min_groups`.
-        most: groups that are trained at most, whole ones only; further ones are dropped as `surplus`. None: all that
-            the filter keeps, also those that have lost an episode.
+        reward_args: the reward's arguments; credit per turn uses `aggregate` and `distance_weight`.
+        min_groups: replaces `options.min_groups`; None: does not.
+        most: maximum number of trained groups; only groups without an aborted episode, others are dropped as
+            `surplus`. None: all groups that the filter keeps.
 
     Raises:
-        ValueError: `grpo.credit=turn`, and the turns of an episode do not add up to its reward.
+        ValueError: with `grpo.credit=turn`, the turns of an episode do not add up to its reward.
     """
     places = [place for place, episode in enumerate(trajectories) if episode.reward is not None]
     graded = [trajectories[place] for place in places]
@@ -98,7 +98,7 @@ def score_groups(
             board_keys=[_board_keys(episode) for episode in graded] if options.baseline == "board" else None,
         )
 
-    # Filter: whole groups first, then episodes with tokens of older weights.
+    # Filter: whole groups first, then stale episodes.
     groups = sorted({episode.group_index for episode in trajectories})
     signals = [_signal(graded, group, per_turn) for group in groups]
     least = options.min_groups if min_groups is None else min_groups
@@ -116,7 +116,7 @@ def score_groups(
         reason is None and bool(episode.loss_mask.any()) for episode, reason in zip(graded, drop_reasons, strict=True)
     ]
 
-    # Scale: the root mean square is taken over what is trained, so it comes after the filter.
+    # Scale: the root mean square is over trained episodes, so it comes after the filter.
     clip = options.advantage_clip
     if per_turn is not None:
         if options.normalize == "rms":
@@ -147,7 +147,7 @@ def score_groups(
 def apply_scores(trajectories: Sequence[Trajectory], scores: Scores) -> None:
     """Write scores into their episodes: `advantage`, `trained`, `drop_reason`, and the turns' `credit` and `advantage`.
 
-    An episode without a score stays as its rollout has left it.
+    Episodes without a score are unchanged.
     """
     for episode, score in zip(trajectories, scores.episodes, strict=True):
         if score is None:
@@ -162,23 +162,23 @@ def apply_scores(trajectories: Sequence[Trajectory], scores: Scores) -> None:
 
 
 def assistant_turns(trajectory: Trajectory) -> list[Turn]:
-    """The turns of an episode that the policy wrote."""
+    """The policy's turns of an episode."""
     return [turn for turn in trajectory.turns if turn.role == "assistant"]
 
 
 def is_solved(trajectory: Trajectory) -> bool | None:
-    """Whether an episode succeeded; None where the task knows no success."""
+    """Whether an episode succeeded; None for a task without success."""
     success = trajectory.metrics.get("success")
     return None if success is None else success >= 0.5
 
 
 def newest_version(episodes: Sequence[Trajectory]) -> int:
-    """Version of the newest weights that have sampled any of the episodes; −1 where none has a token."""
+    """Newest policy version that sampled any token of the episodes; −1 without a token."""
     return max((version for episode in episodes for version in _versions(episode)), default=-1)
 
 
 def turn_worth(episode: Trajectory, reward_args: Mapping[str, Any]) -> Floats:
-    """Worth of each turn that the environment saw, which for credit per turn must add up to the episode's reward."""
+    """Worth of each turn that the environment stepped; for credit per turn they must add up to the reward."""
     turns = [turn for turn in assistant_turns(episode) if turn.reward is not None]
     parts = episode.reward_parts
     distances = [parts.get("dist0"), *(turn.info.get("box_target_distance") for turn in turns)]
@@ -193,15 +193,15 @@ def turn_worth(episode: Trajectory, reward_args: Mapping[str, Any]) -> Floats:
 
 
 def adds_up(values: np.ndarray, reward: float) -> bool:
-    """Whether the worth of an episode's turns is its reward."""
+    """Whether the worths of an episode's turns add up to its reward."""
     return abs(float(values.sum()) - reward) <= _TOLERANCE * max(1.0, abs(reward))
 
 
 def turn_credit(episode: Trajectory, reward_args: Mapping[str, Any]) -> Floats:
-    """Share of the reward that each assistant turn gets; one that the environment never saw (cut off) gets none.
+    """Part of the reward of each assistant turn; 0 for a response that was cut off and not stepped.
 
     Raises:
-        ValueError: the turns do not add up to the episode's reward, so credit per turn would train something else.
+        ValueError: the turns do not add up to the episode's reward, so credit per turn would change the objective.
     """
     values = turn_worth(episode, reward_args)
     if not adds_up(values, float(episode.reward or 0.0)):
@@ -213,7 +213,7 @@ def turn_credit(episode: Trajectory, reward_args: Mapping[str, Any]) -> Floats:
 
 
 def _version_reason(episode: Trajectory, rule: str, newest: int) -> str | None:
-    """Why an episode with tokens of older weights is not trained; None where the rule allows it."""
+    """Why a stale episode, with tokens of older policy versions, is not trained; None if the rule allows it."""
     versions = _versions(episode)
     if rule == "drop" and versions - {newest}:
         return "mixed_versions"
@@ -221,12 +221,12 @@ def _version_reason(episode: Trajectory, rule: str, newest: int) -> str | None:
 
 
 def _versions(episode: Trajectory) -> set[int]:
-    """Versions of the weights that have sampled at least one token."""
+    """Policy versions that sampled at least one token."""
     return {version for version, start, end in episode.weight_spans if end > start}
 
 
 def _board_keys(episode: Trajectory) -> list[Hashable]:
-    """What the policy saw before each of its turns: images and text of the user turn."""
+    """One key per turn of the policy: text and images of the user turn before it."""
     return [
         (before.text, *(episode.images[index] for index in before.image_indices))
         for before, turn in zip(episode.turns, episode.turns[1:], strict=False)

@@ -1,6 +1,5 @@
-"""Pre-flight: what a run needs is looked at before it begins, and everything that would fail later is said at once.
+"""Pre-flight: checks before a run, which report everything that would fail later at once.
 
-Each check is a function that returns small frozen records and changes nothing. Every training run refuses what the
-cheap ones among them find (`fingerprints`, `plugins`, `policies`); the pipelines check_* run them all and print a
-table.
+A check is a function that returns `Check` records and changes nothing. Every command runs the cheap checks
+(`first_checks`) and stops at failures; the pipelines check_* run all checks and print a table (`flight`).
 """

@@ -1,7 +1,6 @@
-"""Checks: what one finds (state, facts, way out), the run it looks at, and the table of all findings.
+"""The subject of a pre-flight (a run with its options and folders), and the table of all findings.
 
-A check never raises for what it looks at: `guard` turns an error into a failure, so one bad setting does not hide the
-others.
+A check does not raise: `guard` turns an error into a failure, so that one bad setting does not hide the others.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from geo_sokoban_pipeline.runs.storage import MANIFEST
 
 @dataclass(frozen=True)
 class Subject:
-    """What a pre-flight looks at.
+    """The run that a pre-flight checks.
 
     Attributes:
         task: such as `sokoban`; the run is `train_<task>`.
@@ -65,12 +64,12 @@ class Subject:
 
     @property
     def base_policy(self) -> Path | None:
-        """The run's own copy of the policy it started from, which it goes on with; None: it has none yet."""
+        """The run's copy of its starting policy, with which it continues; None: not stored yet."""
         return self._stored("base_policy")
 
     @property
     def learnt_policy(self) -> Path | None:
-        """The run's policy after the warm start; None: it has none yet."""
+        """The run's policy after the warm start; None: not stored yet."""
         return self._stored("policy")
 
     @property
@@ -93,11 +92,11 @@ class Subject:
 
 
 class PreflightError(RuntimeError):
-    """Something would fail later; the text is one line that says how much, and what the first of it is."""
+    """The pre-flight has failures; the text is one line with their number and the first one."""
 
 
 def as_table(subject: Subject, checks: Sequence[Check]) -> dict[str, Any]:
-    """The findings as JSON values, with the run they are about and the number of each state."""
+    """The findings as JSON values, with the run and the count of each state."""
     states = Counter(check.state for check in checks)
     groups = list(dict.fromkeys(check.group for check in checks))
     checks = sorted(checks, key=lambda check: groups.index(check.group))
@@ -110,7 +109,7 @@ def as_table(subject: Subject, checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def summarise(table: dict[str, Any]) -> str:
-    """One line about the whole table."""
+    """One line that summarises the table."""
     states = table["states"]
     counts = [f"{states[state]} {state}{'' if states[state] == 1 else 's'}" for state in ("failure", "warning")]
     text = f"{table['run']}/{table['run_id']}: {', '.join(counts)}"
@@ -123,7 +122,7 @@ def summarise(table: dict[str, Any]) -> str:
 
 
 def judge(table: dict[str, Any]) -> None:
-    """Stop where something would fail later.
+    """Raise if the table has failures.
 
     Raises:
         PreflightError: with the summary.
@@ -133,7 +132,7 @@ def judge(table: dict[str, Any]) -> None:
 
 
 def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Cells to print: group (once per run of rows), name, state, what was found with the way out."""
+    """Cells to print: group (only in its first row), name, state, finding with its way out."""
     rows: list[tuple[str, ...]] = []
     group = None
     for check in table["checks"]:
@@ -144,7 +143,7 @@ def rows_of(table: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def is_own(options: TrainOptions) -> bool:
-    """Whether environment, reward or expert are the user's own, or credit per turn needs a reward that is tried."""
+    """Whether environment, reward or expert are user code, or credit per turn requires a trial of the reward."""
     named = [options.env.factory, options.reward.function]
     if options.warm_start.steps:
         named.append(options.warm_start.teacher.factory)
@@ -152,7 +151,7 @@ def is_own(options: TrainOptions) -> bool:
 
 
 def made_of_turns(options: TrainOptions) -> bool:
-    """Whether the reward says of itself that it is the sum of what its turns are worth."""
+    """Whether the reward is marked as the sum of its turns' worths."""
     reward = load_object(options.reward.function, default_name="reward")
-    # The mark is the function itself: `functools.wraps` copies attributes to a reward that adds something.
+    # The mark is the function itself, because `functools.wraps` copies the attribute to a wrapper that may add a term.
     return getattr(reward, "made_of_turns", None) is reward

@@ -1,4 +1,4 @@
-"""First checks: what costs next to nothing is looked at before any work of every command, without torch.
+"""First checks: the cheap checks, which every command runs before any work, without importing torch.
 
 Failures end the command with one line each; warnings are logged once.
 """
@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from geo_sokoban_pipeline.hub import fetch_config
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.checks import Subject, is_own
 from geo_sokoban_pipeline.preflight.machine import check_libraries, check_threads, check_torchvision, check_variables
-from geo_sokoban_pipeline.preflight.relations import check_counts, check_playing, check_relations
+from geo_sokoban_pipeline.preflight.relations import check_conversations, check_counts, check_relations
 from geo_sokoban_pipeline.preflight.servers import check_launch
 from geo_sokoban_pipeline.preflight.stored import TRAINING
 from geo_sokoban_pipeline.runs.own_code import explain
@@ -34,14 +35,14 @@ from geo_sokoban_pipeline.tasks import TASKS, task_of
 
 
 def check_starting_policy(run: str, models: Path, parameters: ProjectParameters) -> None:
-    """See that the policy of a training run is there, unless the run has stored its own copy.
+    """Check that the policy of a training run is available, unless the run has stored its own copy.
 
     Args:
-        run: namespace; only `train_*` is looked at.
+        run: namespace; only `train_*` is checked.
         models: folder of the run id in 06_models.
 
     Raises:
-        FileNotFoundError, ValueError: the folder is missing or holds no policy of a kind that is supported.
+        FileNotFoundError, ValueError: the folder is missing or holds no supported policy.
         PolicyUnavailableError: the hub has no such policy, or cannot be reached and nothing is cached.
     """
     if not run.startswith(TRAINING) or (models / "base_policy" / MANIFEST).is_file():
@@ -55,18 +56,14 @@ def check_starting_policy(run: str, models: Path, parameters: ProjectParameters)
     check_policy_files(find_policy_folder(options.path, f"{run}.policy"))
 
 
-# What costs next to nothing is looked at before any work of a command: failures end it, warnings are logged once.
-
-
 log = logging.getLogger(__name__)
-_ROWS = 8  # of a file that are read to find one prompt
 
 
 def look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None:
-    """Refuse what is known to fail or to teach nothing, and log what is doubtful.
+    """Run the first checks of a command: log warnings, raise failures.
 
     Args:
-        run: namespace, such as `train_sokoban` or `evaluate_geo3k`; others are not looked at.
+        run: namespace, such as `train_sokoban` or `evaluate_geo3k`; others are not checked.
 
     Raises:
         ParameterError: a failure, or several, one line each, with the way out.
@@ -75,12 +72,12 @@ def look_first(run: str, parameters: ProjectParameters, data_root: Path) -> None
     if kind not in _CHECKS or task not in TASKS:
         return
     subject = Subject(task, parameters, data_root)
-    looks = [partial(look, subject) for look in _CHECKS[kind]]
-    _act(run, [check for look in looks for check in guard("before the run", run, look)])
+    checks = [partial(check, subject) for check in _CHECKS[kind]]
+    _report(run, [found for check in checks for found in guard("before the run", run, check)])
 
 
 def look_at_prompts(rows: Sequence[Mapping[str, Any]], options: TrainOptions, seed: int) -> None:
-    """The same for what needs prompts: own code on the first one, and actions that the prompts need.
+    """Run the first checks that need prompts: user code on the first one, and the actions that solutions take.
 
     Args:
         rows: training prompts.
@@ -97,14 +94,14 @@ def look_at_prompts(rows: Sequence[Mapping[str, Any]], options: TrainOptions, se
     if task.ordered:
         lengths = [int(length) for row in rows if _is_number(length := task.difficulty_of(row))]
         found += task.check_limits(options, max(lengths), min(lengths)) if lengths else []
-    _act(run, found)
+    _report(run, found)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not math.isnan(value)
 
 
-def _act(run: str, found: Sequence[Check]) -> None:
+def _report(run: str, found: Sequence[Check]) -> None:
     warnings = [f"{check.name}: {_text(check)}" for check in found if check.state == "warning"]
     if warnings:
         log.warning("%s: %s", run, "\n  ".join(warnings))
@@ -117,31 +114,23 @@ def _text(check: Check) -> str:
     return f"{check.found}. {check.way_out[:1].upper()}{check.way_out[1:]}." if check.way_out else check.found
 
 
-def _relations(subject: Subject) -> Sequence[Check]:
-    return check_relations(subject.run, subject.options)
-
-
-def _playing(subject: Subject) -> Sequence[Check]:
-    return check_playing(subject.run, subject.options)
-
-
 def _own_code(subject: Subject) -> Sequence[Check]:
-    """On a first prompt, where one can be had without the hub; otherwise once it is there (`look_at_prompts`)."""
+    """User code on a first prompt, if one is available without the hub; otherwise `look_at_prompts` tries it."""
     if not is_own(subject.options):
         return []
-    # Own code is run by the episode code, which imports torch.
+    # The episode code runs user code, and imports torch.
     from geo_sokoban_pipeline.preflight.own_code import try_own_code
 
     try:
         row = task_of(subject.task).sample_prompt(subject.data)
-    except Exception:  # files may hold anything; the data nodes say what is wrong with them
-        log.debug("no prompt to try own code on", exc_info=True)
+    except Exception:  # files may contain anything; the data nodes report their errors
+        log.debug("no prompt to try user code on", exc_info=True)
         return []
     return [] if row is None else try_own_code(subject.run, row, subject.options, subject.parameters.seed)
 
 
 def _data(subject: Subject) -> Sequence[Check]:
-    """Of generated data, numbers and lengths are known before there are any."""
+    """Counts and solution lengths of generated data, which are known in advance."""
     data, options, run = subject.data, subject.options, subject.run
     if data.source != "generate":
         return []
@@ -153,12 +142,9 @@ def _data(subject: Subject) -> Sequence[Check]:
 
 def _machine(subject: Subject) -> Sequence[Check]:
     threads = check_threads(subject.options.threads, subject.options.processes)
-    return [threads, *map(_lenient, [*check_libraries(), check_torchvision()])]
-
-
-def _lenient(check: Check) -> Check:
-    """A failure as a warning: whoever has another version may know why."""
-    return check if check.state != "failure" else Check(check.group, check.name, "warning", check.found, check.way_out)
+    # Another version may be intended, so it is only a warning here.
+    versions = [*check_libraries(), check_torchvision()]
+    return [threads, *(replace(c, state="warning") if c.state == "failure" else c for c in versions)]
 
 
 def _servers(subject: Subject) -> Sequence[Check]:
@@ -166,42 +152,39 @@ def _servers(subject: Subject) -> Sequence[Check]:
 
 
 def _variables(subject: Subject) -> Sequence[Check]:
-    # What this one says can only be told with torch, whose import takes seconds.
+    # The check of NUM_GPUS needs torch, whose import takes seconds.
     return check_variables(subject, {name: value for name, value in os.environ.items() if name != NUM_GPUS})
 
 
-# Lengths and counts only of runs that make their data: other commands work on those of another run.
+# Data are checked for training runs only: other commands use the data of their source run.
 _CHECKS: Mapping[str, Sequence[Callable[[Subject], Sequence[Check]]]] = {
-    "train": (_relations, _own_code, _data, _servers, _machine, _variables),
-    "rollout": (_playing, _own_code, _servers, _machine, _variables),
+    "train": (lambda s: check_relations(s.run, s.options), _own_code, _data, _servers, _machine, _variables),
+    "rollout": (lambda s: check_conversations(s.run, s.options), _own_code, _servers, _machine, _variables),
     "update": (_machine,),
     "evaluate": (_servers, _machine, _variables),
     "control": (_servers, _machine),
 }
 
 
-_KINDS = ("train", "rollout", "update", "evaluate", "control")
-
-
 def check_plugins(run: str, parameters: ProjectParameters) -> None:
-    """See that what a run names can be found and accepts its arguments.
+    """Check that the objects that a run names exist and accept their arguments.
 
     Raises:
         ParameterError: names the full parameter path, the value, and the nearest known name.
     """
     kind, _, task = run.partition("_")
-    if kind not in _KINDS or task not in TASKS:
+    if kind not in _CHECKS or task not in TASKS:
         return
-    run = f"{TRAINING}{task}"  # the other kinds play with the options of this one
+    run = f"{TRAINING}{task}"  # the other kinds use its options
     options: TrainOptions = getattr(parameters, run)
     if kind == "update":
-        # It plays nothing, but credit per turn takes the arguments of the project's own reward.
+        # It rolls out nothing, but credit per turn uses the arguments of the project's reward.
         if options.reward.function.startswith("geo_sokoban_pipeline."):
             _try_reward(run, options)
         return
     factory = _find(f"{run}.env.factory", options.env.factory, "build_env")
     _try_reward(run, options)
-    if options.warm_start.steps:  # without steps, no expert is asked
+    if options.warm_start.steps:  # without steps, no expert is needed
         _find(f"{run}.warm_start.teacher.factory", options.warm_start.teacher.factory, "build_teacher")
     _find_module(f"{run}.rollout.function", options.rollout.function)
     for one in TASKS.values():
@@ -227,7 +210,7 @@ def _find(path: str, spec: str, default_name: str) -> Any:
         return load_object(spec, default_name=default_name)
     except PluginError as error:
         raise ParameterError(f"{path}={spec}: {error}") from error
-    except Exception as error:  # own code may raise anything when it is loaded
+    except Exception as error:  # user code may raise anything when it is imported
         raise ParameterError(f"{path}={spec}: it cannot be loaded. {explain(error)}") from error
 
 

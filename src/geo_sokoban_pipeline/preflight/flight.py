@@ -1,7 +1,7 @@
-"""The pre-flight as a whole: every check in the order in which a run would meet what it looks at.
+"""The whole pre-flight: all checks, in the order in which a run would fail.
 
-What a check needs from another one (the shape of the model, a few prompts, one episode) is handed on; where it could
-not be had, the checks that need it are skipped and say so.
+Checks pass results on (the shape of the model, a few prompts, one episode). If a result is missing, the checks that
+need it are `skipped`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_variables,
 )
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
-from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, play_one, try_own_code
+from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, try_episode, try_own_code
 from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_relations
 from geo_sokoban_pipeline.preflight.resources import (
     check_memory,
@@ -53,14 +53,14 @@ from geo_sokoban_pipeline.tasks import task_of
 
 @dataclass
 class Findings:
-    """What was found so far, and what later checks need of it.
+    """Findings so far, and results for later checks.
 
     Attributes:
         checks: one record per row of the table.
-        rows: training prompts to try things with.
-        validation, evaluation: prompts that the run will play, in between and at its end.
-        model: shape of the model; None where it could not be had.
-        shape: of an episode; None likewise.
+        rows: training prompts for trials.
+        validation, evaluation: number of prompts of a validation and of the final evaluation.
+        model: shape of the model; None: unknown.
+        shape: of an episode; None: unknown.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -72,10 +72,10 @@ class Findings:
 
 
 def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
-    """Everything that is looked at before a weight is loaded.
+    """Run all checks that load no weights.
 
     Args:
-        hub: how rows of the hub are had; None: nothing gives them.
+        hub: reads rows of the hub; None: not available.
     """
     findings = Findings()
     options, parameters = subject.options, subject.parameters
@@ -87,7 +87,7 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
     _inspect_own_code(subject, findings)
     findings.checks += guard("run", subject.run, lambda: check_run(subject))
     findings.checks += guard("disk", "space", lambda: _check_disk(subject, findings))
-    findings.checks += guard("memory", "in all", lambda: _check_memory(subject, findings))
+    findings.checks += guard("memory", "total", lambda: _check_memory(subject, findings))
     findings.checks += guard("libraries", "versions", lambda: [*check_libraries(), check_torchvision()])
     findings.checks += guard("machine", "accelerator", lambda: [check_accelerator(options.policy.device)])
     findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
@@ -121,7 +121,7 @@ def _inspect_data(subject: Subject, hub: HubReader | None, findings: Findings) -
 def _inspect_model(subject: Subject, findings: Findings) -> None:
     own = subject.base_policy
     if own is not None and find_damaged_files(own):
-        text = f"{own} is damaged: see the group run"
+        text = f"{own} is damaged: see the checks of the group `run`"
         findings.checks.append(Check("model", "files", "skipped", text))
         return
     try:
@@ -132,13 +132,13 @@ def _inspect_model(subject: Subject, findings: Findings) -> None:
 
 
 def _inspect_own_code(subject: Subject, findings: Findings) -> None:
-    """Signatures, arguments, one episode: each only where the one before has not failed for the same cause."""
+    """Signatures, arguments, one episode: each only if the one before passed."""
     found = check_signatures(subject.run, subject.options)
     if not _failed(found):
         found += guard("own code", "arguments", lambda: _check_arguments(subject))
     findings.checks += found
     if _failed(found):
-        findings.checks.append(Check("own code", "one episode", "skipped", "what failed above would end it"))
+        findings.checks.append(Check("own code", "one episode", "skipped", "needs the failed checks above"))
     else:
         _inspect_episode(subject, findings)
 
@@ -154,9 +154,9 @@ def _inspect_episode(subject: Subject, findings: Findings) -> None:
         findings.checks.append(_skipped("own code", "one episode"))
         return
     try:
-        checks, findings.shape = play_one(model.encoding, findings.rows, options, subject.parameters.seed)
+        checks, findings.shape = try_episode(model.encoding, findings.rows, options, subject.parameters.seed)
         findings.checks += checks
-    except Exception as error:  # own environments, rewards and experts may raise anything
+    except Exception as error:  # user code may raise anything
         findings.checks.append(failure_of("own code", "one episode", error))
         return
     shape = findings.shape
@@ -191,7 +191,7 @@ def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
 def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     model, shape = findings.model, findings.shape
     if model is None or shape is None:
-        return [_skipped("memory", "in all")]
+        return [_skipped("memory", "total")]
     longest = shape.longest(subject.options, model.context)
     plan = plan_memory(
         subject.options,
@@ -227,9 +227,9 @@ def _failed(found: list[Check]) -> bool:
 
 
 def _least(*counts: int | None) -> int:
-    """The least of what is known; 0 where nothing is."""
+    """The least of the known counts; 0 without any."""
     return min((count for count in counts if count is not None), default=0)
 
 
 def _skipped(group: str, name: str) -> Check:
-    return Check(group, name, "skipped", "needs the model and the data, which could not be had")
+    return Check(group, name, "skipped", "needs the model and the data, which are not available")

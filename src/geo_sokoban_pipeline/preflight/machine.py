@@ -1,7 +1,7 @@
-"""The machine and its libraries: versions within their ranges, a type and an attention that can be computed, threads.
+"""The machine and its libraries: versions, accelerator, dtype, attention and threads.
 
-What the options ask is tried, because a capability that is listed is not always one that works: the type on a few
-numbers, the attention by asking the model's class for it.
+Listed capabilities do not always work, so they are tried: the dtype on a few numbers, the attention on the model's
+class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIBRARY = "libraries"
 
 
 def check_libraries(requirements: Iterable[str] | None = None) -> list[Check]:
-    """Whether what is installed lies in the ranges of the project.
+    """Whether the installed versions are in the project's ranges.
 
     Args:
         requirements: such as `torch==2.13.0`; None: those of the installed package, without its extras.
@@ -45,12 +45,12 @@ def check_libraries(requirements: Iterable[str] | None = None) -> list[Check]:
 
 
 def check_torchvision() -> Check:
-    """Whether torchvision, where it is installed, belongs to the installed torch: another one breaks transformers."""
+    """Whether torchvision, if installed, fits the installed torch; otherwise it breaks transformers."""
     from packaging.requirements import Requirement
 
     version, torch = _version("torchvision"), _version("torch")
     if version is None or torch is None:
-        return Check(_LIBRARY, "torchvision", "ok", "not installed; this project needs none")
+        return Check(_LIBRARY, "torchvision", "ok", "not installed and not needed")
     for line in importlib.metadata.requires("torchvision") or []:
         requirement = Requirement(line)
         if requirement.name == "torch" and not requirement.specifier.contains(torch, prereleases=True):
@@ -62,13 +62,13 @@ def check_torchvision() -> Check:
 def check_threads(
     threads: int | None, processes: int = 1, cores: int | None = None, load: float | None = None
 ) -> Check:
-    """Whether torch's threads find cores of their own: two threads that share a core with others wait for each other.
+    """Whether each of torch's threads has its own core: threads that share one wait for each other.
 
     Args:
-        threads: asked for, by each process; None: all cores.
-        processes: that train side by side.
-        cores: that this process may use; None: as the system says.
-        load: runnable processes of the last minute, this one included; None: as the system says.
+        threads: per process; None: all cores.
+        processes: parallel training processes.
+        cores: available to this process; None: from the system.
+        load: runnable processes of the last minute, this one included; None: from the system.
     """
     cores = count_cores() if cores is None else cores
     load = os.getloadavg()[0] if load is None else load
@@ -80,13 +80,13 @@ def check_threads(
         way_out = "set threads times processes to at most the number of cores"
         return Check(_GROUP, "threads", "warning", text, way_out)
     if each > 1 and load > cores - used + 1:
-        way_out = "set threads=1, or stop what else runs: waiting for each other can cost a factor of ten"
+        way_out = "set threads=1, or stop other programs: threads that wait for each other can be ten times slower"
         return Check(_GROUP, "threads", "warning", text, way_out)
     return Check(_GROUP, "threads", "ok", text)
 
 
 def check_accelerator(device: str = "cpu") -> Check:
-    """Which accelerator there is, and whether it is the one that is asked for.
+    """Whether the accelerator that the options name is available.
 
     Args:
         device: `policy.device`.
@@ -101,16 +101,16 @@ def check_accelerator(device: str = "cpu") -> Check:
         return Check(_GROUP, "accelerator", "ok", text)
     if device == "cuda":
         text = f"policy.device=cuda, but torch {torch.__version__} ({build}) sees no GPU"
-        return Check(_GROUP, "accelerator", "failure", text, "set policy.device=auto or cpu, or see to the driver")
+        return Check(_GROUP, "accelerator", "failure", text, "set policy.device=auto or cpu, or check the driver")
     if torch.version.cuda is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         text = f"torch {torch.__version__} ({build}) sees no GPU; CUDA_VISIBLE_DEVICES={visible!r}"
-        return Check(_GROUP, "accelerator", "warning", text, "see that the driver runs and a GPU is visible")
+        return Check(_GROUP, "accelerator", "warning", text, "check that the driver runs and a GPU is visible")
     return Check(_GROUP, "accelerator", "ok", f"none; torch {torch.__version__} ({build})")
 
 
 def check_attention(name: str, config: Any) -> Check:
-    """Whether the model's class takes an attention here: it is asked for, on a device without memory.
+    """Whether the model's class supports an attention implementation, tried on the `meta` device.
 
     Args:
         config: of the model.
@@ -125,11 +125,11 @@ def check_attention(name: str, config: Any) -> Check:
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         return Check(_GROUP, "attention", "failure", f"{text}: {reason}", "set policy.attention=sdpa")
-    return Check(_GROUP, "attention", "ok", f"{text}: {config.model_type} takes it")
+    return Check(_GROUP, "attention", "ok", f"{text}: {config.model_type} supports it")
 
 
 def check_type(dtype: str) -> Check:
-    """Whether the CPU, on which policies are made, computes attention and a step in a type, tried on a few numbers."""
+    """Whether the CPU computes attention and an optimizer step in a dtype, tried on a few numbers."""
     import torch
 
     text = f"policy.dtype={dtype}"
@@ -153,7 +153,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-# Variables of the original launchers: a row for each one that is set, and what became of it.
+# Variables of slime's launchers: a row with the effect of each one that is set.
 
 
 _LAUNCHER = "launch variables"
@@ -161,7 +161,7 @@ _UNUSED_KEY = "WANDB_API_KEY"
 
 
 def check_variables(subject: Subject, environment: Mapping[str, str] | None = None) -> list[Check]:
-    """One row per variable that is set, and one for a key that nothing uses; nothing where none is.
+    """One row per variable that is set, and one for the unused key of W&B.
 
     Args:
         environment: None: of this process.
@@ -171,10 +171,10 @@ def check_variables(subject: Subject, environment: Mapping[str, str] | None = No
     found = [_check(variable, environment[variable.name], subject, values) for variable in VARIABLES
              if environment.get(variable.name)]  # fmt: skip
     for name, near in unknown_variables(environment).items():
-        hint = f"did you mean {near}?" if near else "see docs/full_size.md for those that are read"
+        hint = f"did you mean {near}?" if near else "see docs/full_size.md for the known variables"
         found.append(Check(_LAUNCHER, name, "warning", "no launcher knows this variable", hint))
     if environment.get(_UNUSED_KEY):
-        text = "set, and used by nothing here: runs are tracked by MLflow"
+        text = "set but not used: runs are tracked by MLflow"
         found.append(Check(_LAUNCHER, _UNUSED_KEY, "warning", text, "see tracking.* in docs/parameters.md"))
     return found
 
@@ -199,7 +199,7 @@ def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str
 
 
 def _unread(paths: Sequence[str], values: Mapping[str, Any]) -> str:
-    """What makes a parameter count for nothing; empty where it counts."""
+    """The setting that makes a parameter ineffective; empty if it is effective."""
     for path in paths:
         section, _, rest = path.partition(".")
         source, engine = _value_at(values, f"{section}.source"), _value_at(values, f"{section}.rollout.engine")
@@ -218,7 +218,7 @@ def _check_gpus(value: str, path: str, count: Any) -> Check:
         return Check(_LAUNCHER, NUM_GPUS, "warning", f"{value}: changes nothing, {path} is {count}", way_out)
     there = torch.cuda.device_count()
     state: State = "ok" if value.isdigit() and int(value) <= there else "warning"
-    way_out = "" if state == "ok" else "what needs a GPU runs on those there are, or on the CPU (policy.device=auto)"
+    way_out = "" if state == "ok" else "the run uses the GPUs there are, or the CPU (policy.device=auto)"
     return Check(_LAUNCHER, NUM_GPUS, state, f"{value} asked for, torch sees {there}", way_out)
 
 
@@ -229,7 +229,7 @@ def _value_at(values: Any, path: str) -> Any:
 
 
 def _names(found: Any, value: str) -> bool:
-    """Whether a parameter's value comes from a variable's: `Qwen/<name>`, `<folder>/train.parquet`, any case."""
+    """Whether a parameter's value was made from a variable's: `Qwen/<name>`, `<folder>/train.parquet`, in any case."""
     if not isinstance(found, str):
         return False
     text, given = found.lower(), os.path.expanduser(value).lower().rstrip("/")

@@ -1,6 +1,6 @@
-"""The model of a run, known by its configuration: how large it is, how long its context, how it writes a conversation.
+"""The model of a run: size, context and chat encoding, from its configuration and the files of its folder.
 
-No weight is loaded: the model is built on torch's `meta` device, which has shapes and no memory.
+No weight is loaded: the model is built on torch's `meta` device, which has shapes but no memory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What is known of a model without its weights.
+    """A model without its weights.
 
     Attributes:
         config: `Qwen3VLConfig`, or that of the mixture of experts.
-        parameters: number of weights, tied ones once.
-        value_bytes: bytes of one weight in memory.
-        encoding: the policy without its model: tokenizer, template, image processor; None where they still have to be
-            fetched.
-        folder: where the weights lie; None where they are made, or still have to be fetched.
+        parameters: number of parameters, tied ones once.
+        value_bytes: bytes of one parameter in memory.
+        encoding: the policy without its model: tokenizer, template, image processor; None: not fetched yet.
+        folder: of the weights; None: built from a seed, or not fetched yet.
     """
 
     config: Any
@@ -47,21 +46,21 @@ class ModelShape:
 
     @property
     def context(self) -> int:
-        """Tokens that a conversation may have."""
+        """Tokens of the longest conversation."""
         return int(self.config.text_config.max_position_embeddings)
 
 
 def inspect_model(options: PolicyOptions, stored: Path | None = None) -> tuple[list[Check], ModelShape | None]:
-    """Look at the policy that a run starts from.
+    """Check the starting policy of a run.
 
     Args:
-        stored: the run's own copy of it, which the run goes on with; None: there is none yet.
+        stored: the run's own copy, with which it continues; None: not stored yet.
 
     Returns:
-        Findings, and the shape; None where the files cannot be used.
+        Findings, and the shape; None if the files cannot be used.
 
     Raises:
-        FileNotFoundError, ValueError, PolicyUnavailableError: the policy cannot be had, or is of another kind.
+        FileNotFoundError, ValueError, PolicyUnavailableError: the policy is not available, or not supported.
     """
     if stored is not None:
         return _inspect_folder(options, stored)
@@ -86,7 +85,7 @@ def _inspect_folder(options: PolicyOptions, folder: Path) -> tuple[list[Check], 
 
 
 def _inspect_config(options: PolicyOptions, config: Path) -> tuple[list[Check], ModelShape]:
-    """A policy of the hub of which the configuration alone is sure to be here."""
+    """A policy of the hub that is not complete in the cache: only its configuration is read."""
     from huggingface_hub import constants
     from transformers import AutoConfig
 
@@ -95,7 +94,7 @@ def _inspect_config(options: PolicyOptions, config: Path) -> tuple[list[Check], 
     way_out = f"fetch it before: hf download {options.path}{revision}"
     text = f"{options.path}: not complete in the cache; "
     if constants.HF_HUB_OFFLINE:
-        check = Check(_GROUP, "files", "failure", f"{text}HF_HUB_OFFLINE forbids to fetch the rest", way_out)
+        check = Check(_GROUP, "files", "failure", f"{text}HF_HUB_OFFLINE forbids fetching the rest", way_out)
     else:
         check = Check(_GROUP, "files", "warning", f"{text}the run fetches the rest", way_out)
     shape = _shape(options, AutoConfig.from_pretrained(config.parent), None, None)
@@ -108,7 +107,7 @@ def _size(shape: ModelShape, where: str) -> Check:
 
 
 def _special_tokens(shape: ModelShape) -> list[Check]:
-    """The codec refuses a tokenizer without image or end marks; the model must mean the same image mark."""
+    """Building the codec checks that the tokenizer has its special tokens; the model's image token must be the same."""
     assert shape.encoding is not None  # read from a folder
     pad, expected = shape.encoding.codec.image_pad_id, int(shape.config.image_token_id)
     if pad == expected:
@@ -145,7 +144,7 @@ def _shape(options: PolicyOptions, config: Any, encoding: Policy | None, folder:
     return ModelShape(config, count, _BYTES[options.dtype], encoding, folder)
 
 
-# The files of a policy folder, without loading a weight: every shard whole, tokenizer, template and processor there.
+# The files of a policy folder: every shard complete; tokenizer, template and processor present.
 
 
 _INDEX = "model.safetensors.index.json"
@@ -170,7 +169,7 @@ def check_folder(folder: Path) -> list[Check]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder has every file of a policy; what they hold is another question.
+    """Whether a folder has every file of a policy; their contents are not checked.
 
     Raises:
         CorruptFolderError: a JSON file is torn.
@@ -180,10 +179,10 @@ def is_complete(folder: Path) -> bool:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Names, types and places of a safetensors file's tensors.
+    """Names, dtypes and offsets of a safetensors file's tensors.
 
     Raises:
-        CorruptFolderError: the file is shorter or longer than its header says, or has none.
+        CorruptFolderError: the header is missing, or the file's size does not match it.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -202,7 +201,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _indexed(folder: Path) -> dict[str, str]:
-    """File by tensor, where weights lie in several files."""
+    """File of each tensor, from the index; empty without an index."""
     index = folder / _INDEX
     named: dict[str, str] = read_json(index).get("weight_map", {}) if index.is_file() else {}
     return named

@@ -1,4 +1,4 @@
-"""Own code before a run: one episode as the run will play it, and environment and reward tried on one prompt.
+"""User code before a run: signatures, one expert episode as in a rollout, and a trial of environment and reward.
 
 Every failure names file and line of the user's code. The module imports the episode code, and torch with it.
 """
@@ -40,7 +40,7 @@ from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 
-# One episode before a run: own code is called as the run will call it, and what an episode costs in tokens is counted.
+# One episode as in a rollout, and its size in tokens.
 
 
 _GROUP = "own code"
@@ -49,13 +49,12 @@ _PROMPTS = 32  # that are encoded to find the longest one
 
 @dataclass(frozen=True)
 class EpisodeShape:
-    """Tokens, images and bytes of an episode's parts; an image's tokens are among those of its message.
+    """Tokens, images and bytes of an episode's parts; tokens of a message include those of its images.
 
     Attributes:
-        prompt: tokens of the longest of the prompts that were encoded.
-        observation: tokens of the longest observation; of a prompt where there was none.
-        response: tokens of the expert's longest response, the end token included; 0 where it gave up at once, or none
-            plays.
+        prompt: tokens of the longest encoded prompt.
+        observation: tokens of the longest observation; without any, of the prompt.
+        response: tokens of the expert's longest response, end token included; 0 without a response or an expert.
         patches: patches of the largest image; 0 without images.
         image_tokens: language tokens of the largest image.
         image_bytes: of the largest image's PNG.
@@ -69,11 +68,11 @@ class EpisodeShape:
     image_bytes: int
 
     def longest(self, options: TrainOptions, context: int) -> int | None:
-        """Tokens of the longest episode that the run's limits allow; None where only the context limits it."""
+        """Tokens of the longest episode under the run's limits; None if only the context limits it."""
         rollout = options.rollout
         limits = [] if rollout.max_context_tokens is None else [rollout.max_context_tokens]
         if rollout.max_response_tokens is not None:
-            # The observation that passes the budget is kept by default, so it may stand beyond it.
+            # By default the observation that exceeds the budget is kept, so it comes on top.
             limits.append(self.prompt + rollout.max_response_tokens + self.observation)
         if rollout.max_tokens_per_turn is not None:
             turns = rollout.max_turns * (rollout.max_tokens_per_turn + self.observation)
@@ -82,13 +81,13 @@ class EpisodeShape:
 
 
 def check_signatures(run: str, options: TrainOptions) -> list[Check]:
-    """Whether the objects that the parameters name can be found and called with what the run hands them."""
+    """Whether the objects that the parameters name exist and accept the run's arguments."""
     wanted: list[tuple[str, str, str, tuple[Any, ...], dict[str, Any]]] = [
         ("env.factory", options.env.factory, "build_env", ("sample", "args"), {}),
         ("reward.function", options.reward.function, "reward", ("outcome", "args"), {}),
         ("rollout.function", options.rollout.function, "rollout", ("engine", "policy", [], "settings", None), {}),
     ]
-    if options.warm_start.steps:  # without steps, no expert is asked
+    if options.warm_start.steps:  # without steps, no expert is needed
         expert = options.warm_start.teacher
         wanted.append(("warm_start.teacher.factory", expert.factory, "build_teacher", ("name", 1, 0.0), expert.args))
     found: list[Check] = []
@@ -107,19 +106,19 @@ def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], 
     except TypeError as error:
         text = f"{spec}: cannot be called with {len(arguments) + len(named)} arguments ({error})"
         return Check(_GROUP, path, "failure", text, "see the description of the option for its arguments")
-    except ValueError:  # built in: such objects have no signature
-        return Check(_GROUP, path, "ok", f"{spec} (its arguments cannot be told)")
+    except ValueError:  # a built-in without a signature
+        return Check(_GROUP, path, "ok", f"{spec} (its arguments are unknown)")
     return Check(_GROUP, path, "ok", spec)
 
 
 class _Expert:
-    """Names of the engine, for an episode that no engine plays."""
+    """The engine's attributes that a trajectory records, for an episode without an engine."""
 
     name, software_version, seeded = "teacher", "", True
 
 
 class _NoEnv:
-    """Stands where no environment is needed: a prompt is written without it."""
+    """A dummy environment, for encoding prompts."""
 
     def reset(self) -> None: ...
     def step(self, text: str) -> None: ...
@@ -127,21 +126,21 @@ class _NoEnv:
     def close(self) -> None: ...
 
 
-def play_one(
+def try_episode(
     encoding: Policy, rows: list[dict[str, Any]], options: TrainOptions, seed: int
 ) -> tuple[list[Check], EpisodeShape]:
-    """Let the expert play one episode, or answer once where there is no warm start; check its row as a save would.
+    """Run one episode with the expert, or with one plain response if there is no warm start; validate its row.
 
     Args:
         encoding: a policy, whose model may be None.
-        rows: prompts; the hardest one is played, where that is known, and a few dozen are encoded.
+        rows: prompts; the episode uses the hardest one if the task orders them, and a few dozen are encoded.
 
     Raises:
         RuntimeError: the environment, the expert or the reward raised; the message has the error.
     """
     task = task_of(options.task)
     row = max(rows, key=lambda one: task.difficulty_of(one) or 0) if task.ordered else rows[0]
-    episode = _play(encoding, row, options, seed)
+    episode = _run_episode(encoding, row, options, seed)
     if episode.status == "failed":
         raise RuntimeError(f"the episode failed: {episode.error}")
     validate_trajectories(trajectories_to_table([episode], encoding.table_context))
@@ -149,12 +148,12 @@ def play_one(
     shape = _shape(episode, prompts, encoding, options)
     reward = "no reward" if episode.reward is None else f"reward {episode.reward:.2f}"
     turns = int(episode.metrics.get("turns", 0))
-    player = f"teacher {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain response"
-    text = f"{player}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
+    agent = f"teacher {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain response"
+    text = f"{agent}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
     return [Check(_GROUP, "one episode", "ok", text)], shape
 
 
-def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Trajectory:
+def _run_episode(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Trajectory:
     reward = load_object(options.reward.function, default_name="reward")
     episode = _begin(encoding, row, options, seed)
     codec = encoding.codec
@@ -164,20 +163,20 @@ def _play(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: in
         ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
         episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
     if episode.is_pending:
-        episode.status = "completed"  # the expert gave up, which no policy can
+        episode.status = "completed"  # the expert gave up
     episode.finalize(reward)
-    return episode.finish(_Expert(), 0.0)  # type: ignore[arg-type]  # only its names are read
+    return episode.finish(_Expert(), 0.0)  # type: ignore[arg-type]  # has all that is read of an engine
 
 
 def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Episode:
-    # The rules of truncation belong to the policy's own responses; an expert writes whole ones.
+    # Limits per turn are for the policy's responses: an expert's response is never cut off.
     rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
     settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
     return Episode(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
 
 
 def _responses(episode: Episode, options: TrainOptions, seed: int) -> Iterator[str]:
-    """What the expert answers until it gives up; one plain response where a run asks no expert."""
+    """Responses of the expert until it gives up; one plain response if the run has no warm start."""
     if not options.warm_start.steps:
         yield task_of(options.task).plain_response
         return
@@ -211,14 +210,14 @@ def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, opt
     )
 
 
-# Own code on one prompt before a run: a whole episode and one that is cut off at once, without a policy or a token.
+# A trial of user code on one prompt without a policy: a complete episode, and one whose first response is cut off.
 
 
 Row = dict[str, Any]
 
 
 def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[Check]:
-    """Findings about a whole and a truncated episode on a prompt; nothing where all code is the project's own.
+    """Findings about a complete and a truncated episode on a prompt; none without user code.
 
     Args:
         run: namespace of the run, for the names in the messages.
@@ -226,20 +225,20 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
     """
     if not is_own(options):
         return []
-    # Whoever lets every episode fail is not stopped by one.
+    # With max_failed_share=1 a run tolerates failed episodes.
     worst: State = "warning" if options.rollout.max_failed_share >= 1 else "failure"
     try:
         parts, turns = _try_episode(row, options, seed)
-    except Exception as error:  # own code may raise anything
+    except Exception as error:  # user code may raise anything
         return [Check(_GROUP, "whole episode", worst, f"{run}: an episode of {row.get('id')} fails: {explain(error)}")]
     found = [Check(_GROUP, "whole episode", "ok", f"reward {parts['reward']:g}")]
     if options.grpo.credit == "turn" and not made_of_turns(options):
         found += _check_credit(run, options, parts, turns)
     try:
         parts, _ = _try_episode(row, options, seed, cut=True)
-    except Exception as error:  # own code may raise anything
-        text = f"{run}: an episode whose first response is cut off fails, for which outcome.infos is empty: "
-        way_out = "see docs/your_own_reward.md for what an outcome holds then"
+    except Exception as error:  # user code may raise anything
+        text = f"{run}: an episode whose first response is cut off, so that outcome.infos is empty, fails: "
+        way_out = "see docs/your_own_reward.md for the outcome of such an episode"
         return [*found, Check(_GROUP, "truncated episode", worst, text + explain(error), way_out)]
     text = f"reward {parts['reward']:g} where the first response is cut off, without infos"
     return [*found, Check(_GROUP, "truncated episode", "ok", text)]
@@ -248,10 +247,10 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
 def _try_episode(
     row: Row, options: TrainOptions, seed: int, *, cut: bool = False
 ) -> tuple[dict[str, float], list[Any]]:
-    """Parts of the reward, and (response's reward, info) of each turn.
+    """Parts of the reward, and the info of each turn.
 
     Args:
-        cut: the first response is cut off, so that the environment never sees it.
+        cut: cut off the first response, so that the environment is never stepped.
     """
     build_env = load_object(options.env.factory, default_name="build_env")
     reward = load_object(options.reward.function, default_name="reward")
@@ -298,7 +297,7 @@ def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], info
 
     turns = [SimpleNamespace(role="assistant", reward=info.get("turn_reward"), info=info) for info in infos]
     episode = SimpleNamespace(turns=turns, reward_parts={n: value for n, value in parts.items() if n != "reward"})
-    values = turn_worth(episode, options.reward.args)  # type: ignore[arg-type]  # all that it reads is there
+    values = turn_worth(episode, options.reward.args)  # type: ignore[arg-type]  # has all that is read of an episode
     if adds_up(values, parts["reward"]) and (len(values) or not infos):
         return []
     text = f"{run}.grpo.credit=turn: needs a reward made of turn rewards, distance and final bonus, but "

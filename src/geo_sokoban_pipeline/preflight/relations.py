@@ -1,7 +1,6 @@
-"""Relations between parameters: values that are allowed one by one, but not together, or that hardly can be meant.
+"""Relations between parameters: values that are valid one by one, but contradict each other or are hardly intended.
 
-A failure here is what stops a run for certain, or leaves it nothing to learn from; what merely wastes some of it is a
-warning.
+A failure certainly stops the run or leaves it nothing to learn from; a warning wastes some of the run.
 """
 
 from __future__ import annotations
@@ -18,25 +17,29 @@ _GROUP = "parameters"
 
 
 def check_relations(run: str, options: TrainOptions) -> list[Check]:
-    """Findings about a run's options alone, one for each relation that is broken, or one `ok`.
+    """Findings about a run's options alone, one for each broken relation, or one `ok`.
 
     Args:
         run: namespace of the run, for the names in the messages.
     """
-    found = [*_signal(run, options), *_schedule(run, options), *_cadence(run, options), *_batches(run, options)]
-    found += _unused(run, options)
+    found = [*_signal(run, options), *_schedule(run, options), *_cadence(run, options)]
+    found += [*check_conversations(run, options), *_unused(run, options)]
     return found or [Check(_GROUP, "values together", "ok", "all fit each other")]
 
 
-def check_playing(run: str, options: TrainOptions) -> list[Check]:
-    """Findings about what decides how episodes are played, for commands that only play; nothing where all is well."""
-    return [*_batches(run, options)]
+def check_conversations(run: str, options: TrainOptions) -> list[Check]:
+    """A warning if a rollout needs several waves of conversations."""
+    episodes, held = options.grpo.groups * options.grpo.group_size, options.rollout.max_conversations
+    if episodes <= held:
+        return []
+    text = f"{run}.rollout.max_conversations={held}: {episodes} episodes need {math.ceil(episodes / held)} waves"
+    return [_check("conversations", "warning", text, "raise it if memory allows")]
 
 
 def check_counts(
     run: str, options: TrainOptions, train: int | None, validation: int | None, evaluation: int | None
 ) -> list[Check]:
-    """Findings about the prompts that there will be, against what the run draws from them.
+    """Findings about the number of prompts, compared with the run's demand.
 
     Args:
         train, validation, evaluation: prompts of each split; None: not known.
@@ -47,7 +50,7 @@ def check_counts(
         text = f"{run}.warm_start.steps={options.warm_start.steps}: its validations have no validation {units}"
         found.append(_check(units, "failure", text, f"raise the count, or set {run}.warm_start.steps=0"))
     elif validation == 0 and options.evaluation.checkpoint == "best":
-        text = f"{run}.evaluation.checkpoint=best: without validation {units} none is ever the best"
+        text = f"{run}.evaluation.checkpoint=best: without validation {units} no checkpoint can be the best"
         found.append(_check(units, "failure", text, "raise the count of the split validation, or take final"))
     elif validation == 0 and loop.eval_interval:
         text = (
@@ -55,14 +58,14 @@ def check_counts(
         )
         found.append(_check(units, "warning", text, "raise the count of the split validation"))
     if evaluation == 0:
-        text = f"there are no evaluation {units}: the evaluation at the end says nothing"
+        text = f"there are no evaluation {units}: the evaluation at the end is empty"
         found.append(_check(units, "warning", text, "raise the count of the split eval"))
     for name, wanted, there in (
         ("loop.eval_prompts", loop.eval_prompts, validation),
         ("evaluation.prompts", options.evaluation.prompts, evaluation),
     ):
         if wanted is not None and there is not None and 0 < there < wanted:
-            text = f"{run}.{name}={wanted}: there are {there}, which are played"
+            text = f"{run}.{name}={wanted}: there are {there}, and all of them are used"
             found.append(_check(units, "warning", text, "lower it, or raise the count of the split"))
     known = ["as many as there are" if count is None else str(count) for count in (train, validation, evaluation)]
     text = f"{known[0]} for training, {known[1]} for validation, {known[2]} for the evaluation"
@@ -72,18 +75,18 @@ def check_counts(
 def check_lengths(
     run: str, options: TrainOptions, episode: int | None, context: int, prompt: int, response: int
 ) -> list[Check]:
-    """Findings about the tokens of an episode, against the model's context and the budgets.
+    """Findings about the tokens of an episode, compared with the model's context and the budgets.
 
     Args:
-        episode: tokens of the longest episode that the limits allow; None: nothing limits it but the context.
+        episode: tokens of the longest episode under the limits; None: only the context limits it.
         context: positions of the model.
-        prompt: tokens of the longest prompt that was looked at.
-        response: tokens of the longest response of the expert, its end token included.
+        prompt: tokens of the longest prompt that was encoded.
+        response: tokens of the longest response of the expert, end token included.
     """
     rollout = options.rollout
     found: list[Check] = []
-    if prompt >= context or (rollout.max_context_tokens is not None and prompt >= rollout.max_context_tokens):
-        room = min(context, rollout.max_context_tokens or context)
+    room = min(context, rollout.max_context_tokens or context)
+    if prompt >= room:
         text = f"a prompt takes {prompt} tokens, the context holds {room}"
         way_out = f"make the images smaller, or raise {run}.rollout.max_context_tokens"
         return [_check("tokens of an episode", "failure", text, way_out)]
@@ -93,16 +96,16 @@ def check_lengths(
         found.append(_check("tokens of an episode", "warning", text, way_out))
     elif episode > context:
         text = f"up to {episode} with {run}.rollout.max_turns={rollout.max_turns}; the model holds {context}"
-        way_out = f"lower max_turns, or set {run}.rollout.max_context_tokens={context} to cut episodes there"
-        found.append(_check("tokens of an episode", "warning", f"{text}, and only if all turns are used", way_out))
+        way_out = f"lower max_turns, or set {run}.rollout.max_context_tokens={context} to truncate episodes there"
+        found.append(_check("tokens of an episode", "warning", f"{text}; matters only if all turns are used", way_out))
     if (limit := rollout.max_tokens_per_turn) is not None and response > limit:
-        text = f"the expert's responses take {response} tokens; max_tokens_per_turn={limit} cuts them"
+        text = f"the expert's responses take {response} tokens; max_tokens_per_turn={limit} truncates them"
         found.append(_check("tokens of a response", "warning", text, f"raise {run}.rollout.max_tokens_per_turn"))
     if episode is not None and episode > options.optimizer.max_tokens:
         text = f"{run}.optimizer.max_tokens={options.optimizer.max_tokens}: the longest episode has {episode} tokens "
-        text += "and is a micro-batch of its own"
-        found.append(_check("tokens of a micro-batch", "warning", text, "raise it where memory allows"))
-    text = f"{prompt} in the prompt, up to {episode} in all; the model holds {context}"
+        text += "and is a micro-batch by itself"
+        found.append(_check("tokens of a micro-batch", "warning", text, "raise it if memory allows"))
+    text = f"{prompt} in the prompt, up to {episode} in total; the model holds {context}"
     return found or [_check("tokens of an episode", "ok", text)]
 
 
@@ -130,11 +133,11 @@ def _signal(run: str, options: TrainOptions) -> Iterator[Check]:
         yield _check("filter", "warning", text, "lower it, or set filter=none")
     if grpo.groups_per_step is not None and grpo.groups_per_step > grpo.groups * max(1.0, grpo.max_refill):
         text = f"{run}.grpo.groups_per_step={grpo.groups_per_step}: above groups={grpo.groups}"
-        yield _check("optimizer steps", "warning", text, "one step is made each time; null says the same")
+        yield _check("optimizer steps", "warning", text, "every iteration has one step; null means the same")
 
 
 def _unused(run: str, options: TrainOptions) -> Iterator[Check]:
-    """Settings that are given and have no effect beside the others."""
+    """Settings that have no effect with the others."""
     policy, grpo, warm = options.policy, options.grpo, options.warm_start
     if policy.source == "tiny" and policy.path:
         text = f"{run}.policy.path={policy.path}: not used, because {run}.policy.source=tiny builds a policy"
@@ -181,7 +184,7 @@ def _cadence(run: str, options: TrainOptions) -> Iterator[Check]:
         yield _check("validation", "warning", text, "lower it, or set 0")
     if loop.save_interval > loop.iterations:
         text = f"{run}.loop.save_interval={loop.save_interval}: only the last of {loop.iterations} iterations is "
-        text += "saved, and a killed run begins anew"
+        text += "saved, and a killed run starts over"
         yield _check("checkpoints", "warning", text, "lower it")
 
 
@@ -191,12 +194,3 @@ def _any_best(loop: LoopOptions) -> bool:
         is_eval_due(k, loop.eval_interval) and is_save_due(k, loop.save_interval, num_iterations=loop.iterations)
         for k in range(loop.iterations)
     )
-
-
-def _batches(run: str, options: TrainOptions) -> Iterator[Check]:
-    episodes = options.grpo.groups * options.grpo.group_size
-    held = options.rollout.max_conversations
-    if episodes > held:
-        text = f"{run}.rollout.max_conversations={held}: {episodes} episodes are played in "
-        text += f"{math.ceil(episodes / held)} waves"
-        yield _check("conversations", "warning", text, "raise it where memory allows")

@@ -1,6 +1,6 @@
-"""Resources of a run: disk and memory by kind, against what is free.
+"""Resources of a run: planned disk space and memory compared with the free ones, and one timed iteration.
 
-One timed iteration gives the time and the peak memory of the rest.
+The timed iteration gives an estimate of the run's duration and its peak memory.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _LONGEST_NAME = ".part-000.parquet.00000000.tmp"
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """Bytes that a run still has to write and keeps, at most, by kind.
+    """Upper bounds on the bytes that a run still writes and keeps, by kind.
 
     Attributes:
-        measured: part of `trajectories` whose size is known from stored ones; a computed one counts no image twice
-            and no byte as compressed, and is several times too large where boards repeat.
+        measured: part of `trajectories` whose size follows from stored iterations. The rest is computed without
+            compression and without sharing of images, so it is several times too large if boards repeat.
     """
 
     checkpoints: int
@@ -60,7 +60,7 @@ class DiskPlan:
 
     @property
     def certain(self) -> int:
-        """What is no mere upper bound."""
+        """The part that is not a mere upper bound."""
         return self.checkpoints + self.policies + self.measured
 
 
@@ -74,38 +74,38 @@ def plan_disk(
     stored: Stored,
     linked: bool = False,
 ) -> DiskPlan:
-    """Bytes that a run still has to write and will keep.
+    """Bytes that a run still writes and keeps.
 
     Args:
         weight_bytes: of the model.
-        shape: of an episode, for stored episodes.
-        validation, evaluation: prompts that are played.
-        stored: what is there already.
-        linked: the starting policy lies on the disk of the data root, so that its files are shared and not copied.
+        shape: of an episode.
+        validation, evaluation: number of prompts.
+        stored: the run's stored iterations and policies.
+        linked: the starting policy is on the disk of the data root, so that its files are linked and not copied.
     """
     loop = options.loop
     left = max(loop.iterations - stored.iterations, 0)
     per_episode = episode_bytes(options, shape)
     validations = count_validations(loop, stored.iterations) * 2 * validation
-    played = 2 * evaluation * (options.evaluation.samples + int(options.evaluation.greedy))
+    evaluations = 2 * evaluation * (options.evaluation.samples + int(options.evaluation.greedy))
     episodes = options.grpo.groups * options.grpo.group_size
     iterations = left * (stored.iteration_bytes or episodes * per_episode)
     one = stored.checkpoint_bytes or _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
     base = 0 if stored.base_policy or linked else weight_bytes + _TEXT_BYTES
-    # The optimizer state lies beside what the warm start has made; without one, the files are the base policy's.
+    # The policy after the warm start has optimizer state; without a warm start its files are the base policy's.
     learnt = (
         0 if stored.policy or not options.warm_start.steps else _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
     )
     return DiskPlan(
         checkpoints=_checkpoints(options, left, stored) * one,
         policies=base + learnt,  # the final one shares the files of its checkpoint
-        trajectories=iterations + (validations + played) * per_episode,
+        trajectories=iterations + (validations + evaluations) * per_episode,
         measured=0 if stored.iteration_bytes is None else iterations,
     )
 
 
 def count_validations(loop: LoopOptions, done: int) -> int:
-    """Validations that a run has still to make, the one before training included, with so many iterations done."""
+    """Validations that a run still makes after `done` iterations, including the one before training."""
     if not loop.eval_interval:
         return 0
     last = max(loop.iterations, done)
@@ -113,19 +113,19 @@ def count_validations(loop: LoopOptions, done: int) -> int:
 
 
 def _checkpoints(options: TrainOptions, left: int, stored: Stored) -> int:
-    """Checkpoints that will lie beside the stored ones at most."""
+    """Maximum number of checkpoints in addition to the stored ones."""
     loop = options.loop
     if not left:
         return 0
     to_save = -(-loop.iterations // loop.save_interval) - stored.iterations // loop.save_interval
     if loop.keep_last is None:
         return to_save
-    # The best one may be older than the newest, and one more lies there while it is written.
+    # The best one may be older than the newest, and one more exists while it is written.
     return min(to_save, max(loop.keep_last + int(loop.keep_best) + 1 - stored.checkpoints, 1))
 
 
 def episode_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
-    """Bytes of one stored episode at most: every turn is played, no image is shared with another episode."""
+    """Upper bound on the bytes of a stored episode: all turns are used, and no image is shared."""
     turns = options.rollout.max_turns
     response = options.rollout.max_tokens_per_turn or max(shape.response, 1)
     tokens = shape.prompt + turns * (response + shape.observation)
@@ -136,7 +136,7 @@ def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
     """Whether a plan fits on the disk of the data root.
 
     Args:
-        free: bytes that the run will find free; None: as the file system says.
+        free: bytes that will be free; None: from the file system.
     """
     there = free_bytes(root) if free is None else free
     parts = f"checkpoints {size(plan.checkpoints)}, policies {size(plan.policies)}, trajectories "
@@ -150,7 +150,7 @@ def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
 
 
 def held_bytes(folders: list[Path]) -> int:
-    """Bytes that deleting folders frees: a file that is linked from elsewhere too frees none."""
+    """Bytes that deleting folders frees: a file with further hard links elsewhere frees none."""
     links: dict[tuple[int, int], int] = {}
     found = 0
     for path in (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
@@ -162,7 +162,7 @@ def held_bytes(folders: list[Path]) -> int:
 
 
 def check_writable(folders: list[Path]) -> list[Check]:
-    """Whether files can be made in folders, or in the nearest existing one above each; nothing is left behind."""
+    """Whether files can be created in folders, or in the nearest existing parent of each; leaves no file behind."""
     found = []
     for folder in folders:
         place = nearest_folder(folder)
@@ -170,13 +170,13 @@ def check_writable(folders: list[Path]) -> list[Check]:
             with tempfile.TemporaryFile(dir=place) as file:
                 file.write(b"x")
         except OSError as error:
-            text = f"{folder}: no file can be made in {place} ({error.strerror or error})"
+            text = f"{folder}: no file can be created in {place} ({error.strerror or error})"
             found.append(Check(_DISK, "writing", "failure", text, "allow writing, free space, or move data_root"))
     return found or [Check(_DISK, "writing", "ok", f"{len(folders)} folders can be written")]
 
 
 def check_paths(outputs: Path) -> Check:
-    """Whether the longest path of a run is one that the system takes.
+    """Whether the longest path of a run is within the system's limits.
 
     Args:
         outputs: folder of the run id in 07_model_output.
@@ -193,7 +193,7 @@ def check_paths(outputs: Path) -> Check:
 
 
 def size(count: float) -> str:
-    """Bytes in a unit that a person reads."""
+    """Bytes as text with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -201,7 +201,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-# Memory of a run, part by part, against what the machine has free.
+# Memory of a run by part, compared with the free memory.
 
 
 _MEMORY = "memory"
@@ -209,7 +209,7 @@ _MEMORY = "memory"
 # norms, of the projections, queries, keys, values and their rotations; gate, up and their product.
 _WIDTHS_PER_LAYER = 12
 _MLPS_PER_LAYER = 4
-# Interpreter and libraries of a further process, its caches filled: measured at the default size.
+# Interpreter, libraries and filled caches of a worker: measured at the default size.
 _PROCESS_BYTES = 600_000_000
 _LOGIT_COPIES = 3  # logits, log-probs, gradient, in float32
 _EXACT = ("weights", "gradients", "optimizer moments", "reference policy")
@@ -229,7 +229,7 @@ def plan_memory(
 
     Args:
         longest: tokens of the longest episode.
-        validation, evaluation: prompts that are played in between and at the end.
+        validation, evaluation: number of prompts.
     """
     from geo_sokoban_pipeline.policies.patches import DEFAULT_CACHE_BYTES
 
@@ -251,7 +251,7 @@ def plan_memory(
     features = 1 + len(vision.deepstack_visual_indexes)
     plan = {
         "weights": weights,
-        # A further process keeps its own, and hands them over in a second place.
+        # A worker has its own, and a copy in the shared buffer.
         "gradients": weights * (2 * options.processes - 1),
         "optimizer moments": 2 * weights,
         "activations of a micro-batch": tokens * text.num_hidden_layers * layer * wide + logits,
@@ -271,9 +271,9 @@ def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -
     """One row per part, and one for the whole.
 
     Args:
-        free: bytes that are free.
-        share: of them that may be planned.
-        where: what limits them, for the text.
+        free: free bytes.
+        share: largest allowed fraction of them.
+        where: the limiting memory, for the text.
     """
     total = sum(plan.values())
     exact = sum(plan.get(part, 0) for part in _EXACT)
@@ -285,15 +285,15 @@ def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -
         way_out = "take a smaller model" if exact > free else _WAYS_OUT.get(largest, "take a smaller model")
     parts = [Check(_MEMORY, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
     text = f"at most {size(total)} ({size(exact)} certain), of {size(free)} free ({where})"
-    return [*parts, Check(_MEMORY, "in all", state, text, way_out)]
+    return [*parts, Check(_MEMORY, "total", state, text, way_out)]
 
 
 def check_shared_memory(processes: int, weights: int, folder: Path = _SHARED_MEMORY) -> list[Check]:
-    """Whether weights, and the gradients of every further process, find room where processes share memory.
+    """Whether the weights, and the gradients of every worker, fit into shared memory.
 
     Args:
         weights: bytes of all weights.
-        folder: the file system of shared memory, as on Linux; nothing is said where there is none.
+        folder: the file system of shared memory, as on Linux; without it there is no finding.
     """
     if processes == 1 or not folder.is_dir():
         return []
@@ -307,7 +307,7 @@ def check_shared_memory(processes: int, weights: int, folder: Path = _SHARED_MEM
 
 
 def free_memory(device: str = "cpu") -> tuple[int, str]:
-    """Bytes that this process may still take, and where: the tighter one of the machine and its control group.
+    """Free bytes, and the limiting memory: the tighter one of the machine and its control group.
 
     Args:
         device: `cuda`: the memory of the GPU instead.
@@ -324,8 +324,7 @@ def free_memory(device: str = "cpu") -> tuple[int, str]:
 
 
 def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that the control group leaves free, pages of files that the kernel drops on demand among them; None
-    without a limit.
+    """Free bytes of the control group, including cached file pages that the kernel drops on demand; None: no limit.
 
     Args:
         folder: of the control group, version 2.
@@ -349,7 +348,7 @@ _WAYS_OUT = {
     "image features": "lower grpo.groups or the size of the images",
 }
 
-# The estimate of a run: what one timed iteration took, and what is still to do, become seconds by part.
+# The estimate of a run: seconds by part, from one timed iteration and the remaining work.
 
 
 _TIMED = "timed"
@@ -357,13 +356,14 @@ _TIMED = "timed"
 
 @dataclass(frozen=True)
 class Timing:
-    """What one iteration took, in seconds, bytes and counts.
+    """Measurements of one iteration.
 
     Attributes:
-        sft_step: seconds of a step of the warm start; None where none was made, as where the run has its policy.
+        sft_step: seconds of a step of the warm start; None: not measured, because the run has its policy already.
         rollout, update, save: seconds.
-        episodes, tokens: of the rollout; tokens count what the model saw and wrote.
-        steps: optimizer steps. skipped: those without a finite gradient.
+        episodes, tokens: of the rollout; tokens of prompts, observations and responses.
+        steps: optimizer steps.
+        skipped: optimizer steps without a finite gradient.
         checkpoint_bytes, trajectory_bytes: written.
         peak_bytes: largest resident memory so far, of all processes.
     """
@@ -392,8 +392,8 @@ def describe_timing(
     """Rows of the table.
 
     Args:
-        validation, evaluation: prompts that are played.
-        done: iterations that are stored.
+        validation, evaluation: number of prompts.
+        done: stored iterations.
     """
     speed = f"{timing.episodes / timing.rollout:,.0f} episodes/s, {timing.tokens / timing.rollout:,.0f} tokens/s"
     written = f"checkpoint {size(timing.checkpoint_bytes)}, trajectories {size(timing.trajectory_bytes)}"
@@ -404,34 +404,34 @@ def describe_timing(
         Check(_TIMED, "memory", "ok", f"at most {size(timing.peak_bytes)} resident"),
     ]
     if timing.skipped:
-        text = f"{timing.skipped} of {timing.steps} optimizer steps had no finite gradient; the run goes on, but stops "
+        text = f"{timing.skipped} of {timing.steps} optimizer steps had no finite gradient; a run continues, but stops "
         text += f"after {options.optimizer.max_skipped} in a row"
         found.append(Check(_TIMED, "gradients", "warning", text, "lower optimizer.learning_rate or take float32"))
     elif not timing.steps:
         text = "no group to train on: the filter dropped all"
-        found.append(Check(_TIMED, "gradients", "warning", text, "a run warms up first; else see grpo.filter"))
+        found.append(Check(_TIMED, "gradients", "warning", text, "lengthen the warm start, or see grpo.filter"))
     parts = estimate_run(timing, options, validation=validation, evaluation=evaluation, done=done)
     shares = ", ".join(f"{name} {_clock(seconds)}" for name, seconds in parts.items())
-    text = f"{timing.iteration:.2f} s an iteration; {_clock(sum(parts.values()))} in all ({shares})"
+    text = f"{timing.iteration:.2f} s an iteration; {_clock(sum(parts.values()))} in total ({shares})"
     return [*found, Check(_TIMED, "estimate of the run", "ok", text)]
 
 
 def estimate_run(
     timing: Timing, options: TrainOptions, *, validation: int, evaluation: int, done: int = 0
 ) -> dict[str, float]:
-    """Seconds that a run still takes, by part, from one iteration; a warm start of which no step was made is left out.
+    """Seconds that a run still takes, by part; without the warm start if none of its steps was timed.
 
     Args:
-        validation, evaluation: prompts that are played.
-        done: iterations that are stored.
+        validation, evaluation: number of prompts.
+        done: stored iterations.
     """
     warm, chosen = options.warm_start, options.evaluation
     episode = timing.rollout / max(timing.episodes, 1)
     validated = 2 * validation * episode
     parts: dict[str, float] = {}
     if timing.sft_step is not None:
-        played = -(-warm.steps // warm.play_every) if warm.play_every else 0
-        parts["warm start"] = timing.sft_step * warm.steps + played * validated
+        validations = -(-warm.steps // warm.play_every) if warm.play_every else 0
+        parts["warm start"] = timing.sft_step * warm.steps + validations * validated
     parts["iterations"] = timing.iteration * max(options.loop.iterations - done, 0)
     parts["validations"] = count_validations(options.loop, done) * validated
     per_prompt = chosen.samples + int(chosen.greedy)
@@ -447,14 +447,14 @@ def _clock(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-# The timed part: one rollout, one update and one save at the run's real sizes, in a place of its own.
+# The timed iteration: one rollout, one update and one save at the run's real sizes, in a temporary folder.
 
 
-_FEW_STEPS = 2  # of the warm start with a policy that has learnt to write before
+_FEW_STEPS = 2  # of the warm start, for a pretrained policy
 
 
 def has_weights(subject: Subject, model: ModelShape | None) -> bool:
-    """Whether there are weights to time with: stored by the run, built here, or in a folder."""
+    """Whether weights are available for timing: stored by the run, built from a seed, or in a folder."""
     if subject.learnt_policy is not None or subject.options.policy.source == "tiny":
         return True
     return model is not None and model.folder is not None
@@ -464,12 +464,12 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
     """Run one iteration.
 
     Args:
-        rows: training prompts; fewer than the run draws are drawn again.
-        model: shape of the model; None: not known.
+        rows: training prompts; repeated if they are fewer than an iteration draws.
+        model: shape of the model; None: unknown.
 
     Raises:
-        FileNotFoundError: the weights are not here yet, see `has_weights`.
-        Exception: whatever the run would end with: memory, diverged updates, own code.
+        FileNotFoundError: the weights are not available yet, see `has_weights`.
+        Exception: any error that would end the run: memory, diverged updates, user code.
     """
     from geo_sokoban_pipeline.training.runtime import prepare_process
 
@@ -492,10 +492,10 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     sampler = build_sampler(rows, options, seed, None)
     with open_worker_group(policy, options) as workers:
         backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
-        play = None if workers is None else workers.rollout
+        rollout_fn = None if workers is None else workers.rollout
         began = time.perf_counter()
-        trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, play).collect(0, sampler)
-        played = time.perf_counter()
+        trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, rollout_fn).collect(0, sampler)
+        collected = time.perf_counter()
         reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
         metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
         updated = time.perf_counter()
@@ -504,8 +504,8 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
         saved = time.perf_counter()
     return Timing(
         sft_step=sft,
-        rollout=played - began,
-        update=updated - played,
+        rollout=collected - began,
+        update=updated - collected,
         save=saved - updated,
         episodes=len(trajectories),
         tokens=sum(len(episode.token_ids) for episode in trajectories),
@@ -517,19 +517,19 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     )
 
 
-def _peak_bytes(children: int) -> int:
-    """Largest resident memory of this process and of so many children that have ended, each as large as the largest."""
-    own, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return (own + children * child) * 1024
+def _peak_bytes(workers: int) -> int:
+    """Peak resident memory of this process plus that of ended workers, each counted as the largest of them."""
+    own, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return (own + workers * largest) * 1024
 
 
 def _ready_policy(
     subject: Subject, rows: Sequence[dict[str, Any]], model: ModelShape | None, folder: Path
 ) -> tuple[Policy, float | None]:
-    """A policy that writes as the run's will, and the seconds of a step of the warm start where one was made.
+    """A policy after a short warm start, or the run's stored one; and the seconds of a step, None without steps.
 
     Args:
-        folder: to write a policy into that is built here.
+        folder: for a policy that is built from a seed.
     """
     options = subject.options
     if subject.learnt_policy is not None:
@@ -551,12 +551,14 @@ def _ready_policy(
 
 
 def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -> Policy:
-    """The starting policy as a run loads it, with the type and the attention of the options."""
+    """The starting policy, with the dtype and the attention of the options."""
     options = subject.options.policy
     if model is not None and model.folder is not None:
         return load_as(options, model.folder)
     if options.source != "tiny":
-        raise FileNotFoundError(f"policy.path={options.path}: its weights are not here, so nothing can be timed.")
+        raise FileNotFoundError(
+            f"policy.path={options.path}: its weights are not available, so an iteration cannot be timed."
+        )
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 
     save_policy(build_tiny_policy(options.tiny, subject.parameters.seed), folder)
@@ -564,7 +566,7 @@ def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -
 
 
 def _save(folder: Path, policy: Policy, backend: TrainBackend, trajectories: Sequence[Trajectory]) -> tuple[int, int]:
-    """Save as the run does; bytes of the checkpoint and of the trajectories."""
+    """Save checkpoint and trajectories as the run does; returns their bytes."""
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
 
     manifest = write_folder(folder / "checkpoint", CheckpointWriter(backend, {}))

@@ -1,4 +1,4 @@
-"""Servers of a run: those it talks to over the network, and the SGLang servers that it launches."""
+"""Servers of a run: servers that it needs over the network, and SGLang servers that it launches."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class NeededServer:
     Attributes:
         name: for the table.
         uri: `http(s)://host[:port][/path]`.
-        state: of a server that does not answer.
-        way_out: what to do then.
-        login: what to do where it refuses this user.
-        header: that shows who asks, and is shown nowhere; None: MLflow's login, which no other server gets.
+        state: of the finding if it does not answer.
+        way_out: what to do if it does not answer.
+        login: what to do if it refuses this user.
+        header: login header, never logged; None: MLflow's login, which no other server gets.
     """
 
     name: str
@@ -50,17 +50,17 @@ def needed_servers(parameters: ProjectParameters) -> list[NeededServer]:
     uri = parameters.tracking.uri
     if not parameters.tracking.enabled or uri is None or not uri.startswith(("http://", "https://")):
         return []
-    # Tracking only watches: a run goes on without it.
+    # Only a warning, because a run works without tracking.
     way_out = "start the server, or set tracking.uri=null or tracking.enabled=false"
     login = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     return [NeededServer("MLflow", uri, "warning", way_out, login)]
 
 
 def check_servers(servers: list[NeededServer], timeout: float) -> list[Check]:
-    """Whether each server's port is open and its answer lets this user in.
+    """Whether each server's port is open and the server accepts this user.
 
     Args:
-        timeout: seconds that a server has.
+        timeout: seconds to wait for each server.
     """
     if not servers:
         return [Check(_GROUP, "ports", "ok", "none needed")]
@@ -75,12 +75,12 @@ def check_servers(servers: list[NeededServer], timeout: float) -> list[Check]:
 
 
 def check_keys(parameters: ProjectParameters, run: str, timeout: float, *, has_policy: bool = False) -> list[Check]:
-    """Whether what comes from the hub can be had with the token that is set; tokens are never shown.
+    """Whether the hub's token gives access to all that comes from the hub; tokens are never shown.
 
     Args:
         run: namespace of the run.
-        timeout: seconds that the hub has.
-        has_policy: the run has its own copy of the policy that it started from, and asks for none.
+        timeout: seconds to wait for the hub.
+        has_policy: the run has stored its own copy of its starting policy.
     """
     options = getattr(parameters, run)
     data = getattr(parameters, options.task)
@@ -113,7 +113,7 @@ def _check_server(server: NeededServer, timeout: float) -> Check:
 
 
 def _shown(uri: str) -> str:
-    """Scheme, host and port of an address: what else stands in it may be a secret."""
+    """Scheme, host and port of an address: its other parts may be secret."""
     scheme, _, rest = uri.partition("://")
     return f"{scheme}://{rest.partition('/')[0].partition('?')[0].rpartition('@')[2]}"
 
@@ -131,7 +131,7 @@ def _check_hub(what: str, kind: str, repository: str, timeout: float) -> Check:
     except (HTTPException, ValueError):
         code = None
     if code == _FOUND:
-        return Check(_GROUP, name, "ok", f"{repository}: the hub lets this user in; {shown}")
+        return Check(_GROUP, name, "ok", f"{repository}: the hub accepts this user; {shown}")
     if code in _REFUSED:
         text = f"{repository}: the hub refuses access ({code}); {shown}"
         way_out = "accept its terms on the hub and set HF_TOKEN, or give a local folder"
@@ -139,8 +139,8 @@ def _check_hub(what: str, kind: str, repository: str, timeout: float) -> Check:
     if code == _UNKNOWN:
         text = f"{repository}: the hub has none of this name, or hides it from this user ({code}); {shown}"
         return Check(_GROUP, name, "failure", text, "check the name, set HF_TOKEN, or give a local folder")
-    text = f"{repository}: the hub does not answer{'' if code is None else f' the question ({code})'}; {shown}"
-    way_out = "check the network and try again, or give a local folder; what is in the cache is used"
+    text = f"{repository}: the hub {'does not answer' if code is None else f'answers {code}'}; {shown}"
+    way_out = "check the network and try again, or give a local folder; cached files are used"
     return Check(_GROUP, name, "warning", text, way_out)
 
 
@@ -156,7 +156,7 @@ def _hub_token() -> tuple[str | None, str]:
 
 
 def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
-    """Status code of a GET; None where nobody answers."""
+    """Status code of a GET; None without an answer."""
     try:
         with urllib.request.urlopen(urllib.request.Request(uri, headers=dict(header)), timeout=timeout) as answer:
             return int(answer.status)
@@ -167,7 +167,7 @@ def _status(uri: str, timeout: float, header: Mapping[str, str]) -> int | None:
 
 
 def _login_header(user: str | None) -> dict[str, str]:
-    """Login of MLflow from the environment; the user may stand in the address, a password may not."""
+    """Login of MLflow from the environment; the address may contain the user, but no password."""
     import base64
 
     token = os.environ.get("MLFLOW_TRACKING_TOKEN")
@@ -180,13 +180,13 @@ def _login_header(user: str | None) -> dict[str, str]:
     return {}
 
 
-# SGLang servers of a run: their environment, their ports, and settings that the GPUs here cannot compute.
+# SGLang servers of a run: their environment, their ports, and settings that this machine's GPUs do not support.
 
 
 _SAMPLING = "servers"
 _TESTED = "0.5.21"
 _PACKAGES = ("sglang", "sglang-router", "torch", "nvidia-cudnn-cu12")
-_ASK = (
+_LIST_VERSIONS = (
     "import importlib.metadata as m, json, sys\n"
     "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
     "print(json.dumps({name: found.get(name) for name in sys.argv[1:]}))"
@@ -196,28 +196,28 @@ _SLOW_CONVOLUTION_BELOW, _FAST_CUDNN = (2, 10), (9, 16)
 
 
 def needed_sampling_servers(run: str, options: TrainOptions) -> list[NeededServer]:
-    """Servers that a run is to attach to."""
+    """Servers that a run attaches to."""
     server = options.rollout.server
     if options.rollout.engine != "sglang" or server.mode != "attach":
         return []
     way_out = f"start the server, or let the run launch one: {run}.rollout.server.mode=launch"
     login = f"name the environment variable with its API key in {run}.rollout.server.api_key_variable"
-    # A variable that is not set is a finding of `check_sampling_servers`.
+    # `check_sampling_servers` reports a variable that is not set.
     key = None if server.api_key_variable is None else os.environ.get(server.api_key_variable)
     header = {"Authorization": f"Bearer {key.strip()}"} if key else {}
-    # Its first page is not found, and asks for the key nevertheless.
+    # The root path is not found, but it requires the key nevertheless.
     return [NeededServer("SGLang", url, "failure", way_out, login, header) for url in server.urls]
 
 
 def check_sampling_servers(
     run: str, options: TrainOptions, longest: int | None = None, gpus: list[int] | None = None
 ) -> list[Check]:
-    """Findings about the servers that a run would launch; nothing where it launches none.
+    """Findings about the SGLang servers of a run; none without SGLang.
 
     Args:
         run: namespace of the run, for the names in the messages.
         longest: tokens of the longest episode; None: not known.
-        gpus: compute capability (major) of each GPU; None: as torch says.
+        gpus: compute capability (major) of each GPU; None: from torch.
 
     Raises:
         ValueError: the variable of the servers' API key is not set.
@@ -232,7 +232,7 @@ def check_sampling_servers(
         return [*found, _note_images(name)]
     versions = read_versions(server)
     if versions is None:
-        text = f"{name}.python={server.python}: no interpreter that runs"
+        text = f"{name}.python={server.python}: no working interpreter"
         return [*found, Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
     found += check_versions(name, server, versions)
     found += _check_ports(name, server)
@@ -242,7 +242,7 @@ def check_sampling_servers(
 
 
 def check_launch(run: str, options: TrainOptions) -> list[Check]:
-    """What of `check_sampling_servers` is known without starting their interpreter.
+    """The part of `check_sampling_servers` that does not start the servers' interpreter.
 
     Raises:
         ValueError: the variable of the servers' API key is not set.
@@ -255,17 +255,17 @@ def check_launch(run: str, options: TrainOptions) -> list[Check]:
         server.api_key()
         return []
     if shutil.which(str(Path(server.python).expanduser())) is None:
-        text = f"{name}.python={server.python}: no interpreter that runs"
+        text = f"{name}.python={server.python}: no working interpreter"
         return [Check(_SAMPLING, "environment", "failure", text, "make sglang-env")]
     return list(_check_ports(name, server))
 
 
 def read_versions(server: ServerOptions) -> dict[str, str | None] | None:
-    """Versions of the packages that matter in the servers' environment; None where there is none."""
+    """Versions of the relevant packages in the servers' environment; None without a working interpreter."""
     python = Path(server.python).expanduser().absolute()
     try:
         done = subprocess.run(
-            [str(python), "-c", _ASK, *_PACKAGES], capture_output=True, text=True, check=True, timeout=60
+            [str(python), "-c", _LIST_VERSIONS, *_PACKAGES], capture_output=True, text=True, check=True, timeout=60
         )
         versions: dict[str, str | None] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
@@ -274,7 +274,7 @@ def read_versions(server: ServerOptions) -> dict[str, str | None] | None:
 
 
 def check_versions(name: str, server: ServerOptions, versions: Mapping[str, str | None]) -> list[Check]:
-    """Findings about what is installed for the servers."""
+    """Findings about the packages of the servers' environment."""
     sglang, torch, cudnn = versions.get("sglang"), versions.get("torch"), versions.get("nvidia-cudnn-cu12")
     if sglang is None or torch is None:
         text = f"{name}.python={server.python}: no sglang there" if sglang is None else "no torch beside sglang"
@@ -295,7 +295,7 @@ def check_versions(name: str, server: ServerOptions, versions: Mapping[str, str 
 
 
 def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> list[Check]:
-    """Findings about GPUs: as many as the servers take, and attentions that they have."""
+    """Findings about GPUs: their number, and the attention backends that they support."""
     wanted = server.count * server.tensor_parallel
     if len(capabilities) < wanted:
         text = f"{name}.count={server.count} servers of {server.tensor_parallel} GPUs; {len(capabilities)} are visible"
@@ -306,7 +306,7 @@ def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> lis
         if chosen == "fa3" and max(capabilities, default=0) >= _BLACKWELL:
             text = f"{name}.{option}=fa3: this GPU has no flash attention 3"
             other = "sdpa" if option.startswith("mm") else "triton"
-            found.append(Check(_SAMPLING, "attention", "failure", text, f"set {field}={other}"))
+            found.append(Check(_SAMPLING, "attention", "failure", text, f"set {option}={other}"))
     return found or [Check(_SAMPLING, "GPUs", "ok", f"{wanted} of {len(capabilities)}")]
 
 
@@ -333,13 +333,13 @@ def _check_cache(name: str, options: TrainOptions, longest: int | None) -> Itera
             _SAMPLING,
             "cache",
             "warning",
-            f"{text}an iteration's episodes have up to {together}, so that turns are read again",
-            "raise it where memory allows",
+            f"{text}an iteration's episodes have up to {together}, so that turns are prefilled again",
+            "raise it if memory allows",
         )
 
 
 def _note_images(name: str) -> Check:
-    text = f"{name}.urls: given servers do not say whether they cache image features, which outlive vision weights"
+    text = f"{name}.urls: attached servers may cache image features, which become stale when vision weights change"
     return Check(_SAMPLING, "image cache", "warning", text, "start them with SGLANG_VLM_CACHE_SIZE_MB=0")
 
 

@@ -1,4 +1,4 @@
-"""What a run id holds already: free, in use, to be continued, finished, damaged, or made with other settings."""
+"""State of a run id: free, in use, unfinished, finished, damaged, or stored with other settings."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from geo_sokoban_pipeline.runs.fingerprint import (
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.storage import COMPLETE_FILE, MANIFEST, CorruptFolderError, read_json, read_manifest
 
-TRAINING = "train_"  # only runs of this kind continue from what they have stored
-_INPUTS = "input."  # names of a fingerprint that need the data themselves
+TRAINING = "train_"  # only runs of this kind are continued
+_INPUTS = "input."  # names of a fingerprint that depend on the data
 
-# What decides, in each pipeline on stored runs, that the numbers can be compared with those of the run itself.
+# Settings that must be equal for the results of a pipeline on a stored run to be comparable with the run itself.
 _COMPARED = {
     "rollout": ("env.", "reward.", "rollout."),
     "update": ("grpo.", "optimizer.", "rollout.sampling."),
     "evaluate": ("env.", "reward.", "rollout.", "evaluation.sampling."),
 }
-# Who samples changes no rule; an evaluation has a sampling of its own.
+# The engine changes no rule; an evaluation has its own sampling.
 _NOT_COMPARED = {
     "rollout": ("rollout.engine", "rollout.server."),
     "update": (),
@@ -44,7 +44,7 @@ def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> N
     """Compare the parameters of this command with those of every stored stage of a run.
 
     Args:
-        run: namespace; only `train_*` is looked at.
+        run: namespace; only `train_*` is checked.
         models: folder of the run id in 06_models.
         parameters: all parameters of the command.
 
@@ -65,15 +65,15 @@ def check_stored_run(run: str, models: Path, parameters: ProjectParameters) -> N
 
 
 def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:
-    """Settings with which a pipeline plays or trains otherwise than the run it works on was trained.
+    """Settings of a pipeline on a stored run that differ from those of the run.
 
     Args:
         run: namespace of the pipeline, such as `evaluate_sokoban`.
         models: folder of the source's run id in 06_models.
-        options: what `train_<task>` says now, from which the pipeline takes its settings.
+        options: current `train_<task>`, from which the pipeline takes its settings.
 
     Returns:
-        One line for each setting that differs, sorted; nothing where they are equal, and for other pipelines.
+        One line for each difference, sorted; empty for other pipelines.
     """
     kind = run.partition("_")[0]
     if kind not in _COMPARED:
@@ -93,7 +93,7 @@ def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:
         }
 
     before = compared(stored)
-    if "grpo.group_size" in stored:  # of the loop: all of it is known
+    if "grpo.group_size" in stored:  # a checkpoint of the loop has all settings
         return differences(before, compared(current))
     return differences(before, {name: value for name, value in compared(current).items() if name in before})
 
@@ -111,20 +111,20 @@ def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[
 
 
 def newest_checkpoints(folder: Path) -> list[Path]:
-    """Sealed checkpoint folders, the newest last; what else lies in the folder is not ours."""
+    """Sealed checkpoint folders, the newest last; other files are ignored."""
     sealed = (path.parent for path in folder.glob(f"iter=*/{MANIFEST}"))
     ours = (path for path in sealed if path.name.removeprefix("iter=").isdigit())
     return sorted(ours, key=lambda path: int(path.name.removeprefix("iter=")))
 
 
-# Stored files of a run at a glance: a torn one is named before hours are spent, not when the report reads it.
+# Damaged files, found by a quick look at the start and not by the report after hours.
 
 
 _MARK = b"PAR1"  # a parquet file begins and ends with it
 
 
 def find_damage(models: Path, outputs: Path) -> list[str]:
-    """What is torn among a run's checkpoints, policies, metrics and trajectories: one text each, with the way out.
+    """Damaged checkpoints, policies, metrics and trajectories of a run: one text each, with the way out.
 
     Args:
         models: folder of the run id in 06_models.
@@ -136,9 +136,9 @@ def find_damage(models: Path, outputs: Path) -> list[str]:
 
 
 def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
-    """What is torn among committed metrics and trajectories, as in `find_damage`.
+    """Damaged committed metrics and trajectories, as in `find_damage`.
 
-    What is later than the newest checkpoint is not looked at: a continued run deletes it and makes it again.
+    Rows after the newest checkpoint are ignored: a continued run deletes them and computes them again.
     """
     newest = newest_checkpoints(models / "checkpoints")[-1:]
     last = _number(newest[0].name) if newest else -1
@@ -146,7 +146,7 @@ def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
 
 
 def find_damaged_files(folder: Path) -> list[str]:
-    """What is torn in a sealed folder, as in `find_damage`; only sizes are compared."""
+    """Damaged files of a sealed folder, as in `find_damage`; compares sizes only."""
     try:
         manifest = read_manifest(folder, verify=False) or {"files": {}}
     except CorruptFolderError as error:
@@ -156,8 +156,10 @@ def find_damaged_files(folder: Path) -> list[str]:
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != expected["bytes"]:
-            said = "is missing" if size is None else f"has {size} bytes, {expected['bytes']} recorded"
-            found.append(f"{path} {said} in {MANIFEST}. Delete {folder} to have it made again.")
+            problem = "is missing" if size is None else f"has {size} bytes"
+            found.append(
+                f"{path} {problem}, {expected['bytes']} bytes in {MANIFEST}. Delete {folder}; the run makes it again."
+            )
     return found
 
 
@@ -179,11 +181,11 @@ def _damaged_trajectories(outputs: Path, last: int) -> Iterator[str]:
     for kind, newest in (("trajectories", last), ("eval_trajectories", last + 1 if last >= 0 else -1)):
         for path in sorted((outputs / kind).glob("iter=*/part-*.parquet")):
             if 0 <= _number(path.parent.name) <= newest and not _is_whole(path):
-                yield f"{path} is no whole parquet file. Restore it, or delete it to go on without these episodes."
+                yield f"{path} is truncated or not parquet. Restore it, or delete it to go on without its episodes."
 
 
 def _number(name: str) -> int:
-    """Iteration of a name such as `iter=00012`; -1 for what is not ours."""
+    """Iteration of a name such as `iter=00012`; -1 for other names."""
     number = name.removeprefix("iter=")
     return int(number) if number.isdigit() else -1
 
@@ -197,10 +199,7 @@ def _is_whole(path: Path) -> bool:
         return first == file.read() == _MARK
 
 
-# Stored prompts before a run: whether the tables of an earlier one are those that these options would make.
-
-
-# What a run id holds already: free, in use, to be continued, finished, damaged, or made with other settings.
+# The finding about the run id, and the sizes of its stored files.
 
 
 _GROUP = "run"
@@ -228,12 +227,12 @@ def check_run(subject: Subject) -> list[Check]:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a run has stored and will not write again; nothing where it is cleared first.
+    """Stored parts of a run, which it does not write again; empty if `fresh` clears them first.
 
     Attributes:
-        iterations: that the run would not repeat.
-        checkpoints: sealed ones.
-        base_policy, policy: the policies before and after the warm start are there.
+        iterations: number of committed iterations.
+        checkpoints: number of sealed checkpoints.
+        base_policy, policy: whether the policies before and after the warm start are stored.
         checkpoint_bytes: of the newest checkpoint; None without one.
         iteration_bytes: mean of a stored iteration's trajectories; None without any.
     """
@@ -247,7 +246,7 @@ class Stored:
 
 
 def read_stored(subject: Subject) -> Stored:
-    """What the run id holds; sizes that cannot be read count as unknown, `check_run` names them."""
+    """Stored parts of the run id; sizes that cannot be read are None, and `check_run` reports them."""
     if subject.parameters.fresh:
         return Stored()
     newest = newest_checkpoints(subject.models / "checkpoints")
@@ -266,7 +265,7 @@ def read_stored(subject: Subject) -> Stored:
 
 
 def stored_iterations(models: Path) -> int:
-    """Iterations that a run would not repeat."""
+    """Number of committed iterations."""
     checkpoints = newest_checkpoints(models / "checkpoints")
     return int(checkpoints[-1].name.removeprefix("iter=")) + 1 if checkpoints else 0
 
@@ -278,7 +277,6 @@ def _iteration_bytes(outputs: Path) -> int | None:
 
 
 def _progress(subject: Subject) -> str:
-
     goal = subject.options.loop.iterations
     done = stored_iterations(subject.models)
     mark = subject.models / "checkpoints" / COMPLETE_FILE

@@ -206,7 +206,7 @@ def test_rows_are_free_again_after_release(talker):
     first, second = (Talk(number, Plan(number, number, (3, 3)), talker) for number in range(2))
     engine.submit([first.request(), second.request()])
     first.hear(engine.poll()[0])
-    with pytest.raises(RuntimeError, match=r"1 requests wait, but all rows \(rollout.max_conversations=1\)"):
+    with pytest.raises(RuntimeError, match=r"hold all KV slots \(rollout.max_conversations=1\)"):
         engine.poll()
     engine.release([0, 42])
     second.hear(engine.poll()[0])

@@ -86,7 +86,11 @@ def test_a_response_is_asked_for_again(sglang_server, tiny_policy, fault):
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("500", "answered 500: Internal Server Error"), ("drop", "is gone"), (ONCE["no JSON"], "no JSON: '<html>busy")],
+    [
+        ("500", "answered 500: Internal Server Error"),
+        ("drop", "is gone"),
+        (ONCE["no JSON"], "invalid JSON: '<html>busy"),
+    ],
     ids=["500", "dropped", "no JSON"],
 )
 def test_tries_are_bounded(sglang_server, tiny_policy, fault, message):

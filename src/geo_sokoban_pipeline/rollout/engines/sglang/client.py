@@ -1,7 +1,8 @@
-"""Talks to one server: each question is one HTTP request with a time limit, each failure one of the classes below.
+"""HTTP client of one server: every request has a time limit, and every failure is one of the classes below.
 
-The class decides what follows: a `ServerLost` is brought back, a `BadResponse` is retried, a `RequestRefused` or a
-`WrongServer` stops the run at once, because a second try would end alike.
+The class decides what follows. After a `ServerLost` the server is restarted and the request resubmitted; after a
+`BadResponse` the request is retried; a `RequestRefused` or a `WrongServer` stops the run, because a retry would fail
+alike.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from geo_sokoban_pipeline.runs.storage import read_json
 
 logger = logging.getLogger(__name__)
 TESTED_VERSION = "0.5.21"
-SPARE_TOKENS = 2  # of a server's context that no conversation gets
+SPARE_TOKENS = 2  # of a server's context that conversations may not use
 _SIZES = {
     "text_config": ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     "vision_config": ("depth", "hidden_size", "patch_size", "spatial_merge_size", "out_hidden_size"),
@@ -31,32 +32,32 @@ _SIZES = {
 ROUTING_KEY = "X-SMG-Routing-Key"
 _SHOWN_CHARACTERS = 500
 _READY_SECONDS = 10.0  # for answers that need no computing
-_PLAIN = ("/abort_request", "/flush_cache")  # answered with plain text, or nothing
+_PLAIN = ("/abort_request", "/flush_cache")  # answers are plain text or empty
 _POLL_SECONDS = 0.5
 
 
 class ServerFault(RuntimeError):
-    """Anything that a server did wrong."""
+    """Base class of all faults of servers."""
 
 
 class ServerLost(ServerFault):
-    """The server does not answer: it has ended, hangs, or cannot be reached."""
+    """The server does not answer: it has exited, hangs, or is unreachable."""
 
 
 class BadResponse(ServerFault):
-    """The server answered, but with an error of its own or with something that is no response."""
+    """The server answered with an internal error or a malformed response."""
 
 
 class RequestRefused(ServerFault):
-    """The server refuses what was asked; asking again does not help."""
+    """The server refuses the request; a retry does not help."""
 
 
 class WrongServer(ServerFault):
-    """The server serves another model, vocabulary or software than this policy needs."""
+    """The server has another model, vocabulary or software than the policy needs."""
 
 
 class EngineStopped(ServerFault):
-    """Tries or restarts are used up; the message says what failed and what to do."""
+    """All retries or restarts are used up; the message has the last fault and the way out."""
 
 
 class ServerClient:
@@ -64,8 +65,8 @@ class ServerClient:
 
     Args:
         url: `http://host:port`.
-        connections: that are open at the same time at most.
-        key: that the server asks for, sent with every request and shown nowhere; None: it asks for none.
+        connections: maximum number of open connections.
+        key: API key, sent with every request and never logged; None: the server needs none.
     """
 
     def __init__(self, url: str, faults: FaultOptions, connections: int, key: str | None = None) -> None:
@@ -77,32 +78,32 @@ class ServerClient:
 
     @property
     def _session(self) -> aiohttp.ClientSession:
-        if self._opened is None:  # inside the event loop, which a session belongs to
-            # One more than the responses in flight: an update of weights must not wait behind them.
+        if self._opened is None:  # created inside the event loop, to which a session belongs
+            # One more than the responses in flight, so that an update of weights need not wait for them.
             connector = aiohttp.TCPConnector(limit=self._connections + 1, force_close=False)
             self._opened = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._opened
 
     async def generate(self, body: dict[str, Any], key: str) -> Any:
-        """Ask for a response; `key` names the conversation to a router."""
+        """Request a response; `key` identifies the conversation for a router."""
         return await self._post("/generate", body, self._faults.reply_timeout, {ROUTING_KEY: key})
 
     async def abort(self, rid: str) -> None:
-        """Stop a request; it is then answered with what there is of it."""
+        """Abort a request; the server answers it with the tokens so far."""
         await self._post("/abort_request", {"rid": rid}, _READY_SECONDS)
 
     async def is_ready(self, path: str = "/ready") -> bool:
-        """Whether the server takes requests; False too where nobody listens."""
+        """Whether the server accepts requests; False also if it is unreachable."""
         return await self._answers(path, _READY_SECONDS)
 
     async def wait_until_ready(self, path: str = "/ready", lost: Callable[[], str | None] | None = None) -> None:
-        """Wait until the server takes requests, `start_timeout` at most.
+        """Wait until the server accepts requests, for `start_timeout` at most.
 
         Args:
-            lost: says why the server's process is gone, None while it runs; None: it is somebody else's.
+            lost: returns why the launched process has exited, None while it runs. None: the server is attached.
 
         Raises:
-            ServerLost: its process has ended, or the time is over.
+            ServerLost: the process has exited, or the time is over.
         """
         seconds, began = self._faults.start_timeout, time.monotonic()
         while not await self.is_ready(path):
@@ -112,23 +113,23 @@ class ServerClient:
             if time.monotonic() - began > seconds:
                 raise ServerLost(
                     f"{self.url} was not ready within rollout.server.faults.start_timeout={seconds:g} s. See its log, "
-                    "or give it more time."
+                    "or raise the timeout."
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
     async def is_computing(self, seconds: float) -> bool:
-        """Whether the server's model computes a token, or is at work on others, within so many seconds."""
+        """Whether the server's model makes progress within the given seconds."""
         return await self._answers("/health", seconds)
 
     async def get(self, path: str) -> Any:
-        """JSON answer to a question."""
-        return await self._ask("GET", path, None, self._faults.control_timeout)
+        """JSON answer to a GET request."""
+        return await self._request("GET", path, None, self._faults.control_timeout)
 
     async def command(self, path: str, body: dict[str, Any]) -> Any:
-        """JSON answer to a command that changes the server, such as an update of weights.
+        """JSON answer to a command that changes the server's state, such as an update of weights.
 
         Raises:
-            RequestRefused: it answered that it did not succeed.
+            RequestRefused: the answer has `success: false`.
         """
         answer = await self._post(path, body, self._faults.control_timeout)
         if isinstance(answer, dict) and answer.get("success") is False:
@@ -149,9 +150,9 @@ class ServerClient:
             return False
 
     async def _post(self, path: str, body: Any, seconds: float, headers: dict[str, str] | None = None) -> Any:
-        return await self._ask("POST", path, body, seconds, headers)
+        return await self._request("POST", path, body, seconds, headers)
 
-    async def _ask(
+    async def _request(
         self, method: str, path: str, body: Any, seconds: float, headers: dict[str, str] | None = None
     ) -> Any:
         where = f"{self.url}{path}"
@@ -173,8 +174,8 @@ def _read_answer(where: str, status: int, text: str) -> Any:
         raise BadResponse(f"{where} answered {status}: {shown}")
     if status in (401, 403):
         raise RequestRefused(
-            f"{where} refused with {status}: it asks for another API key. Name the environment variable that holds it "
-            "in rollout.server.api_key_variable."
+            f"{where} refused with {status}: the API key is missing or wrong. Name the environment variable that holds "
+            "it in rollout.server.api_key_variable."
         )
     if status >= 400:
         raise RequestRefused(f"{where} refused with {status}: {shown}")
@@ -183,7 +184,7 @@ def _read_answer(where: str, status: int, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadResponse(f"{where} answered with something that is no JSON: {shown!r}") from error
+        raise BadResponse(f"{where} answered with invalid JSON: {shown!r}") from error
 
 
 def _limit(seconds: float) -> aiohttp.ClientTimeout:
@@ -192,14 +193,14 @@ def _limit(seconds: float) -> aiohttp.ClientTimeout:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says about itself.
+    """Facts of a server.
 
     Attributes:
         version: of SGLang.
-        seeded: whether it samples by the request's seed.
-        context: tokens of a conversation at most, its response included.
+        seeded: whether it samples with the request's seed.
+        context: tokens of a conversation at most, response included.
         longest_prompt: tokens of a prompt at most.
-        ranks: processes that each need the weights.
+        ranks: number of its processes that need the weights.
     """
 
     version: str
@@ -210,10 +211,10 @@ class ServerFacts:
 
 
 async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
-    """Facts of a server that serves the policy's kind of model.
+    """Check that a server serves the policy's model, and return its facts.
 
     Raises:
-        WrongServer: it serves another model or another vocabulary.
+        WrongServer: it has another model or another vocabulary.
     """
     model, server = await client.get("/model_info"), await client.get("/server_info")
     _check_model(client.url, model, policy)
@@ -234,7 +235,7 @@ async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
 
 
 def _limits(server: Mapping[str, Any]) -> list[int]:
-    """Tokens of a conversation at most, by what a server keeps free of its context and of its cache."""
+    """Upper limits on the tokens of a conversation, from the server's context and its KV cache."""
     found = []
     if server.get("context_length"):
         found.append(int(server["context_length"]) - SPARE_TOKENS)
@@ -251,10 +252,10 @@ def _check_model(url: str, model: Mapping[str, Any], policy: Policy) -> None:
             f"{'' if model.get('has_image_understanding') else ' without images'}; this policy is a "
             f"{wanted.model_type} model. Start the server with this policy's folder."
         )
-    # After an update from disk, model_path is the folder of the weights; the tokenizer's folder stays.
+    # After an update from disk, model_path is the folder of the weights; tokenizer_path does not change.
     path = Path(str(model.get("tokenizer_path"))) / "config.json"
     if not path.is_file():
-        logger.warning("%s serves %s, which cannot be read here: its sizes are not checked", url, path.parent)
+        logger.warning("%s serves %s, which cannot be read from here: its sizes are not checked", url, path.parent)
         return
     theirs, ours = read_json(path), wanted.to_dict()
     for section, names in _SIZES.items():
@@ -275,6 +276,6 @@ async def _check_vocabulary(client: ServerClient, policy: Policy) -> None:
     found = answer.get("tokens") if isinstance(answer, dict) else None
     if found != expected:
         raise WrongServer(
-            f"{client.url} has another vocabulary: it reads a text with the special tokens as {found}, this policy as "
-            f"{expected}. Start the server with this policy's folder, tokenizer included."
+            f"{client.url} has another vocabulary: it encodes a text with the special tokens as {found}, this policy "
+            f"as {expected}. Start the server with this policy's folder, tokenizer included."
         )

@@ -1,7 +1,7 @@
-"""Rollout engine over SGLang servers: it launches or is given them, keeps them in step with the weights, and asks.
+"""Rollout engine over SGLang servers, which it launches or attaches to and keeps in sync with the weights.
 
-The caller submits and polls; a thread with an event loop does the rest. Each request is retried until it is answered by
-a server that lives and has the right weights, or tries are used up; nothing of a broken response is kept.
+The caller submits and polls; an event loop in a thread sends the requests. Each request is retried or resubmitted until
+a server with the current weights answers it, or until `faults.tries` is reached; a malformed response is dropped whole.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class SglangEngine:
     """`RolloutEngine` over one or several SGLang servers.
 
     Args:
-        policy: its folder is what servers are launched with, and its model where weights come from.
+        policy: its folder launches the servers, and its model gives the weights.
         options: of the servers.
 
     Raises:
         ServerLost: a server does not start.
-        WrongServer: a given server serves something else.
+        WrongServer: an attached server has another model, vocabulary or software.
     """
 
     name = "sglang"
@@ -88,7 +88,7 @@ class SglangEngine:
 
     @property
     def cached_tokens(self) -> dict[int, int]:
-        """Per conversation, tokens of its last prompt that a server had not to read again."""
+        """Per conversation, tokens of its last prompt that a server took from its cache."""
         return self._dispatcher.cached_tokens
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -105,10 +105,10 @@ class SglangEngine:
             self._open[request.id] = self._loop.start(self._answer(request, self._answers))
 
     def poll(self) -> list[Result]:
-        """Responses that are there; waits for one while any is in flight.
+        """Results that are ready; waits for one while any request is in flight.
 
         Raises:
-            EngineStopped, RequestRefused, WrongServer: a request could not be answered; none is in flight any more.
+            EngineStopped, RequestRefused, WrongServer: a request failed; all others are cancelled.
         """
         if not self._open:
             return []
@@ -125,21 +125,21 @@ class SglangEngine:
         return results
 
     def abort(self, ids: Iterable[int]) -> None:
-        """Stop requests; they are answered with what there is of them, as `abort` where that is not whole."""
+        """Abort requests; they return with their tokens so far, as `abort` unless complete."""
         for identity in ids:
             self._loop.call(self._dispatcher.abort, identity)
 
     def release(self, ids: Iterable[int]) -> None:
-        """Nothing to do: a server's cache forgets what was not asked for longest."""
+        """Drop the conversations' statistics; servers evict their caches themselves."""
         for identity in ids:
             self.cached_tokens.pop(identity, None)
 
     def update_weights(self, weights: Iterable[tuple[str, Any]] | Path | None, version: int) -> None:
-        """Give the servers new weights; what is in flight goes on with them.
+        """Send new weights to the servers; requests in flight continue with them.
 
         Args:
             weights: by Hugging Face name; or a policy folder that the servers can read; None: those of the policy's
-                model as it is. The same version of an unchanged model is not sent twice.
+                model. The same version of an unchanged model is not sent twice.
         """
         state = self._model_state() if weights is None else None
         if state is not None and state == self._sent_state and self._weights is not None and version == self.version:
@@ -154,20 +154,20 @@ class SglangEngine:
             shutil.rmtree(before.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Let the servers go; launched ones stay until this process ends, see `servers`."""
+        """Close the connections; launched servers stay idle for the next engine, see `servers`."""
         self._drop_all()
         self._loop.run(self._fleet.close())
         self._loop.close()
         self._scratch.cleanup()
 
     async def _answer(self, request: Request, answers: queue.SimpleQueue[Result | BaseException]) -> None:
-        """Put the response into the queue of when it was asked for: `_drop_all` gives later requests another one."""
+        """Put the response into the queue of its submission; `_drop_all` replaces the queue for later requests."""
         try:
             if room_of(request, self.terms) <= 0:
                 answers.put(empty_result(request, "length", self.version))
             else:
                 answers.put(await self._dispatcher.answer(request))
-        except Exception as error:  # whatever it is, the caller of `poll` has to know
+        except Exception as error:  # `poll` raises it
             answers.put(error)
 
     def _drop_all(self) -> None:
@@ -190,7 +190,7 @@ class SglangEngine:
         return WeightSet(version, tag, partial(self._read_model, version, self._model_state()))
 
     def _read_model(self, version: int, state: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-        """Weights of the policy's model, as long as they are those of this version: looked at before and after."""
+        """Weights of the policy's model; checks before and after that the model has not changed since this version."""
         self._check_model(version, state)
         return self._read_parameters(version, state)
 
@@ -202,7 +202,8 @@ class SglangEngine:
         if self._model_state() != state:
             raise EngineStopped(
                 f"a server needs the weights of version {version} again, but the policy's model has changed since. "
-                "Set rollout.server.update=disk, which keeps them, or change the model only while nothing is sampled."
+                "Set rollout.server.update=disk, which stores them, or change the model only while no request is in "
+                "flight."
             )
 
     def _model_state(self) -> tuple[int, ...]:
@@ -211,14 +212,14 @@ class SglangEngine:
 
 
 class Dispatcher:
-    """Asks the servers of a fleet.
+    """Sends requests to the servers of a fleet, with retries.
 
     Args:
-        terms: what policy and servers have agreed on.
-        version_of: version of the weights with a tag; raises KeyError for a tag nobody here has given.
+        terms: limits and ids that hold for policy and servers.
+        version_of: version of the weights with a tag; raises KeyError for an unknown tag.
 
     Attributes:
-        version: of the weights that servers have now.
+        version: of the servers' current weights.
         cached_tokens: per conversation, tokens of its last prompt that a server had not to read again.
     """
 
@@ -234,11 +235,11 @@ class Dispatcher:
         self._name = uuid.uuid4().hex[:8]
 
     async def answer(self, request: Request) -> Result:
-        """The response to a request.
+        """Get the response to a request.
 
         Raises:
-            EngineStopped: tries or restarts are used up.
-            RequestRefused, WrongServer: another try would end alike.
+            EngineStopped: retries or restarts are used up.
+            RequestRefused, WrongServer: a retry would fail alike.
         """
         aborted = self._aborted[request.id] = asyncio.Event()
         try:
@@ -248,7 +249,7 @@ class Dispatcher:
                 del self._aborted[request.id]
 
     def abort(self, identity: int) -> None:
-        """Have a request stopped; unknown ones are ignored."""
+        """Abort a request; unknown ids are ignored."""
         if identity in self._aborted:
             self._aborted[identity].set()
 
@@ -263,42 +264,41 @@ class Dispatcher:
                 if aborted.is_set():
                     return empty_result(request, "abort", self.version)
                 try:
-                    return self._result(request, await self._ask(server, request, aborted))
+                    return self._result(request, await self._try_once(server, request, aborted))
                 except (ServerLost, BadResponse) as seen:
                     fault = seen
                     await self.fleet.recover(server, life, seen)
         raise EngineStopped(
-            f"a response was asked for {faults.tries} times (rollout.server.faults.tries) without success; at last: "
-            f"{fault}. The same command continues from the last checkpoint."
+            f"a request failed {faults.tries} times (rollout.server.faults.tries); last fault: {fault}. The same "
+            "command continues from the last checkpoint."
         ) from fault
 
-    async def _ask(self, server: Server, request: Request, aborted: asyncio.Event) -> Response:
-        """One try."""
-        rid = f"{self._name}-{next(self._numbers)}."  # servers stop whatever begins with it
+    async def _try_once(self, server: Server, request: Request, aborted: asyncio.Event) -> Response:
+        rid = f"{self._name}-{next(self._numbers)}."  # the dot: servers abort all requests whose id begins with a rid
         body = write_request(request, self.terms, rid, bias=self._bias)
-        asked = self.fleet.asked_with(server)
-        for one in asked:
+        possible = self.fleet.possible_servers(server)
+        for one in possible:
             one.in_flight += 1
         try:
             answer = await self._exchange(server, body, f"{self._name}-{request.id}", rid, aborted)
         finally:
-            for one in asked:
+            for one in possible:
                 one.in_flight -= 1
         response = read_response(answer, request, self.terms)
         if response.finish_reason == "abort" and not aborted.is_set():
-            raise BadResponse(f"{server.url} aborted a request that nobody here has aborted")
+            raise BadResponse(f"{server.url} aborted a request that this run did not abort")
         return response
 
     async def _exchange(self, server: Server, body: dict[str, Any], key: str, rid: str, aborted: asyncio.Event) -> Any:
-        """Send a body and wait for the answer, for a sign that the server hangs, or for the wish to abort."""
-        response = asyncio.ensure_future(self.fleet.entrance_of(server).generate(body, key))
+        """Send a body and wait for the answer, while watching for a hanging server and for an abort."""
+        response = asyncio.ensure_future(self.fleet.client_of(server).generate(body, key))
         stopped = asyncio.ensure_future(aborted.wait())
-        hangs = {asyncio.ensure_future(one.hung.wait()): one for one in self.fleet.asked_with(server)}
+        hangs = {asyncio.ensure_future(one.hung.wait()): one for one in self.fleet.possible_servers(server)}
         tasks = {response, stopped, *hangs}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             while stopped.done() and not any(task.done() for task in (response, *hangs)):
-                # It may have come before the request did. What the server has prepared but not queued runs to its end.
+                # Repeated: an abort may arrive before its request, and has no effect until the server queues it.
                 await self.fleet.abort(rid, server)
                 await asyncio.wait(
                     {response, *hangs}, timeout=_REPEAT_ABORT_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -329,6 +329,6 @@ class Dispatcher:
             return self._version_of(tag)
         except KeyError:
             raise WrongServer(
-                f"a response was sampled with weights named {tag!r}, which this run has not sent: somebody else "
-                "updates the same server. Give each run servers of its own."
+                f"a response was sampled with weights named {tag!r}, which this run has not sent: another run updates "
+                "the same server. Give each run its own servers."
             ) from None

@@ -1,7 +1,7 @@
-"""Launching a server, or the router in front of several: its command, its port, its process, its end.
+"""Launches servers and the router in front of them: command, environment, port and process.
 
-A launched program runs under a supervisor (`processes.supervise`), which ends it with every process it has started once
-this process is gone, however that ended. `LaunchedServer` can be started again; `servers` decides when.
+A launched program runs under a supervisor (`processes.supervise`), which ends it and all its descendants when this
+process ends in any way. `LaunchedServer` can be restarted; `servers` decides when.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from geo_sokoban_pipeline.runs.policy_folder import link_policy
 from geo_sokoban_pipeline.seeding import content_hash
 
 _ROUTER_POLICIES = {"cache_aware": "cache_aware", "sticky": "manual"}
-# What belongs to this process's own environment of libraries; and a server that may not keep what it has compiled takes
-# three times as long to start.
+# Variables that point a program to this process's libraries. Without PYTHONDONTWRITEBYTECODE a server stores its
+# compiled modules and starts three times as fast.
 _OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 _PORT_TAKEN = "address already in use"
 _TAIL_LINES, _TAIL_BYTES = 15, 16_384
-_MARGIN = 15.0  # seconds beyond the grace that the supervisor itself is given
+_MARGIN = 15.0  # seconds for the supervisor, on top of the program's grace
 
 
 class LaunchedServer:
-    """A server that this process starts, and starts again.
+    """A server that this process launches and can restart.
 
     Args:
         number: of the server, from 0.
@@ -53,7 +53,7 @@ class LaunchedServer:
         else:
             save_policy(policy, self._folder)
         self._process: ServerProcess | None = None
-        # Starting and ending take their time and may be asked for by two threads; the end has the last word.
+        # Two threads may start and end the server at once; after `end` no start has an effect.
         self._lock = threading.Lock()
         self._ended = False
         self.port = options.ports[number] if options.ports is not None else find_ports(options.host, 1)[0]
@@ -65,12 +65,12 @@ class LaunchedServer:
 
     @property
     def pid(self) -> int:
-        """Of the server itself, which leads its process group."""
+        """Process id of the server, which leads its process group."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def log(self) -> Path:
-        """File of its output."""
+        """Log file of its output."""
         folder = Path(self.options.log_folder) if self.options.log_folder is not None else Path(self._scratch.name)
         return folder / f"server_{self.number}.log"
 
@@ -80,13 +80,13 @@ class LaunchedServer:
         return self._process is not None and self._process.alive
 
     def start(self, *, same_port: bool = True) -> None:
-        """Start it, or start it again; returns before it is ready.
+        """Start or restart the server; returns before it is ready.
 
         Args:
-            same_port: keep the port of before; False takes a free one where the options leave the choice.
+            same_port: keep the previous port; False takes a free one unless the options name the ports.
 
         Raises:
-            ServerLost: there is no environment for it, or its port is taken.
+            ServerLost: its interpreter is missing, or its port is taken.
         """
         with self._lock:
             if self._ended:
@@ -102,17 +102,17 @@ class LaunchedServer:
             self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
 
     def lost(self) -> str | None:
-        """Why the process is gone: exit code and last lines; None while it runs."""
+        """Exit code and last log lines of an exited process; None while it runs."""
         if self._process is None or self._process.alive:
             return None
         return f"exit code {self._process.exit_code}; last lines of {self.log}:\n{self._process.tail()}"
 
     def found_port_taken(self) -> bool:
-        """Whether it ended because somebody else has its port."""
-        return self._process is not None and not self._process.alive and self._process.said(_PORT_TAKEN)
+        """Whether the process exited because its port was taken."""
+        return self._process is not None and not self._process.alive and self._process.has_logged(_PORT_TAKEN)
 
     def end(self) -> None:
-        """End it for good."""
+        """End the server; it cannot be started again."""
         with self._lock:
             self._ended = True
             self._end_process()
@@ -141,11 +141,11 @@ class LaunchedRouter:
         )
 
     def lost(self) -> str | None:
-        """Why the process is gone; None while it runs."""
+        """Exit code and last log lines of an exited router; None while it runs."""
         return None if self._process.alive else f"exit code {self._process.exit_code}:\n{self._process.tail()}"
 
     def end(self) -> None:
-        """End it."""
+        """End the router."""
         self._process.end()
         self._scratch.cleanup()
 
@@ -154,10 +154,10 @@ class ServerProcess:
     """A program under supervision.
 
     Args:
-        command: words of the program.
-        environment: its whole environment.
-        log: file that its output is appended to.
-        grace: seconds it has to end before it is killed.
+        command: program and arguments.
+        environment: its complete environment.
+        log: file to which its output is appended.
+        grace: seconds between its termination and its kill.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, grace: float) -> None:
@@ -190,8 +190,8 @@ class ServerProcess:
         """Its exit code, 128 + n after signal n; None while it runs."""
         return self._supervisor.poll()
 
-    def said(self, text: str) -> bool:
-        """Whether a text is anywhere in its output, in whatever case."""
+    def has_logged(self, text: str) -> bool:
+        """Whether its output contains a text, ignoring case."""
         with self.log.open("rb") as file:
             file.seek(self._began_at)
             return any(text.lower() in line.decode("utf-8", "replace").lower() for line in file)
@@ -205,7 +205,7 @@ class ServerProcess:
         return "\n".join(line[:300] for line in lines[-_TAIL_LINES:])
 
     def end(self) -> None:
-        """End the program with all it has started, and wait until that is so."""
+        """End the program and its descendants, and wait for that."""
         if self._supervisor.stdin is not None and not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
         try:
@@ -222,8 +222,8 @@ class ServerProcess:
 
 
 def kind_of(options: ServerOptions, policy: Policy) -> str:
-    """What servers have in common that can stand in for each other: all but their weights."""
-    # Not the configuration as a whole: saving a policy writes into it.
+    """Hash of all that interchangeable servers have in common: everything but their weights."""
+    # Not the whole configuration: saving a policy changes it.
     shape = json.dumps([(name, list(value.shape)) for name, value in policy.model.named_parameters()])
     left_out = {"count", "update", "bucket_bytes", "update_folder", "faults", "router", "environment"}
     settings = options.model_dump_json(exclude=left_out)
@@ -234,13 +234,13 @@ def kind_of(options: ServerOptions, policy: Policy) -> str:
 def server_command(
     options: ServerOptions, folder: Path, dtype: str, longest: int, port: int, number: int, bias: Mapping[str, float]
 ) -> list[str]:
-    """Words that start server `number`.
+    """Command of server `number`.
 
     Args:
         folder: of the policy.
-        dtype: of the policy; used where the options give none.
-        longest: conversation of the policy's model, tokens.
-        bias: of the logits, for requests that name none; the router takes it out of requests.
+        dtype: of the policy; used if the options name none.
+        longest: tokens of the longest conversation of the policy's model.
+        bias: default logit bias of requests, because the router removes it from them.
     """
     flags: dict[str, object | None] = {
         "--model-path": folder,
@@ -269,20 +269,20 @@ def server_command(
         words.append("--trust-remote-code")
     if options.deterministic:
         words.append("--enable-deterministic-inference")
-    # An idle scheduler would keep a core busy; a warm-up would sample before the weights are those of the run.
+    # An idle scheduler would keep a core busy; a warm-up would sample before the server has the run's weights.
     return [*words, "--sleep-on-idle", "--skip-server-warmup", *options.extra_arguments]
 
 
 def router_command(options: ServerOptions, workers: Sequence[str], port: int, metrics_port: int) -> list[str]:
-    """Words that start the router in front of servers."""
+    """Command of the router in front of servers."""
     return [
         *(str(_interpreter(options)), "-m", "sglang_router.launch_router"),
         *("--worker-urls", *workers),
         *("--host", options.host, "--port", str(port), "--prometheus-port", str(metrics_port)),
         *("--policy", _ROUTER_POLICIES[options.router], "--assignment-mode", "min_group"),
         *("--request-timeout-secs", str(int(options.faults.reply_timeout) + 1)),
-        # Which server lives, and what is tried again, is decided here: a server that was brought back is used at once,
-        # and a busy one that is slow to say that it is healthy stays in use.
+        # This process restarts servers and retries requests itself: a restarted server is used at once, and a busy one
+        # that is slow to answer health checks stays in use.
         *("--disable-retries", "--disable-circuit-breaker", "--disable-health-check"),
         *("--log-level", "warn"),
     ]
@@ -297,10 +297,10 @@ def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[s
     kept = {name: value for name, value in own.items() if name not in _OWN}
     fixed = {
         "HF_HUB_OFFLINE": "1",  # the policy is a folder
-        # Image features are cached by image, not by weights, and outlive an update: with vision weights that train,
-        # an image seen before would be answered with the features of old weights.
+        # SGLang caches image features by image and keeps them across updates: with trained vision weights, a known
+        # image would get features of old weights.
         "SGLANG_VLM_CACHE_SIZE_MB": "0",
-        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs after temperature, whatever this process's environment says
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs after temperature
         "PYTHONUNBUFFERED": "1",
     }
     if options.device == "cpu":
@@ -310,7 +310,7 @@ def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[s
 
 
 def find_ports(host: str, count: int) -> list[int]:
-    """So many different ports that nobody listens on at the moment."""
+    """Distinct ports that are free at the moment."""
     held = [_bound(host, 0) for _ in range(count)]
     ports = [int(one.getsockname()[1]) for one in held]
     for one in held:
@@ -319,7 +319,7 @@ def find_ports(host: str, count: int) -> list[int]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there."""
+    """Whether a port is free."""
     try:
         _bound(host, port).close()
     except OSError:
@@ -330,7 +330,7 @@ def is_free(host: str, port: int) -> bool:
 def _bound(host: str, port: int) -> socket.socket:
     one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        if port:  # as servers do: a past connection is no obstacle
+        if port:  # as servers do, so that a closed connection does not block the port
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.bind((host, port))
     except BaseException:
@@ -344,16 +344,16 @@ def _check_start(options: ServerOptions, port: int) -> None:
     if not python.is_file():
         raise ServerLost(
             f"rollout.server.python={options.python}: no such interpreter. `make sglang-env` makes the servers' "
-            "environment, `make sglang-env SGLANG=gpu` that for NVIDIA GPUs; or name the interpreter of another, or "
-            "attach to running servers."
+            "environment, `make sglang-env SGLANG=gpu` the one for NVIDIA GPUs; or name another interpreter, or attach "
+            "to running servers."
         )
     if not is_free(options.host, port):
         raise ServerLost(
-            f"rollout.server.ports: port {port} of {options.host} is taken. End who listens there, give another port, "
-            "or null for free ones."
+            f"rollout.server.ports: port {port} of {options.host} is taken. Stop the program that listens there, give "
+            "another port, or null for free ones."
         )
 
 
 def _interpreter(options: ServerOptions) -> Path:
-    # Not resolved: the link inside a virtual environment is what makes the interpreter belong to it.
+    # Not resolved: Python finds its virtual environment by the unresolved link.
     return Path(options.python).expanduser().absolute()

@@ -1,6 +1,6 @@
-"""Tensors as the bytes that SGLang's `update_weights_from_tensor` takes, which its format makes a pickle.
+"""Payload of SGLang's `update_weights_from_tensor`, whose format is a pickle; it is written and never read.
 
-Nothing here reads one. Tensors are in it by value, so the server may be anybody's child and on another machine.
+It contains the tensors by value, not as handles of shared memory, so a server may run on another machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def pack_tensors(named: Sequence[tuple[str, Tensor]]) -> str:
     """Base64 text of a pickled list of (name, CPU tensor).
 
     Args:
-        named: tensors on any device; each is copied, so that no view drags its whole storage along.
+        named: tensors on any device; each is copied, because a pickled view would contain its whole storage.
     """
     held = [(name, tensor.detach().cpu().clone()) for name, tensor in named]
     return base64.b64encode(pickle.dumps(held, protocol=pickle.HIGHEST_PROTOCOL)).decode("ascii")

@@ -1,9 +1,9 @@
-"""The servers of an engine, from their launch to their end: started or attached, watched, brought back, closed.
+"""The servers of an engine: launched or attached, watched, restarted, and closed.
 
-Every server has the current weights before it gets a request, after a restart too. A lost one is brought back by the
-request that noticed, while the others wait. Launched servers outlive engines: a run makes several engines (validations
-of the warm start, the loop, the evaluation), and a server takes a minute to start, so the next engine of this process
-that needs the same ones takes them over. They end with the process.
+Every server has the current weights before it gets a request, also after a restart. The request that finds a server
+lost restarts it, while the other requests wait. Launched servers outlive engines: a run makes several engines
+(validations of the warm start, the loop, the evaluation), and a server takes a minute to start, so an engine's servers
+become idle and the next engine of this process takes them over. They end with the process.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PAUSE_SECONDS = 1.0
 def pause_before(attempt: int, options: FaultOptions) -> float:
     """Seconds to wait before a try: none before the first, then doubling up to `longest_pause`.
 
-    Two lines instead of `tenacity`: between tries a server is brought back, and restarts are counted from one update of
-    weights to the next, not within one call.
+    `tenacity` does not fit: a server is restarted between tries, and restarts are counted from one update of weights to
+    the next, not within one call.
 
     Args:
         attempt: number of the try, from 0.
@@ -51,21 +51,21 @@ def pause_before(attempt: int, options: FaultOptions) -> float:
 
 
 class Server:
-    """One server: launched by this process, or somebody else's.
+    """One server, launched by this process or attached.
 
     Args:
-        launched: that this process starts; None: the server at `url` is somebody else's.
-        url: of a server that is somebody else's.
-        key: that such a server asks for; None: it asks for none.
+        launched: a server of this process; None: attached.
+        url: of an attached server.
+        key: API key of an attached server; None: it needs none.
 
     Attributes:
-        life: how often it has become ready; a fault belongs to the life in which it was seen.
+        life: how often it has become ready; a fault belongs to the life in which it occurred.
         restarts: since the last update of weights.
         in_flight: requests that it has, or may have behind a router.
-        ready: whether it runs with weights that it may be taken over with.
-        lock: held while it is brought back or gets weights.
-        hung: set once it computes nothing in this life.
-        places: one for each request at a time.
+        ready: whether it runs and no update of weights is unfinished, so that another engine may take it over.
+        lock: held during restarts and updates of weights.
+        hung: set if it makes no progress in this life.
+        places: limits the concurrent requests.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Server:
         return self._url if self.launched is None else self.launched.url
 
     async def begin(self) -> None:
-        """Have the server ready for requests, as a new life of it.
+        """Start or restart the server and wait until it is ready; begins a new life.
 
         Raises:
-            ServerLost: it is not ready in time, or its process has ended.
+            ServerLost: it is not ready in time, or its process has exited.
         """
         self.ready = False
         for attempt in range(_PORT_TRIES):
             launched = self.launched
             if launched is not None and not (self.life == attempt == 0 and launched.alive):
-                # In a thread: ending a server that hangs takes its time, and other servers go on meanwhile.
+                # In a thread, because ending a hanging server takes long, and the other servers must continue.
                 await asyncio.to_thread(launched.start, same_port=attempt == 0)
             await self.client.close()
             self.client = self._connect()
@@ -114,7 +114,7 @@ class Server:
                 await self.client.wait_until_ready(lost=None if launched is None else launched.lost)
                 break
             except ServerLost:
-                # A free port was found, then somebody else took it: another one, unless the port is given.
+                # Another program took the free port meanwhile: try another one, unless the options name the port.
                 retry = launched is not None and launched.options.ports is None and launched.found_port_taken()
                 if not retry or attempt == _PORT_TRIES - 1:
                     raise
@@ -123,24 +123,24 @@ class Server:
         self.hung = asyncio.Event()
 
     async def settle(self) -> int:
-        """Wait while the server is being brought back; returns the number of its life."""
+        """Wait for a restart in progress; returns the number of its life."""
         async with self.lock:
             return self.life
 
     async def watch(self) -> None:
-        """Look at intervals whether a server that has requests still computes; mark it as hung where it does not."""
+        """Check at intervals whether a server with requests makes progress; sets `hung` if not."""
         while True:
             await asyncio.sleep(self._faults.health_interval)
-            sign = self.hung  # of this life: the answer may come when another one has begun
+            hung = self.hung  # of this life: a new one may begin during the check
             if self.in_flight and self.ready and not await self._computes():
                 logger.warning("%s has not computed anything for %g s", self.url, self._faults.health_timeout)
-                sign.set()
+                hung.set()
 
     async def _computes(self) -> bool:
-        """Whether the server shows a sign of work within `health_timeout`.
+        """Whether the server makes progress within `health_timeout`.
 
-        It gives up by itself after 20 s, which a server on a busy machine may take for a few tokens; so it is asked
-        again until the time is over.
+        The server's own health check fails after 20 s, which a busy machine may need for a few tokens; so it is
+        repeated until the timeout.
         """
         life, end = self.life, time.monotonic() + self._faults.health_timeout
         while (left := end - time.monotonic()) > 0:
@@ -157,7 +157,7 @@ class Fleet:
     """All servers of an engine; used inside one event loop.
 
     Args:
-        policy: that the servers serve.
+        policy: the policy that they serve.
     """
 
     def __init__(self, options: ServerOptions, policy: Policy) -> None:
@@ -167,24 +167,24 @@ class Fleet:
         self._weights: WeightSet | None = None
         self._kind = kind_of(options, policy)
         self._router: LaunchedRouter | None = None
-        self._entrance: ServerClient | None = None
+        self._router_client: ServerClient | None = None
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> ServerFacts:
-        """Launch or attach; returns once all servers are ready and known to be the right ones.
+        """Launch or attach to the servers; returns once all are ready and checked.
 
         Returns:
-            What holds for all of them together.
+            Facts that hold for all of them.
 
         Raises:
             ServerLost: one does not start.
-            WrongServer: one is not what the policy needs, or they differ in what they sample.
+            WrongServer: one does not fit the policy, or their versions or seeding differ.
         """
         faults, places = self.options.faults, self.options.concurrency
         if self.options.mode == "launch":
-            kept = take_servers(self._kind, range(self.options.count))
+            idle = take_servers(self._kind, range(self.options.count))
             launched = [
-                kept.get(number) or LaunchedServer(self.options, self._policy, number)
+                idle.get(number) or LaunchedServer(self.options, self._policy, number)
                 for number in range(self.options.count)
             ]
             self.servers = [Server(faults, places, launched=one) for one in launched]
@@ -199,16 +199,16 @@ class Fleet:
         if self.options.router != "none":
             urls = [server.url for server in self.servers]
             self._router = await asyncio.to_thread(LaunchedRouter, self.options, urls)
-            self._entrance = ServerClient(self._router.url, faults, places * len(urls))
-            await self._entrance.wait_until_ready("/readiness", self._router.lost)
+            self._router_client = ServerClient(self._router.url, faults, places * len(urls))
+            await self._router_client.wait_until_ready("/readiness", self._router.lost)
         self._watches = [asyncio.create_task(server.watch()) for server in self.servers]
         return combine_facts(facts)
 
     async def update_weights(self, weights: WeightSet, *, pause: bool) -> None:
-        """Give all servers new weights.
+        """Send new weights to all servers.
 
         Args:
-            pause: hold what is being sampled meanwhile; it goes on with the new weights.
+            pause: pause the requests in flight meanwhile; they continue with the new weights.
         """
         self._weights = weights
         for server in self.servers:
@@ -219,41 +219,39 @@ class Fleet:
         """The server of a conversation."""
         return max(self.servers, key=lambda server: hashlib.blake2b(f"{key} {server.url}".encode()).digest())
 
-    def entrance_of(self, server: Server) -> ServerClient:
-        """Where requests for a server go in: at the router, where there is one."""
-        return self._entrance or server.client
+    def client_of(self, server: Server) -> ServerClient:
+        """Client for requests to a server: the router's, if there is one."""
+        return self._router_client or server.client
 
-    def asked_with(self, server: Server) -> list[Server]:
-        """Servers that may have a request for this one: behind a router all, because nobody knows which one has it."""
+    def possible_servers(self, server: Server) -> list[Server]:
+        """Servers that may receive a request for this one: behind a router all of them."""
         return [server] if self._router is None else list(self.servers)
 
     async def settle(self, server: Server) -> int:
-        """Wait while any server that may get a request for this one is brought back; returns the life of this one.
+        """Wait for restarts of all servers that may receive a request for this one; returns the life of this one.
 
-        A server that listens again may not have its weights yet, and a router does not know that.
+        A router would use a restarted server before it has its weights.
         """
-        lives = [(one, await one.settle()) for one in self.asked_with(server)]
+        lives = [(one, await one.settle()) for one in self.possible_servers(server)]
         return next(life for one, life in lives if one is server)
 
     async def abort(self, rid: str, server: Server) -> None:
-        """Have a server stop a request."""
-        asked = [one.client.abort(rid) for one in self.asked_with(server)]
-        for failed in await asyncio.gather(*asked, return_exceptions=True):
-            if failed is not None and not isinstance(
-                failed, ServerFault
-            ):  # what is wrong with it, its response will show
+        """Abort a request at every server that may have it."""
+        aborts = [one.client.abort(rid) for one in self.possible_servers(server)]
+        for failed in await asyncio.gather(*aborts, return_exceptions=True):
+            if failed is not None and not isinstance(failed, ServerFault):  # a fault shows in the request itself
                 raise failed
 
     async def recover(self, server: Server, life: int, fault: ServerFault) -> None:
-        """Do what a fault of a request asks for; afterwards it can be asked again.
+        """Restart what a fault of a request has lost; afterwards the request can be resubmitted.
 
-        Behind a router nobody knows which server it was, so all are looked at.
+        Behind a router the fault may be of any server, so all are checked.
 
         Args:
-            life: of the server in which the fault was seen.
+            life: of the server in which the fault occurred.
 
         Raises:
-            EngineStopped: a server was lost more often than `faults.restarts` allows, or the router has ended.
+            EngineStopped: a server was lost more often than `faults.restarts` allows, or the router has exited.
         """
         if self._router is None:
             if isinstance(fault, ServerLost):
@@ -267,13 +265,13 @@ class Fleet:
             raise EngineStopped(f"the router has ended: {reason}") from fault
 
     async def close(self) -> None:
-        """Close connections; launched servers that run are kept for the next engine of this process."""
+        """Close connections; running launched servers become idle for the next engine of this process."""
         for watch in self._watches:
             watch.cancel()
         for server in self.servers:
             await server.client.close()
-        if self._entrance is not None:
-            await self._entrance.close()
+        if self._router_client is not None:
+            await self._router_client.close()
         if self._router is not None:
             await asyncio.to_thread(self._router.end)
         servers, self.servers = self.servers, []
@@ -281,15 +279,15 @@ class Fleet:
             if server.launched is None:
                 continue
             if server.ready and server.launched.alive and not server.hung.is_set():
-                keep_servers(self._kind, [server.launched])
+                _idle.setdefault(self._kind, []).append(server.launched)
             else:
                 await asyncio.to_thread(server.launched.end)
 
     async def _update(self, server: Server, *, pause: bool) -> None:
         try:
-            async with server.lock:  # not while it is brought back, nor may anybody bring it back meanwhile
+            async with server.lock:  # excludes a restart during the update
                 life = server.life
-                server.ready = False  # whoever fails here leaves a server that nobody may take over
+                server.ready = False  # after a failure no other engine may take it over
                 if pause:
                     await server.client.command("/pause_generation", {"mode": "retract"})
                 await self._send(server)
@@ -300,14 +298,14 @@ class Fleet:
             await self._bring_back(server, life, fault)
 
     async def _bring_back(self, server: Server, life: int, fault: ServerFault) -> None:
-        """Have a lost server ready again, with the current weights; nothing if a later life of it has begun."""
+        """Restart a lost server with the current weights; does nothing if a later life has begun."""
         async with server.lock:
             if server.life != life:
                 return
             while True:
                 server.restarts += 1
                 self._check_restarts(server, fault)
-                logger.warning("%s is lost and brought back (%d): %s", server.url, server.restarts, fault)
+                logger.warning("%s is lost, restart %d: %s", server.url, server.restarts, fault)
                 await asyncio.sleep(pause_before(server.restarts - 1, self.options.faults))
                 try:
                     await server.begin()
@@ -317,11 +315,11 @@ class Fleet:
                     fault = again
 
     async def _restore(self, server: Server) -> None:
-        """Give a server that came back what it needs: an attached one may have kept its weights."""
+        """Check a restarted server and send the current weights, unless it has them (an attached one may)."""
         await inspect_server(server.client, self._policy)
-        if server.launched is None:  # it may have been paused for an update that was broken off
+        if server.launched is None:  # an interrupted update may have left it paused
             await server.client.command("/continue_generation", {})
-            with suppress(RequestRefused):  # none has begun
+            with suppress(RequestRefused):  # no update is open
                 await server.client.command("/end_weight_update", {})
         if self._weights is not None and await weights_of(server.client) != self._weights.tag:
             await self._send(server)
@@ -343,10 +341,10 @@ class Fleet:
 
 
 def combine_facts(facts: Sequence[ServerFacts]) -> ServerFacts:
-    """What holds for all servers together: the narrowest limits.
+    """Facts that hold for all servers: the narrowest limits.
 
     Raises:
-        WrongServer: they run different software, or only some of them sample by seed.
+        WrongServer: their versions differ, or only some of them sample with seeds.
     """
     first = facts[0]
     if any((other.version, other.seeded) != (first.version, first.seeded) for other in facts):
@@ -360,14 +358,14 @@ def combine_facts(facts: Sequence[ServerFacts]) -> ServerFacts:
     )
 
 
-# Launched servers that no engine uses now; state of the process, as the servers themselves are.
-_kept: dict[str, list[LaunchedServer]] = {}
+# Launched servers that no engine uses, by kind; global, because servers belong to the process.
+_idle: dict[str, list[LaunchedServer]] = {}
 
 
 def take_servers(key: str, numbers: Iterable[int]) -> dict[int, LaunchedServer]:
-    """Kept servers of a kind that still run, by their numbers; they are the caller's now."""
+    """Remove running servers of a kind from the idle ones, and return them by their numbers."""
     wanted, found, others = set(numbers), dict[int, LaunchedServer](), []
-    for server in _kept.pop(key, []):
+    for server in _idle.pop(key, []):
         if not server.alive:
             server.end()
         elif server.number in wanted - found.keys():
@@ -375,21 +373,16 @@ def take_servers(key: str, numbers: Iterable[int]) -> dict[int, LaunchedServer]:
         else:
             others.append(server)
     if others:
-        _kept[key] = others
+        _idle[key] = others
     return found
 
 
-def keep_servers(key: str, servers: Sequence[LaunchedServer]) -> None:
-    """Keep servers for whoever asks for this kind next."""
-    _kept.setdefault(key, []).extend(servers)
-
-
 def end_servers() -> None:
-    """End all that are kept."""
-    for servers in list(_kept.values()):
+    """End all idle servers."""
+    for servers in list(_idle.values()):
         for server in servers:
             server.end()
-    _kept.clear()
+    _idle.clear()
 
 
 atexit.register(end_servers)

@@ -1,7 +1,7 @@
-"""Weights on their way to servers: by disk or as tensors between begin and end, verified by name afterwards.
+"""Sends weights to servers, by disk or as tensors, and verifies their tag afterwards.
 
-A set of weights has a tag, unique in this process. The server repeats it with every response, so nothing is ever taken
-for a product of weights that it is not.
+A set of weights has a unique tag. The server repeats it with every response, so every token is attributed to the
+weights that sampled it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Named = Iterable[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class WeightSet:
-    """Weights of one version, which can be read as often as a server needs them.
+    """Weights of one version, which can be read several times.
 
     Attributes:
         version: of the policy.
-        tag: by which servers call them.
-        tensors: gives them by Hugging Face name, one at a time.
-        folder: where they lie as a policy folder; None: they are sent as tensors.
+        tag: their name at the servers.
+        tensors: yields them by Hugging Face name, one at a time.
+        folder: policy folder that holds them; None: they are sent as tensors.
     """
 
     version: int
@@ -38,19 +38,19 @@ class WeightSet:
 
 
 def make_tag(version: int) -> str:
-    """A name for weights of a version that no others have."""
+    """A unique tag for weights of a version."""
     return f"{version}-{uuid.uuid4().hex[:12]}"
 
 
 async def send_weights(client: ServerClient, weights: WeightSet, ranks: int, options: ServerOptions) -> None:
-    """Give a server new weights; what it holds of the old ones is forgotten.
+    """Send new weights to a server, which drops its cache.
 
     Args:
-        ranks: processes of the server; each takes its part of every tensor.
+        ranks: processes of the server; each loads its part of every tensor.
 
     Raises:
-        ServerLost, BadResponse, RequestRefused: the server did not take them.
-        WrongServer: it took them and names others.
+        ServerLost, BadResponse, RequestRefused: the update failed.
+        WrongServer: afterwards the server has another tag.
     """
     if weights.folder is not None:
         await client.command(
@@ -72,13 +72,16 @@ async def send_weights(client: ServerClient, weights: WeightSet, ranks: int, opt
         await client.command("/end_weight_update", {})
     named = await weights_of(client)
     if named != weights.tag:
-        raise WrongServer(f"{client.url} names its weights {named} after it took {weights.tag}; who else updates it?")
+        raise WrongServer(
+            f"{client.url} has the weights {named} after an update to {weights.tag}: another run updates the same "
+            "server. Give each run its own servers."
+        )
 
 
 async def _begin(client: ServerClient) -> None:
     try:
         await client.command("/begin_weight_update", {"selector": "all"})
-    except RequestRefused:  # an update that was broken off has never ended
+    except RequestRefused:  # an interrupted update is still open
         await client.command("/end_weight_update", {})
         await client.command("/begin_weight_update", {"selector": "all"})
 
@@ -89,11 +92,11 @@ async def weights_of(client: ServerClient) -> str:
     try:
         return str(model["weight_version"])
     except (KeyError, TypeError) as error:
-        raise BadResponse(f"{client.url}/model_info names no weight_version") from error
+        raise BadResponse(f"{client.url}/model_info has no weight_version") from error
 
 
 def cut_buckets(tensors: Named, limit: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Neighbouring tensors of at most `limit` bytes together; a larger one alone."""
+    """Buckets of consecutive tensors of at most `limit` bytes; a larger tensor has its own."""
     bucket: list[tuple[str, Tensor]] = []
     held = 0
     for name, tensor in tensors:

@@ -1,7 +1,7 @@
-"""Wire format: the engine's requests as the JSON of SGLang's `/generate`, and its JSON as responses.
+"""Wire format: converts the engine's requests to the JSON of SGLang's `/generate`, and its answers to responses.
 
-There is no connection and no state here. A response is checked against what was asked before anything of it is used:
-equal prompt length, ids with log-probs of their own, no banned token, an end that its tokens show.
+Pure functions. A response is checked against its request before use: equal prompt length, one log-prob per id, no
+banned token, and a finish reason that agrees with its tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Request
 from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, WrongServer
 
-# Finite, because logits of half precision plus −inf would make NaN where all tokens of a row are banned in a pass.
+# Finite, because −inf would give NaN in half precision where all tokens of a row are banned.
 _BAN = -1e9
 _LOG_PROB_TOLERANCE = 1e-6
 _SEED_BITS = 0x7FFFFFFF
@@ -26,7 +26,7 @@ _SEED_BITS = 0x7FFFFFFF
 
 @dataclass(frozen=True)
 class Terms:
-    """What policy and server have agreed on.
+    """Ids and limits that hold for policy and servers.
 
     Attributes:
         size: rows of the embedding.
@@ -48,19 +48,20 @@ class Terms:
 
     @property
     def bias(self) -> dict[str, float]:
-        """`logit_bias` that bans what is never sampled."""
+        """`logit_bias` of the banned ids."""
         return ban(self.banned)
 
 
 @dataclass(frozen=True)
 class Response:
-    """What a server has sampled.
+    """A server's response.
 
     Attributes:
-        token_ids: (T,) int32. log_probs: (T,) float32.
+        token_ids: (T,) int32.
+        log_probs: (T,) float32.
         finish_reason: as in `Result`.
-        spans: (name of the weights, start, end) over the T tokens, in order.
-        cached_tokens: tokens of the prompt that were not read again.
+        spans: (tag of the weights, start, end) over the T tokens, in order.
+        cached_tokens: tokens of the prompt that the server took from its cache.
     """
 
     token_ids: np.ndarray
@@ -71,12 +72,12 @@ class Response:
 
 
 def ban(token_ids: Iterable[int]) -> dict[str, float]:
-    """`logit_bias` under which ids are never sampled."""
+    """`logit_bias` that bans ids."""
     return {str(token): _BAN for token in sorted(token_ids)}
 
 
 def room_of(request: Request, terms: Terms) -> int:
-    """Tokens that a response may have; 0 or less where the context is full."""
+    """Tokens that a response may have; 0 or less if the context is full."""
     if len(request.token_ids) > terms.longest_prompt:
         return 0
     room = terms.context - len(request.token_ids)
@@ -87,8 +88,8 @@ def write_request(request: Request, terms: Terms, rid: str, *, bias: Mapping[str
     """Body of a request.
 
     Args:
-        rid: name by which it can be aborted.
-        bias: `terms.bias`, made once.
+        rid: id for aborting it.
+        bias: `terms.bias`, computed once.
     """
     pads = [image.token_count(terms.merge_size) for image in request.images]
     body: dict[str, Any] = {
@@ -120,7 +121,7 @@ def collapse_pads(token_ids: np.ndarray, pad_id: int, counts: Sequence[int]) -> 
         counts: pads of each image; neighbouring images need not be separated by another token.
 
     Raises:
-        ValueError: the pads among the ids are not those of the images.
+        ValueError: the number of pads among the ids is not that of the images.
     """
     pads = np.flatnonzero(token_ids == pad_id)
     if len(pads) != sum(counts):
@@ -133,11 +134,11 @@ def collapse_pads(token_ids: np.ndarray, pad_id: int, counts: Sequence[int]) -> 
 
 
 def read_response(body: Any, request: Request, terms: Terms) -> Response:
-    """A response, checked against what was asked.
+    """A response, checked against its request.
 
     Raises:
-        BadResponse: it is not of the known form, or contradicts itself.
-        WrongServer: the prompt has another length there than here.
+        BadResponse: it is malformed or contradicts itself.
+        WrongServer: the server counts another prompt length than this policy.
     """
     try:
         meta, ids = body["meta_info"], np.asarray(body["output_ids"], np.int32)
@@ -149,17 +150,17 @@ def read_response(body: Any, request: Request, terms: Terms) -> Response:
         spans, cached = _read_spans(meta, len(ids)), int(meta.get("cached_tokens") or 0)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise BadResponse(f"the response is malformed ({type(error).__name__}: {error})") from error
-    # A request that was aborted while it waited was never read, or its prompt is not counted any more.
+    # A request aborted before its prefill has no or another prompt_tokens.
     if prompt < 0 and reason != "abort":
         raise BadResponse("the response is malformed (it counts no prompt_tokens)")
     if prompt != len(request.token_ids) and (reason != "abort" or (len(ids) and prompt >= 0)):
         raise WrongServer(
             f"the server counts {prompt} tokens in a prompt of {len(request.token_ids)} with {len(request.images)} "
-            "images: it does not see them as this policy does. Check that it serves this policy's folder, image "
+            "images: it encodes them otherwise than this policy. Check that it serves this policy's folder, image "
             "processor included."
         )
     if not np.array_equal(ids, named):
-        raise BadResponse(f"the response has {len(ids)} tokens, but log-probs of {len(named)}, or of others")
+        raise BadResponse(f"the response has {len(ids)} tokens, but log-probs of {len(named)} or of other tokens")
     _check_tokens(ids, log_probs, terms)
     reason = _read_reason(reason, matched, ids, room_of(request, terms), terms)
     return Response(ids, np.minimum(log_probs, 0.0), reason, spans, cached)
@@ -172,17 +173,17 @@ def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, terms: Terms) -> None:
     if banned:
         raise BadResponse(f"the response has the banned tokens {sorted(banned)}")
     if not np.isfinite(log_probs).all() or (log_probs > _LOG_PROB_TOLERANCE).any():
-        raise BadResponse("the response has log-probs that are none")
+        raise BadResponse("the response has log-probs that are above 0 or not finite")
 
 
 def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, terms: Terms) -> FinishReason:
-    """How a response ended, by its tokens: a word to stop it, or the limit, may have met its end."""
+    """Finish reason of a response by its tokens: an abort or the limit may coincide with its end token."""
     ends = np.flatnonzero(np.isin(ids, terms.end_ids))
     if len(ids) > room or (len(ends) and ends[0] != len(ids) - 1):
         raise BadResponse(
-            f"the response has {len(ids)} of {room} tokens, and goes on after it has ended: {ids.tolist()}"
+            f"the response has {len(ids)} of {room} tokens, or tokens after its end token: {ids.tolist()}"
         )
-    if isinstance(matched, str):  # nobody asks for strings that stop; a server tells so of logits that are no numbers
+    if isinstance(matched, str):  # requests have no stop strings; a server reports NaN logits in this field
         raise BadResponse(f"the response was stopped: {matched}")
     if len(ends) and kind in ("stop", "length", "abort"):
         return "stop"
@@ -190,9 +191,7 @@ def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, term
         return "length"
     if kind == "abort":
         return "abort"
-    raise BadResponse(
-        f"the response ended with {kind!r} after {len(ids)} of {room} tokens, the last no end of a response"
-    )
+    raise BadResponse(f"the response ended with {kind!r} after {len(ids)} of {room} tokens, the last one no end token")
 
 
 def _read_spans(meta: Mapping[str, Any], count: int) -> tuple[tuple[str, int, int], ...]:
