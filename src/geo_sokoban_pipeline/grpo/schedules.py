@@ -29,7 +29,7 @@ def learning_rate(
         base: rate after warm-up.
         warmup_steps: steps of the linear rise `base * (step + 1) / warmup_steps`; 0: start at `base`.
         total_steps: length of the schedule; later steps keep the last rate. None: for "constant" only.
-        decay_fraction: in [0, 1]: decay over this last fraction of `total_steps`, but never during warm-up; 0: no decay.
+        decay_fraction: in [0, 1]: decay over this last fraction of `total_steps`, but not in warm-up; 0: no decay.
         decay_to: final rate as a factor of `base`, in [0, 1].
         kind: "constant" does not decay; "linear" and "cosine" are shapes of the decay.
 
