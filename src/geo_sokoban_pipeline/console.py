@@ -90,7 +90,7 @@ class _Brevity(logging.Filter):
 _RUNNER = (
     "Using synchronous mode",  # the other mode is refused
     "Completed node:",  # the line after it counts
-    "No nodes ran.",  # the same command goes on, as the last line says; the words that Kedro proposes do less
+    "No nodes ran.",  # the same command continues the run; the options that Kedro proposes do less
     "There are ",  # … nodes that have not run
 )
 _UNSAID = {
@@ -114,7 +114,7 @@ def _is_refused() -> bool:
 
 
 class Progress:
-    """Counts what is done of a known total; `advance` may carry a short note such as a loss."""
+    """Counts the units of work done of a known total; `advance` may carry a short note such as a loss."""
 
     def __init__(self, description: str, total: int, done: int = 0) -> None:
         self.description = description
@@ -125,7 +125,7 @@ class Progress:
         self._first: tuple[float, int] | None = None
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Note that more is done."""
+        """Count further units as done."""
         self.done += count
         now = time.monotonic()
         if self._first is None:
@@ -137,7 +137,7 @@ class Progress:
             logger.info("%s", ", ".join(part for part in parts if part))
 
     def _left(self, now: float) -> str:
-        """The time left at the pace so far; empty while there is none to tell from."""
+        """The time left at the pace so far; empty before a pace is known."""
         assert self._first is not None
         began, first = self._first
         if self.done == first:

@@ -1,6 +1,6 @@
 """Numbers as text for people: one way to write a share, an interval, a duration.
 
-What is missing or not finite is a dash, never 0 and never `nan`.
+Missing and non-finite numbers become a dash, never 0 and never `nan`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MINUS = "\u2212"
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number; true and false are none."""
+    """Whether a value is a finite number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -93,14 +93,14 @@ def p_value(value: float) -> str:
 START = "start"  # the first policy of a run without a warm start
 
 
-# Rows of an evaluation summary, looked up by who played; what was not evaluated is None.
+# Rows of an evaluation summary, looked up by policy or baseline; None where it was not evaluated.
 
 
 Row = dict[str, Any]
 
 
 def find_row(summary: Mapping[str, Any], policy: str, mode: str) -> Row | None:
-    """Row of a policy in a mode, if it was evaluated and played any episode."""
+    """Row of a policy in a mode, if it was evaluated on any episode."""
     for row in summary.get("rows") or []:
         if row.get("policy") == policy and row.get("mode") == mode and row.get("solve_rate") is not None:
             found: Row = row
@@ -109,7 +109,7 @@ def find_row(summary: Mapping[str, Any], policy: str, mode: str) -> Row | None:
 
 
 def find_baseline(summary: Mapping[str, Any], name: str) -> Row | None:
-    """Row of a baseline; the expert's name goes on with what kind of expert it is."""
+    """Row of a baseline; the name of the expert's row begins with `teacher` and ends with the kind of expert."""
     exact = find_row(summary, name, "-")
     if exact is not None or name != "teacher":
         return exact

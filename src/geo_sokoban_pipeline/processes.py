@@ -1,9 +1,9 @@
 """Processes that end with the process that started them, however it ended, `kill -9` included.
 
-Three ways, for three needs: `end_with_parent` is called by a child of ours in its first moment; `tether` becomes a
-command that the kernel then asks to terminate; `supervise` runs a command that starts processes of its own and ends
-them all. The last two run as a script outside the package (`python -I -S processes.py tether|supervise …`), so nothing
-but the standard library is imported here. The kernel's part is Linux; elsewhere commands are started as they are.
+A child process calls `end_with_parent` first of all. `tether` replaces itself by a command that the kernel terminates
+with its parent. `supervise` runs a command that starts further processes, and ends them all. The last two run this file
+as a script (`python -I -S processes.py tether|supervise …`), so only the standard library is imported here. What the
+kernel does works on Linux only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when the thread that started it ends; exit if it has ended already.
 
     Args:
-        parent: process id of who started this.
+        parent: id of the process that started this one.
         number: the signal.
     """
     if sys.platform == "linux":
@@ -41,9 +41,9 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def tethered(command: list[str]) -> list[str]:
-    """Words that start a command as a child of this process that is asked to terminate when this one ends.
+    """Words that start a command as a child of this process, which the kernel terminates when this one ends.
 
-    They stand in place of `preexec_fn`, which is not safe beside other threads.
+    They replace `preexec_fn`, which is not safe beside other threads.
     """
     return [sys.executable, "-I", "-S", __file__, "tether", str(os.getpid()), *command]
 
@@ -62,8 +62,8 @@ def tether(parent: int, command: list[str]) -> None:
 def supervise(grace: float, command: list[str]) -> int:
     """Run a command until it ends or standard input is closed, then end all that it has started; returns its exit code.
 
-    The kernel closes the pipe however the caller ends. The command leads a session, so what it starts is in its process
-    group; what leaves the group is caught because the supervisor adopts orphans.
+    The kernel closes the pipe however the caller ends. The command leads a session, so its children are in its process
+    group; the supervisor adopts those that leave the group.
 
     Args:
         grace: seconds that the command is given to end before it is killed.
@@ -111,7 +111,7 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
 
 
 def _kill_adopted() -> None:
-    """Kill and collect what the command has left, inside its group or not."""
+    """Kill and collect processes that the command has left, inside its group or not."""
     while sys.platform == "linux":
         # psutil would name the children too, but a supervisor imports the standard library alone.
         try:

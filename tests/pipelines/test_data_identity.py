@@ -111,7 +111,7 @@ def test_a_policy_from_elsewhere_plays_the_data_of_the_settings(other_data, capl
     (made,) = data_folder(other_data).glob("8x8-2box-*")
     assert summary["data_id"] == made.name
     assert (
-        f"works on the policy {folder}; it has no data of its own, so the settings decide: {made.name}" in caplog.text
+        f"works on the policy {folder}, which has no data of its own; data of the settings: {made.name}" in caplog.text
     )
 
 

@@ -56,7 +56,7 @@ def test_the_best_policy_and_the_better_choice(start, best, newest, number, sent
 
 def test_without_validations_nothing_is_best():
     assert best_iteration({"best": None, "validated": {}, "iteration": 9}) is None
-    assert best_iteration({"best": {"iteration": 3, "solve_rate": 0.5}}) == 3  # of an earlier version of this project
+    assert best_iteration({"best": {"iteration": 3, "solve_rate": 0.5}}) == 3  # of a pipeline update_*
     assert better_choice({"best": None, "validated": {}, "iteration": 9}, 9, GEO3K) is None
 
 

@@ -238,7 +238,7 @@ class Checkpoint(TypedDict):
 
 
 class ResumeState(TypedDict):
-    """Where a run stands: iteration -1 and no folder at first; `complete` is set once the run reached its goal."""
+    """State of a run: iteration -1 and no folder at first; `complete` is set once the run reached its goal."""
 
     iteration: int
     dir: Path | None
@@ -275,7 +275,7 @@ class CheckpointsDataset(IterationPartitions):
         return self._path / COMPLETE_FILE
 
     def rewind(self, after: int) -> None:
-        """As in the base, and what is left of checkpoints that were being removed; the run is no longer complete."""
+        """As in the base; also deletes half-removed checkpoints and the mark `COMPLETE`."""
         self._mark.unlink(missing_ok=True)
         super().rewind(after)
         for name in super().partitions():
@@ -335,7 +335,7 @@ class CheckpointsDataset(IterationPartitions):
 
 
 def read_resume_state(path: Path) -> ResumeState:
-    """What a loop starts from: the newest checkpoint of a folder, fully verified.
+    """State from which a loop continues: the newest checkpoint of a folder, fully verified.
 
     Returns:
         iteration, folder and manifest of it, and the content of `COMPLETE`; -1 and None where there is none.
@@ -389,10 +389,10 @@ class TrajectoriesDataset(IterationPartitions):
     parted = True
 
     def rewind(self, after: int) -> None:
-        """As of all partitions; refuses to go on beside episodes of another schema version.
+        """As in the base; a run does not continue beside episodes of another schema version.
 
         Raises:
-            OtherVersionError: the oldest partition that stays is of another one.
+            OtherVersionError: the oldest partition that stays has another version.
         """
         super().rewind(after)
         for name in self.partitions()[:1]:
@@ -401,13 +401,13 @@ class TrajectoriesDataset(IterationPartitions):
             except OtherVersionError:
                 raise
             except TornFileError:
-                pass  # a damaged file is named when it is read, and costs a continuing run nothing before
+                pass  # reading it names the damaged file; a run that continues need not read it
 
     def _write(self, path: Path, value: Any) -> None:
         write_trajectories(path, TrajectoryContract.to_table(value))
 
     def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-        """A partition; `columns` (None: all) spares reading tokens and images where only numbers are wanted."""
+        """A partition; with `columns` only these are read, without tokens and images where numbers suffice."""
         return read_trajectories(path, columns)
 
     def _bytes_needed(self, value: Any) -> int | None:
@@ -480,6 +480,6 @@ def _frame_dtype(name: str) -> str:
     field = TRAJECTORY_SCHEMA.field(name)
     kind = str(field.type)
     if field.nullable and kind in ("bool", "int32"):
-        return {"bool": "boolean", "int32": "Int32"}[kind]  # pandas' own types that know missing values
+        return {"bool": "boolean", "int32": "Int32"}[kind]  # pandas' types with missing values
     names = {"string": "str", "double": "float64", "int32": "int32", "int64": "int64", "bool": "bool"}
     return names.get(kind, "object")

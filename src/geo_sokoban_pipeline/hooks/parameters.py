@@ -128,7 +128,7 @@ def _source_data(
     """The data of the run or policy that a source names; logs which one that is."""
     found = store.describe(source, trajectories=run.startswith("update_"))
     if not _uses_run(run, source):
-        log.info("%s works on %s; it has no data of its own, so the settings decide: %s", run, found.words, current.id)
+        log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, current.id)
         return current
     task = current.task
     note = store.data_note(source)

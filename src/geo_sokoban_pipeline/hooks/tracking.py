@@ -226,11 +226,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def points_of(row: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """A metrics row as MLflow shows it best: (metric, value, step).
+    """A metrics row as points of MLflow: (metric, value, step).
 
-    The step is the iteration; of validations the version of the policy, so that the one before training is the first
-    point of their curves and no chart of its own. Groups of equal rewards are counted together: a metric for each
-    reward would have no bound.
+    The step is the iteration. For validations it is the version of the policy, so that the validation before training
+    is the first point of their curve. Groups of equal rewards are counted together, since the number of different
+    rewards has no bound.
     """
     iteration = int(row["iteration"])
     points: list[tuple[str, float, int]] = []
@@ -246,7 +246,7 @@ def points_of(row: Mapping[str, Any]) -> list[tuple[str, float, int]]:
             points.append((name, float(value), iteration + 1))
         else:
             points.append((name, float(value), iteration))
-    # A row of the loop: an iteration without such groups has 0 of them, which is no gap in the curve.
+    # An iteration of the loop without such groups is a 0 in the curve, not a gap.
     return [*points, (_ZERO_STD, equal, iteration)] if any(name.startswith("rollout/") for name in row) else points
 
 
@@ -305,7 +305,7 @@ def process_tags(project_path: Path) -> dict[str, str]:
 
 
 def _portable(uri: str) -> str:
-    """The store's URI without a login, and without the data root where it lies in one: that may be moved."""
+    """The store's URI without a login; of the project's own store without the data root, which may be moved."""
     return OWN_STORE if uri.startswith("sqlite:") and uri.endswith(f"/{OWN_STORE}") else without_login(uri)
 
 
@@ -363,7 +363,7 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self) -> None:
-        """Send what is missing, then the report and a sample of trajectories."""
+        """Send missing metrics, then the report and a sample of trajectories."""
         self._finish("FINISHED")
 
     @hook_impl

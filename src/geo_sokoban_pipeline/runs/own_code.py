@@ -1,7 +1,7 @@
-"""Code of the user's behind a parameter: which files it is, what is in them, and where in them an error arose.
+"""The user's own code that a parameter names: its files, their hashes, and the line where an error arose.
 
-A run depends on what these files do, so their hashes are part of its fingerprint. Imports are followed without running
-anything, and only to files of the same folder tree: libraries have versions, and data files are not looked at.
+A run depends on these files, so their hashes are part of its fingerprint. Imports are followed without running any
+code, and only within the folder tree of the first file: libraries have versions, and data files are not looked at.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def hash_own_code(spec: str) -> dict[str, str]:
 
 
 def pin(module: ModuleType, spec: str) -> None:
-    """Note on a module what its files hold, so that the fingerprint tells what was loaded, not what was saved since."""
+    """Store the hashes of a module's files on it: the fingerprint needs the loaded code, not what was saved since."""
     if not hasattr(module, _PINNED):
         setattr(module, _PINNED, {file: (name, _digest(file)) for name, file in own_files(spec).items()})
 
 
 def forget_edited() -> None:
-    """Make modules whose files have changed since they were loaded be loaded again: for commands of one process."""
+    """Unload modules whose files have changed since they were loaded, for the next command of this process."""
     for module in list(sys.modules.values()):
         pinned = vars(module).get(_PINNED) if isinstance(module, ModuleType) else None
         if pinned and any(_digest(file) != digest for file, (_, digest) in pinned.items()):

@@ -1,7 +1,7 @@
 """Tables that need not fit into memory: rows are made one by one, at each iteration over them.
 
-A `RowStream` is a value, not an iterator: walking it twice gives the same rows twice, so a node may return one and a
-data set may write it without anybody keeping more than a few rows.
+A `RowStream` is a value, not an iterator: iterating twice gives the same rows twice. So a node may return one and a
+dataset may write it with only a few rows in memory.
 """
 
 from __future__ import annotations

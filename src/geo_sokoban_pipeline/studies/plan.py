@@ -36,8 +36,8 @@ class Command:
         conf_source: folder or archive of the configuration.
         env: configuration environment; None: Kedro's default.
         data_root: absolute data root.
-        find_root: the data root of a command that is started with this one in `GEO_SOKOBAN_DATA_ROOT`; None where its
-            configuration has none.
+        find_root: returns the data root of a command with the given one in `GEO_SOKOBAN_DATA_ROOT`; None where the
+            configuration has no data root.
     """
 
     project: Path
@@ -83,13 +83,13 @@ class StudyRun:
     Attributes:
         run_id: name, unique within the study.
         kind: what it does.
-        part: which control, which set of prompts; empty for a training run.
+        part: the control, or the set of prompts; empty for a training run.
         seed: of the run.
         root: data root.
         params: what `--params` would give.
-        parameters: everything its result depends on but the last bits, with all defaults, as JSON values: not how many
-            processes and threads it has.
-        task: that it is about.
+        parameters: everything that its result depends on, with all defaults, as JSON values; without the number of
+            processes and threads, which changes last bits only.
+        task: its name.
         after: run id of the member whose result it needs, or None.
     """
 
@@ -126,7 +126,7 @@ class StudyRun:
 
     @property
     def outputs(self) -> list[Path]:
-        """Files that a finished member has."""
+        """Files of a finished member."""
         made = {
             "train": ["policy/" + MANIFEST, "checkpoints/COMPLETE.json", "final_policy/" + MANIFEST],
             "control": ["policy/" + MANIFEST],
