@@ -109,11 +109,11 @@ def _equal_groups(table: pa.Table) -> float | None:
 
 
 def _by_difficulty(table: pa.Table) -> dict[str, float]:
-    outcomes: dict[str, list[bool]] = {}
+    successes: dict[str, list[bool]] = {}
     for kind, success in zip(table["difficulty"].to_pylist(), table["success"].to_pylist(), strict=True):
         if kind is not None and success is not None:
-            outcomes.setdefault(kind, []).append(success)
-    return {kind: float(np.mean(found)) for kind, found in outcomes.items()}
+            successes.setdefault(kind, []).append(success)
+    return {kind: float(np.mean(found)) for kind, found in successes.items()}
 
 
 def _mean(values: np.ndarray | None) -> float | None:
@@ -361,11 +361,11 @@ def read_successes(held_out: Parts, policy: int) -> dict[str, list[bool]]:
     Args:
         held_out: parts `iter=<number of the policy>/…`; each is called with `columns`.
     """
-    outcomes: dict[str, list[bool]] = {}
+    successes: dict[str, list[bool]] = {}
     for name, read in held_out.items():
         if int(name.split("/")[0].removeprefix("iter=")) == policy:
             for row in read(columns=["task_id", "sampling", "success"]).to_pylist():
                 if not _is_greedy(row["sampling"]):
                     # As in the summary, a failed episode counts as not solved.
-                    outcomes.setdefault(row["task_id"], []).append(bool(row["success"]))
-    return outcomes
+                    successes.setdefault(row["task_id"], []).append(bool(row["success"]))
+    return successes

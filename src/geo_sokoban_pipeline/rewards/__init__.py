@@ -1,4 +1,4 @@
-"""Rewards: pure functions from what an episode did to a number and the parts it is made of."""
+"""Rewards: pure functions of a finished episode that return a number and its parts."""
 
 from geo_sokoban_pipeline.rewards.math_answer import Grade, Grader, grade_answer
 from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward

@@ -1,7 +1,7 @@
-"""Rewards of geometry: whether the answer is correct, and perhaps whether it has the form that was asked for.
+"""Rewards of geometry: for a correct answer, and optionally for the requested form.
 
-Graded is what the policy wrote, without its thoughts, never what the environment said. The preset `slime_exact` of the
-arguments sets what the original did; a value that is given beside it wins.
+Only the policy's responses are graded, without its thoughts, never an observation. The preset `slime_exact` of the
+arguments sets slime's values (docs/deviations.md); an explicit value takes precedence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GraderName = Literal["default", "slime_exact", "deepscaler", "geo3k"]
 
 
 class GradingOptions(StrictModel):
-    """How an answer is compared with the reference."""
+    """Options of the comparison of an answer with the reference."""
 
     EXACT: ClassVar[dict[str, Any]] = {"grader": "slime_exact"}
 
@@ -69,7 +69,7 @@ class AnswerRewardOptions(GradingOptions):
 
     @property
     def format_share(self) -> float:
-        """Part of the reward that is for the form."""
+        """Share of the reward for the form."""
         return 0.0
 
 
@@ -99,7 +99,7 @@ def read_options(path: str, given: Mapping[str, Any] | None, model: type[Options
     """Arguments as options.
 
     Args:
-        path: where they stand in the parameters, such as `env.args`.
+        path: their path in the parameters, such as `env.args`.
 
     Raises:
         ParameterError: one is unknown, missing or not allowed; the message has its full path.
@@ -133,7 +133,7 @@ class AnswerReward:
         return self.begin(outcome, args)()
 
     def begin(self, outcome: Any, args: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
-        """Begin to grade an episode in the background; what is returned waits for the grade and gives the parts."""
+        """Begin to grade an episode in the background; the returned function waits for the grade."""
         options = read_options("reward.args", args, self._options)
         truth, grader, tolerance = outcome.prompt.get("answer"), options.grader, options.tolerance
         grade = prepare_grade(_graded_text(outcome, options), truth, grader=grader, tolerance=tolerance)

@@ -1,6 +1,6 @@
 """Reward of a Sokoban episode: mean turn reward, success bonus, and how much nearer the boxes came to the targets.
 
-The parts are returned beside the total, so that a stored trajectory shows what it was rewarded for.
+The parts are returned beside the total, so that a stored trajectory explains its reward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def sokoban_reward(
 
     Args:
         turn_rewards: one per turn, possibly none.
-        final_bonus: what success earned; None counts as 0.
+        final_bonus: bonus for success; None counts as 0.
         dist0: distance of boxes to targets at the start, in cells; None: unknown, no distance term.
         dist1: the same at the end.
         aggregate: whether the mean or the sum of the turn rewards enters the total. Use the sum where single moves are

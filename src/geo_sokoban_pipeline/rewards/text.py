@@ -1,4 +1,4 @@
-"""Text of an episode that is graded: what the policy wrote, without its thoughts, never what the environment said."""
+"""The graded text of an episode: the policy's responses without its thoughts, never an observation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BOX = "\\boxed{"
 
 
 def visible_text(response: str) -> str:
-    """A response from behind its last `</think>` on; all of it where there is none."""
+    """A response after its last `</think>`; all of it if there is none."""
     return response.rpartition(_THINK_END)[2]
 
 
@@ -22,8 +22,8 @@ def assistant_text(responses: Iterable[str], *, thoughts: bool = False) -> str:
     """Responses of an episode as one text, in order.
 
     Args:
-        thoughts: keep them. They are taken out of each response, so that an answer of an earlier response stays when a
-            later one thinks.
+        thoughts: keep them. Otherwise they are removed from each response by itself, so that an answer in an earlier
+            response survives thoughts in a later one.
     """
     return "\n".join(response if thoughts else visible_text(response) for response in responses)
 
@@ -34,7 +34,7 @@ def has_box(text: str) -> bool:
 
 
 def has_format(text: str) -> bool:
-    """Whether a think block is followed by a box, the form that the mix of correctness and form pays for.
+    """Whether a box follows a think block, the form that `format_reward` rewards.
 
     The block must be closed; it may be opened in the prompt, as templates of Thinking models do.
     """

@@ -64,12 +64,12 @@ def derive_columns(metrics: pa.Array, parts: pa.Array, turns: pa.Array) -> dict[
 
 
 def _build_known(values: np.ndarray | None, count: int, kind: pa.DataType) -> pa.Array:
-    # Most of these columns are empty: a task has but some of the parts.
+    # Most of these columns are empty: a task has only some of the parts.
     if values is None:
         return pa.nulls(count, kind)
     missing = np.isnan(values)
     if not pa.types.is_floating(kind):
-        # A number that does not fit becomes another one, which the check of the column names.
+        # A number that does not fit changes here; the check of the column reports it.
         with np.errstate(invalid="ignore"):
             values = np.where(missing, 0, values).astype(kind.to_pandas_dtype())
     return pa.array(values, kind, mask=missing)
@@ -124,7 +124,7 @@ def _build_grids(values: Sequence[list[tuple[int, int, int]]], kind: pa.DataType
 
 
 def _build_named(values: Sequence[dict[str, float]], kind: pa.DataType) -> pa.Array:
-    # Few sets of names stand in many rows: each is sorted once, and the names are stored once.
+    # Many rows share few sets of names: each set is sorted once, and the names are stored once.
     sets: dict[tuple[str, ...], int] = {}
     chosen = np.array([sets.setdefault(tuple(value), len(sets)) for value in values], np.intp)
     orders = [sorted(names) for names in sets]
@@ -145,7 +145,7 @@ def _build_named(values: Sequence[dict[str, float]], kind: pa.DataType) -> pa.Ar
 
 
 def _get_all(names: Sequence[str]) -> Callable[[dict[str, float]], Sequence[float]]:
-    # For one name `itemgetter` gives no tuple.
+    # For one name `itemgetter` does not give a tuple.
     return itemgetter(*names) if len(names) > 1 else lambda value: [value[name] for name in names]
 
 
@@ -187,12 +187,12 @@ def _to_json(value: dict[str, Any]) -> str:
         text = orjson.dumps(value, option=_PLAIN)
     except TypeError:  # NumPy's numbers among them, which orjson would round
         return _encode(value)
-    # A number that is none becomes null there; it may not be stored, and the slower encoder says so.
+    # orjson writes NaN as null; the slower encoder raises, because NaN must not be stored.
     return _encode(value) if b"null" in text else text.decode()
 
 
 def _to_texts(cells: Sequence[dict[str, Any]]) -> list[bytes]:
-    # Turns whose environment said the same may share one dict, which is then encoded once.
+    # Turns with equal info may share one dict, which is then encoded once.
     different = {id(cell): cell for cell in cells if cell}
     texts = dict(zip(different, _to_jsons(different.values()), strict=True))
     return [texts[id(cell)] if cell else b"{}" for cell in cells]
@@ -337,7 +337,7 @@ class Named:
         return self._encoded[1]
 
     def pick(self, name: str) -> np.ndarray | None:
-        """(rows,) float64 value of a name, NaN in rows that have none; None where no row has it."""
+        """(rows,) float64 value of a name, NaN in rows without it; None if no row has it."""
         ranks, codes = self._encoded
         if name not in ranks:
             return None
@@ -372,7 +372,7 @@ def one_array(table: pa.Table, name: str) -> pa.Array:
 
 
 def nulls(array: pa.Array) -> np.ndarray:
-    """(N,) bool: where an array is null."""
+    """(N,) bool: the nulls of an array."""
     if not array.null_count:
         return np.zeros(len(array), bool)
     flags: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Trajectory files: parquet that other tools read, written whole and read only if it is ours.
+"""Trajectory files: parquet that other tools read, written atomically and checked on reading.
 
 A file is one row group with the image bytes in one dictionary, so a repeated frame costs its bytes once, on disk and
 in memory. The file stores no Arrow schema of its own: types come from parquet, and a reader that does not ask for a
@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.trajectories.validation import TrajectoryError
 IMAGE_BYTES = "images.list.element.bytes"
 DICTIONARY_LIMIT = 1 << 28  # bytes; the default of 1 MiB would store repeated frames again
 PART_LIMIT = 512 << 20  # bytes of decoded images per part
-_TEXTS = frozenset({"trajectory_id", "task_id", "error", "response"})  # columns with a text of its own for each episode
+_TEXTS = frozenset({"trajectory_id", "task_id", "error", "response"})  # columns with a distinct text for each episode
 
 
 class TornFileError(CorruptFolderError):
@@ -56,7 +56,7 @@ def write_trajectories(path: Path, table: pa.Table) -> None:
 
 def _write_parquet(path: Path, table: pa.Table) -> None:
     leaves = _all_leaves()
-    # Each compressed page costs the codec's set-up, which is more than a short column has to give.
+    # Setting up the codec for a page costs more than compressing a short column saves.
     long = {name for name, _ in leaves if "." in name or name in _TEXTS}
     writer = pq.ParquetWriter(
         path,
@@ -158,7 +158,7 @@ def split_parts(trajectories: Sequence[Trajectory], limit: int = PART_LIMIT) -> 
     Returns:
         At least one part unless there are no episodes; none is empty.
     """
-    # An episode may show one image many times, and a group shows the same ones.
+    # An episode may repeat an image, and episodes of a group share images.
     sizes = {image: decoded_size(image) for image in set(chain.from_iterable(item.images for item in trajectories))}
     parts: list[list[Trajectory]] = []
     size = 0

@@ -84,7 +84,7 @@ _COLUMNS: dict[str, pa.DataType] = {
     "response": pa.string(),
     "reward": pa.float64(),
     "advantage": pa.float64(),
-    # One value per episode of what the lists below hold, for queries without an unpivot.
+    # Values of the lists below, one per episode, for queries without an unpivot.
     "success": pa.bool_(),
     "n_turns": pa.int32(),
     "difficulty": pa.string(),
@@ -106,12 +106,12 @@ TRAJECTORY_SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _MARKED) fo
 
 @dataclass(frozen=True)
 class TableContext:
-    """What the token ids of a table mean; stored in the metadata of its schema.
+    """Meaning of the token ids of a table; stored in the metadata of its schema.
 
     Attributes:
         image_pad_id: id of the token that stands for one merged image patch, in the expanded sequence.
         merge_size: patches along one side that one image pad covers (2 for Qwen3-VL).
-        tokenizer_hash, template_hash, processor_hash: content hashes of the three that made the ids.
+        tokenizer_hash, template_hash, processor_hash: content hashes of the three files behind the ids.
     """
 
     image_pad_id: int
@@ -155,10 +155,10 @@ def read_context(schema: pa.Schema) -> TableContext:
 
 
 def check_version(schema: pa.Schema) -> None:
-    """Refuse a table that another version of this project has written.
+    """Refuse a table of another schema version.
 
     Raises:
-        TrajectoryError: the metadata name another schema version; without such an entry nothing is refused here.
+        TrajectoryError: the metadata name another schema version; tables without the entry pass.
     """
     version = (schema.metadata or {}).get(b"schema_version", SCHEMA_VERSION.encode()).decode()
     if version != SCHEMA_VERSION:
@@ -233,7 +233,7 @@ def validate_trajectories(table: pa.Table) -> None:
 class TrajectoryContract:
     """Validator for Kedro's `validator:` key on trajectory entries; use it with `on: [save]`.
 
-    On load such an entry hands over callables, which the dataset checks itself when they are called.
+    On load such an entry gives callables; the dataset checks their tables when they are called.
     """
 
     def validate(self, data: dict[str, Any] | Rewind) -> dict[str, Any] | Rewind:
@@ -263,7 +263,7 @@ class TrajectoryContract:
 
     @staticmethod
     def to_table(value: Any) -> pa.Table:
-        """A table as it is; anything else through its `to_table()`.
+        """A table itself, or the table of an object with `to_table()`.
 
         Raises:
             TrajectoryError: the value is neither.

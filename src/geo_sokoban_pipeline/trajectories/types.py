@@ -1,4 +1,4 @@
-"""Episodes as dataclasses and as Arrow tables, and the exact way between the two.
+"""Episodes as dataclasses and as Arrow tables, with exact conversion between the two.
 
 `Trajectory` has one field per column of `TRAJECTORY_SCHEMA`. Both directions keep every number bit for bit; columns
 are built from flat arrays and offsets, and equal image bytes are stored once per table (dictionary encoding).
@@ -42,12 +42,12 @@ class Turn:
             without its special end token.
         token_start, token_end: half-open span in `token_ids`.
         image_indices: positions in the episode's `images`.
-        action: what the environment understood; None where there was nothing to understand.
-        reward: of the environment for this turn; None for turns that earn none.
+        action: parsed action; None if the environment found none.
+        reward: of the environment for this turn; None for turns without a reward.
         credit: share of the episode's reward that credit per turn gives to this response; the responses' shares add up
             to the reward. None with credit per episode, and in evaluation.
-        advantage: what the response was trained with; None unless credit is given per turn.
-        info: JSON values from the environment; turns of which it said the same may share one dict.
+        advantage: of the response in training; None unless credit is per turn.
+        info: JSON values from the environment; turns with equal values may share one dict.
     """
 
     role: str
@@ -66,7 +66,7 @@ class Turn:
 class Trajectory:
     """One episode: fields, types and meaning of the columns of `TRAJECTORY_SCHEMA`.
 
-    The columns that repeat a value of the lists (`DERIVED_COLUMNS`) are no fields: a table's are made from the lists.
+    Columns that repeat a value of the lists (`DERIVED_COLUMNS`) are not fields; tables make them from the lists.
 
     Attributes:
         sampling: JSON text of an object: engine, its version, temperature and limits.
@@ -74,7 +74,7 @@ class Trajectory:
         old_log_probs, ref_log_probs: (T,) float32 or None.
         weight_spans: (policy version, start, end) per span of tokens.
         difficulty: of the prompt, as text, by which its task draws prompts: the fewest moves of a level, the family of
-            a geometry problem. None where it is not known.
+            a geometry problem. None if it is not known.
         images: PNG bytes. image_grid_thw: (t, h, w) in patches, one per image.
         reward_parts, metrics, timings: by name; stored sorted by it. Timings are seconds.
     """
@@ -115,7 +115,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class TrajectoryBatch:
-    """Episodes and what their tokens mean: a value that the trajectory dataset saves as it saves a table."""
+    """Episodes with the context of their tokens; the trajectory dataset saves it like a table."""
 
     trajectories: list[Trajectory]
     context: TableContext
@@ -128,7 +128,7 @@ class TrajectoryBatch:
 def trajectories_to_table(trajectories: Sequence[Trajectory], context: TableContext) -> pa.Table:
     """Table of N episodes in the pinned schema, image bytes dictionary-encoded, the context in the metadata.
 
-    Nothing is checked here but types; `validate_trajectories` does the rest.
+    Only types are checked here; `validate_trajectories` checks the contract.
 
     Raises:
         ValueError, TypeError: a turn's `info` is not JSON (NaN included) or a value does not fit its column.

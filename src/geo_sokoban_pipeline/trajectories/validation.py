@@ -40,8 +40,8 @@ class TrajectoryError(ValueError):
     """An episode breaks the trajectory contract.
 
     Attributes:
-        column: name of the column, or of the part of the table that is wrong.
-        trajectory_id: id of the episode; None where the whole table is wrong.
+        column: name of the column, or of the wrong part of the table.
+        trajectory_id: id of the episode; None if the whole table is wrong.
         value: the offending value, or a description of it.
     """
 
@@ -138,7 +138,7 @@ class Episodes:
         raise TrajectoryError(column, self.column("trajectory_id")[row].as_py(), value, rule)
 
     def fail_row(self, bad: np.ndarray, column: str, rule: str, value: Callable[[int], Any] | None = None) -> None:
-        """Raise for the first flagged row, if any; `value(row)` is what the message shows, by default the cell."""
+        """Raise for the first flagged row, if any; the message shows `value(row)`, by default the cell."""
         if bad.any():
             row = int(np.argmax(bad))
             self.fail(column, row, self.column(column)[row].as_py() if value is None else value(row), rule)
@@ -161,7 +161,7 @@ class Episodes:
 
 
 def check_nulls(episodes: Episodes, nullable: Set[str]) -> None:
-    """Nothing is null but what the contract marks so, at any depth."""
+    """Only nullable fields of the contract are null, at any depth."""
     for name in episodes.table.column_names:
         array = episodes.column(name)
         if array.null_count and name not in nullable:
@@ -232,14 +232,14 @@ def _has_turn_advantage(episodes: Episodes) -> np.ndarray:
 
 
 def check_group_advantages(episodes: Episodes) -> None:
-    """Where all rewards of a group are equal, its advantages are exactly 0.
+    """If all rewards of a group are equal, its advantages are exactly 0.
 
-    Not for a single reward, which may be one episode cut out of its group, nor for turn credit.
+    Single rewards are exempt, because they may be one episode of a larger group, and so is turn credit.
     """
     rewarded = ~nulls(episodes.column("reward"))
     if not rewarded.any():
         return
-    # Both are of 32 bits: one number for both is found several times quicker than pairs are.
+    # Both have 32 bits: unique single numbers are found several times faster than unique pairs.
     keys = (episodes.numbers("iteration").astype(np.int64) << 32) + episodes.numbers("group_index")
     groups, group = np.unique(keys, return_inverse=True)
     rewards = episodes.numbers("reward")
@@ -282,7 +282,7 @@ def check_value_columns(episodes: Episodes) -> None:
 def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source: str) -> None:
     array = episodes.column(column)
     if wanted is None and array.null_count == len(array):
-        return  # most parts are of other tasks
+        return  # most parts belong to other tasks
     numbers = array.cast(pa.int8()) if pa.types.is_boolean(array.type) else array
     found = numbers.to_numpy(zero_copy_only=False)  # null becomes NaN
     values = np.full(len(found), np.nan) if wanted is None else wanted
@@ -293,7 +293,7 @@ def _compare(episodes: Episodes, column: str, wanted: np.ndarray | None, source:
 
 
 def check_credits(episodes: Episodes) -> None:
-    """Where turns have credit, only responses have it, and it adds up to the episode's reward."""
+    """Only responses have credit, and it adds up to the episode's reward."""
     turns = episodes.turns
     field = turns.values.field("credit")
     given = ~nulls(field)
@@ -306,7 +306,7 @@ def check_credits(episodes: Episodes) -> None:
     rewards = episodes.numbers("reward")
     gap = np.abs(total - rewards)
     bad = credited & ~(gap <= _CREDIT_TOLERANCE * np.maximum(1.0, np.abs(rewards)))
-    text = lambda row: f"credit of {total[row]} in all, reward {rewards[row]}"  # noqa: E731
+    text = lambda row: f"credit of {total[row]} in total, reward {rewards[row]}"  # noqa: E731
     episodes.fail_row(bad, "turns", "the credit of an episode's turns adds up to its reward", text)
 
 
@@ -438,7 +438,7 @@ def check_generated_runs(episodes: Episodes) -> None:
     total = episodes.mask_sums[offsets[1:]] - episodes.mask_sums[offsets[:-1]]
     text = lambda row: f"1 on {int(total[row] - covered[row])} tokens outside assistant turns"  # noqa: E731
     episodes.fail_row(covered != total, "loss_mask", "1 only within assistant turns", text)
-    # Two assistant turns may adjoin; a run that goes on over the border would lie in both.
+    # Two assistant turns may adjoin; a run across the border would lie in both.
     border = assistant & (ends > starts) & (ends > 0) & (ends < episodes.token_ids.lengths[turns.rows])
     before = (base + ends - 1)[border]
     crossing = np.zeros(len(border), bool)

@@ -1,7 +1,7 @@
 """Grading an answer: rules at once, algebra in worker processes, every text only once.
 
-Equal answers to equal labels get one grade, also while it is being worked on, so that an environment and a reward agree
-and nobody pays twice. `grade_answer` serves a whole process: one grader for each set of rules, all with one pool.
+Equal answers to equal labels share one grade, even while it is computed, so that environment and reward agree and the
+work is done once. `grade_answer` serves a whole process: one grader for each set of rules, all with one pool.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Self, get_args
 from cachetools import LRUCache
 
 from geo_sokoban_pipeline.rewards.math_answer.default import examine_default, extract_answer
-from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, GradingPool, Outcome
+from geo_sokoban_pipeline.rewards.math_answer.pool import TIME_LIMIT, Decision, GradingPool
 from geo_sokoban_pipeline.rewards.math_answer.slime_exact import (
     behind_thoughts,
     boxed_answer,
@@ -68,8 +68,8 @@ def grade_answer(
     """Grade the last boxed answer of a response.
 
     Args:
-        response: text of the policy; what an environment said must not be in it.
-        ground_truth: the label, a text or a number; None or an empty one grants nothing.
+        response: text of the policy without observations.
+        ground_truth: the label, a text or a number; without a label no answer is correct.
         grader: `default` is safe and lenient in spelling, `slime_exact` gives the original math checker's verdicts,
             `deepscaler` the same for what follows the thoughts, `geo3k` those of the historic geometry checker.
         tolerance: largest absolute difference that is granted: `geo3k` between all but integers and plain fractions,
@@ -88,11 +88,11 @@ def grade_answer(
 def prepare_grade(
     response: str | None, ground_truth: object, *, grader: GraderName = "default", tolerance: float = 0.0
 ) -> Future[Grade]:
-    """Begin to grade in the background; returns at once what `grade_answer` with the same arguments will give."""
+    """Begin to grade in the background; returns the future of `grade_answer` with the same arguments."""
     return _shared.grader(grader, tolerance).submit(response, ground_truth)
 
 
-PATIENCE = 60.0  # seconds from when an answer is handed in, waiting for its turn included
+PATIENCE = 60.0  # seconds from submission, the wait for a worker included
 CACHE_SIZE = 1 << 16  # grades
 
 
@@ -117,11 +117,11 @@ class _Cached:
 
 
 class Grader:
-    """Grades answers by one set of rules. May be used from several threads at once.
+    """Grades answers by one set of rules; thread-safe.
 
     Args:
-        grader: `default`, `slime_exact` (the original math checker's verdicts), `deepscaler` (the same for what follows
-            the thoughts; nothing is granted without them) or `geo3k` (the historic checker with a tolerance).
+        grader: `default`, `slime_exact` (the original math checker's verdicts), `deepscaler` (the same for the text
+            after the thoughts; without them every answer is wrong) or `geo3k` (the historic checker with a tolerance).
         tolerance: largest absolute difference that is granted; `geo3k`: between all but integers and plain fractions,
             `default`: where the label is a decimal. 0: none.
         pool: of worker processes, shared with others and closed by its owner; None: the grader makes its own.
@@ -193,7 +193,7 @@ class Grader:
         return self._take(self.submit(response, label, patience=patience), response, time.monotonic() + patience)
 
     def close(self) -> None:
-        """End the workers, unless they are of a shared pool. Closing twice does nothing."""
+        """End the workers unless the pool is shared. Closing twice does nothing."""
         if self._own_pool is not None:
             self._own_pool.close()
 
@@ -209,14 +209,14 @@ class Grader:
             grade.set_result(found)
             return
         assert self._pool is not None
-        outcome = self._pool.submit(found.question, time.monotonic() + patience)
-        outcome.add_done_callback(lambda done: self._finalize(grade, key, found, done, patience))
+        decision = self._pool.submit(found.question, time.monotonic() + patience)
+        decision.add_done_callback(lambda done: self._finalize(grade, key, found, done, patience))
 
     def _finalize(
-        self, grade: Future[Grade], key: bytes, undecided: Undecided, outcome: Future[Outcome], patience: float
+        self, grade: Future[Grade], key: bytes, undecided: Undecided, decision: Future[Decision], patience: float
     ) -> None:
         try:
-            answer = outcome.result()
+            answer = decision.result()
         except (Exception, CancelledError) as error:
             self._forget(key)
             grade.set_exception(error)

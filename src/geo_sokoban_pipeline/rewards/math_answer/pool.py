@@ -1,8 +1,8 @@
-"""Worker processes for what only algebra can answer: each question ends within its time, or its worker is killed.
+"""Worker processes for questions to algebra: each question ends within its time, or its worker is killed.
 
 A worker is a fresh interpreter at the other end of two pipes. It reads questions as JSON lines and writes answers as
-JSON lines, within limits on memory and processor time that the kernel enforces. Killing is the one way that stops every
-computation, and a library that was interrupted may give wrong answers afterwards. A worker ends with its parent.
+JSON lines, within limits on memory and processor time that the kernel enforces. Only killing stops every
+computation, and an interrupted library may give wrong answers afterwards. A worker ends with its parent.
 
 Ours instead of `pebble.ProcessPool`, which starts and answers as fast: `multiprocessing` imports the caller's main
 module into every worker, which fails for a script without `if __name__ == "__main__"` and loads torch for one that
@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.rewards.math_answer.verdict import Differences, Equiva
 TIME_LIMIT = 2.5  # seconds on one answer
 Question = Equivalence | Differences
 # `failed`: the worker died over it; `late`: the deadline passed before the question had its full time
-Outcome = Literal["yes", "no", "timeout", "failed", "late"]
+Decision = Literal["yes", "no", "timeout", "failed", "late"]
 
 _PACKAGE_ROOT = Path(__file__).parents[3]
 _STARTING_SECONDS = 120.0  # a busy machine needs many for the imports
@@ -52,7 +52,7 @@ class GradingPool:
     """Worker processes that answer questions side by side; each is started by its first question.
 
     Args:
-        workers: how many at most; None: one for each core that this process may use, up to four.
+        workers: largest number; None: one for each core that this process may use, up to four.
         time_limit: seconds of work on one question, more than 0.
     """
 
@@ -63,7 +63,7 @@ class GradingPool:
             raise ValueError(f"time_limit={time_limit}: must be more than 0 seconds")
         self.size = min(4, count_cores()) if workers is None else workers
         self._time_limit = time_limit
-        self._jobs: SimpleQueue[tuple[Question, float, Future[Outcome]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Question, float, Future[Decision]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         # Not a ThreadPoolExecutor: the interpreter's end would wait for its jobs.
         self._threads: list[threading.Thread] = []
@@ -77,32 +77,32 @@ class GradingPool:
         """Process ids of the workers that run."""
         return [pid for worker in self._workers if (pid := worker.pid) is not None]
 
-    def submit(self, question: Question, deadline: float) -> Future[Outcome]:
-        """Have a question answered.
+    def submit(self, question: Question, deadline: float) -> Future[Decision]:
+        """Submit a question.
 
         Args:
-            deadline: time of `time.monotonic()` from which it is `late`, if no worker has had its full time for it.
+            deadline: time of `time.monotonic()` after which the question is `late` if it did not get its full time.
 
         Returns:
-            Its outcome. It raises WorkerError if no worker can be started; closing the pool cancels it.
+            Future of the decision. It raises WorkerError if no worker can be started; closing the pool cancels it.
 
         Raises:
             RuntimeError: the pool is closed, or was made in another process.
         """
         if os.getpid() != self._process:
             raise RuntimeError(f"this pool belongs to process {self._process}; after a fork, make a new one")
-        outcome: Future[Outcome] = Future()
+        decision: Future[Decision] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("this pool is closed")
-            self._jobs.put((question, deadline, outcome))
+            self._jobs.put((question, deadline, decision))
             self._spare -= 1
             if self._spare < 0 and len(self._threads) < self.size:
                 self._add_thread()
-        return outcome
+        return decision
 
     def close(self) -> None:
-        """End all workers and cancel what waits; a question in work counts as failed. Closing twice does nothing."""
+        """End all workers and cancel waiting questions; running ones count as failed. Closing twice does nothing."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
@@ -134,32 +134,32 @@ class GradingPool:
     def _serve(self, worker: WorkerProcess) -> None:
         try:
             while (job := self._jobs.get()) is not None:
-                question, deadline, outcome = job
-                if outcome.set_running_or_notify_cancel():
+                question, deadline, decision = job
+                if decision.set_running_or_notify_cancel():
                     try:
-                        outcome.set_result(self._answer(worker, question, deadline))
+                        decision.set_result(self._answer(worker, question, deadline))
                     except Exception as error:  # it belongs to who asked, and the thread goes on
-                        outcome.set_exception(error)
+                        decision.set_exception(error)
                 with self._lock:
                     self._spare += 1
         finally:
             worker.stop()
 
-    def _answer(self, worker: WorkerProcess, question: Question, deadline: float) -> Outcome:
+    def _answer(self, worker: WorkerProcess, question: Question, deadline: float) -> Decision:
         if not worker.start(deadline - time.monotonic()):
             return "late"  # it goes on starting, for the next question
         seconds = min(self._time_limit, deadline - time.monotonic())
         if seconds <= 0:
             return "late"
-        outcome = worker.ask(question, seconds)
+        decision = worker.ask(question, seconds)
         # Who was cut short by the deadline might have been right.
-        return "late" if outcome == "timeout" and seconds < self._time_limit else outcome
+        return "late" if decision == "timeout" and seconds < self._time_limit else decision
 
 
 class WorkerProcess:
     """The parent's end of a worker, which is started by its first question and replaced after its last one.
 
-    Not for use from several threads at once, `interrupt` excepted. On Linux the kernel ends the worker with the thread
+    Not thread-safe, except `interrupt`. On Linux the kernel ends the worker with the thread
     that started it.
     """
 
@@ -176,7 +176,7 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     def start(self, seconds: float = _STARTING_SECONDS) -> bool:
-        """Start the worker if it does not run, and wait until it can be asked.
+        """Start the worker if it does not run, and wait until it is ready.
 
         Args:
             seconds: to wait.
@@ -205,7 +205,7 @@ class WorkerProcess:
         self._ready = True
         return True
 
-    def ask(self, question: Question, seconds: float) -> Outcome:
+    def ask(self, question: Question, seconds: float) -> Decision:
         """The answer to a question; a worker that exceeds the time or dies is stopped.
 
         Args:
@@ -228,7 +228,7 @@ class WorkerProcess:
             response = {"answer": "timeout", "last": True}
         if response["last"]:
             self.stop()
-        answer: Outcome = response["answer"]
+        answer: Decision = response["answer"]
         return answer
 
     def stop(self) -> None:
@@ -239,7 +239,7 @@ class WorkerProcess:
             process.communicate()
 
     def interrupt(self) -> None:
-        """Kill the worker for good, from another thread; who waits for its answer gets `failed`."""
+        """Kill the worker for good, from another thread; its running question gets `failed`."""
         self._interrupted = True
         if (process := self._process) is not None:
             process.kill()
@@ -289,13 +289,13 @@ class WorkerProcess:
 def serve(parent: int) -> None:
     """In the worker: answer one question at a time until the input ends.
 
-    Should the parent be gone when a question takes too long, the kernel ends the worker by its limit on processor time.
+    If the parent is gone when a question takes too long, the kernel ends the worker by its limit on CPU time.
 
     Args:
         parent: process id of who started this.
     """
     responses = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # what a library prints must not get among the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
     try:
@@ -308,7 +308,7 @@ def serve(parent: int) -> None:
     for line in sys.stdin:
         question = json.loads(line)
         _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + question["seconds"]) + _SPARE_SECONDS)
-        answer: Outcome
+        answer: Decision
         try:
             answer = "yes" if _decide(question) else "no"
         except MemoryError:
@@ -319,7 +319,7 @@ def serve(parent: int) -> None:
 
 
 def _warm_up() -> None:
-    """Import what questions need and use it once, so that no question pays for it."""
+    """Import and use the libraries once, so that no question pays for it."""
     logging.disable(logging.CRITICAL)
     for answer, label in (("x^2 + 1", "1 + x^{2}"), ("x > 1", "1 < x"), ("(1, 2)", "(1, 3)"), ("\\sin(x)", "\\cos{5}")):
         _decide({"answer": answer, "label": label})
@@ -337,7 +337,7 @@ def _decide(question: dict[str, Any]) -> bool:
 
 
 def _resident_bytes() -> int:
-    """Memory in use, 0 where it cannot be read. (The peak that `getrusage` knows may be that of the parent.)"""
+    """Memory in use, 0 where it cannot be read. (The peak of `getrusage` may be that of the parent.)"""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

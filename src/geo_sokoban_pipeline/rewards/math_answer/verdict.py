@@ -1,6 +1,6 @@
-"""What grading an answer gives: a grade, or a question that only symbolic algebra can answer.
+"""Results of grading an answer: a grade, or a question for symbolic algebra.
 
-Graders are pure functions that return one or the other at once; asking the question is the business of the worker pool.
+Graders are pure functions that return one or the other at once; the worker pool answers the questions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Grade:
 
     Attributes:
         correct: whether the answer is granted.
-        rule: which rule decided, for and against.
+        rule: the rule that decided.
         extracted: text of the box that was graded; None where there was none.
     """
 
@@ -71,5 +71,5 @@ class Undecided:
     extracted: str
 
     def grade(self, correct: bool, rule: Rule = "symbolic") -> Grade:
-        """The grade once the question is answered, or cannot be."""
+        """The grade for an answer to the question, or for none."""
         return Grade(correct, rule, self.extracted)
