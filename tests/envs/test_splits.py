@@ -1,4 +1,4 @@
-"""Splits: sizes near the shares, nothing dealt twice, shared keys counted."""
+"""Splits: sizes near the shares, nothing assigned twice, shared keys counted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
     ],
 )
 def test_share_out(count, shares, sizes):
-    dealt = share_out(range(count), SplitShares(**dict(zip(SPLITS, shares, strict=True))), random.Random(1))
-    assert tuple(len(dealt[split]) for split in SPLITS) == sizes
-    assert sorted(item for items in dealt.values() for item in items) == list(range(count))
+    assigned = share_out(range(count), SplitShares(**dict(zip(SPLITS, shares, strict=True))), random.Random(1))
+    assert tuple(len(assigned[split]) for split in SPLITS) == sizes
+    assert sorted(item for items in assigned.values() for item in items) == list(range(count))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the data of every task has in common: how many rows a split takes, how rows are dealt out, what an image may
+"""What the data of every task has in common: how many rows a split takes, how rows are split, what an image may
 cost, and which settings make them what they are.
 """
 

@@ -1,4 +1,4 @@
-"""Splits: what is dealt out, what is excluded, what is shared, by image and question together."""
+"""Splits: what is assigned, what is excluded, what is shared, by image and question together."""
 
 from __future__ import annotations
 

@@ -38,10 +38,9 @@ class ProblemOptions(StrictModel):
     angle_step: int = Field(1, ge=1, le=20, description="Angles given in tiny images are multiples of this, degrees.")
     held_out_angles: dict[Literal["eval", "validation"], Annotated[float, Field(gt=0, lt=1)]] = Field(
         {"eval": 0.25, "validation": 0.15},
-        description="Share of a tiny family's angles that belong to one split alone, at least one angle; dealt by the "
-        "data's seed, so that other families, if there are any, keep the angle in training. Splits that are not named "
-        "share the rest. "
-        "Empty: all splits share all angles, beside different lengths.",
+        description="Share of a tiny family's angles that belong to one split alone, at least one angle. The data's seed "
+        "chooses them, so that other families, if there are any, keep the angle in training. The other splits share "
+        "the rest. Empty: all splits share all angles, with different lengths.",
     )
     lengths: tuple[_Length, _Length] = Field(
         (10, 99),
@@ -98,10 +97,10 @@ class GeometryHubOptions(StrictModel):
     validation: str | None = Field(
         "auto",
         description="Published split of the validation rows. auto: `validation` where the set has one, as `null` where "
-        "not. None: dealt out of the training rows by image.",
+        "not. None: taken from the training rows by image.",
     )
     eval: str | None = Field(
-        "test", description="Published split of the evaluation rows. None: dealt out of the training rows by image."
+        "test", description="Published split of the evaluation rows. None: taken from the training rows by image."
     )
     streaming: bool = Field(
         False, description="Read rows over the network as they are needed. Off: the set is kept in the hub's cache."
@@ -115,9 +114,9 @@ class GeometryFileOptions(StrictModel):
         None, description="Training rows, with an optional slice such as train.parquet@[0:100]. None: not set."
     )
     validation_path: str | None = Field(
-        None, description="Validation rows. None: dealt out of the training rows by image."
+        None, description="Validation rows. None: taken from the training rows by image."
     )
-    eval_path: str | None = Field(None, description="Evaluation rows. None: dealt out of the training rows by image.")
+    eval_path: str | None = Field(None, description="Evaluation rows. None: taken from the training rows by image.")
 
 
 class ProblemImageLimits(data.ImageLimits):

@@ -557,11 +557,11 @@ def settle_splits(rows: Sequence[IndexRow], published: Iterable[str], options: G
 
     Args:
         rows: rows of the index, kept ones without a split.
-        published: splits that the source itself has; the others are dealt out of its training rows.
+        published: splits that the source itself has; the others are taken from its training rows.
         options: shares, counts, seed, and what splits may share.
     """
-    dealt = _deal(rows, set(published), options)
-    kept = _exclude(dealt, options.exclude_overlaps)
+    assigned = _assign(rows, set(published), options)
+    kept = _exclude(assigned, options.exclude_overlaps)
     return _limit(kept, options.counts, options.seed)
 
 
@@ -593,18 +593,18 @@ def count_repeats(rows: Iterable[IndexRow]) -> dict[str, int]:
     return {"repeated": repeated, "with_several_answers": sum(len(found) > 1 for found in answers.values())}
 
 
-def _deal(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOptions) -> list[IndexRow]:
+def _assign(rows: Sequence[IndexRow], published: set[str], options: Geo3kDataOptions) -> list[IndexRow]:
     shares = _remaining_shares(options.shares, published)
     open_rows = [row for row in rows if row["status"] == "kept" and row["source_split"] == "train"]
     leads = _link_images(open_rows)
-    pool = sorted({_deal_key(row, leads) for row in open_rows})
-    dealt = share_out(pool, shares, python_generator(options.seed, "geo3k", "splits"))
-    split_of = {key: split for split, keys in dealt.items() for key in keys}
+    pool = sorted({_split_key(row, leads) for row in open_rows})
+    assigned = share_out(pool, shares, python_generator(options.seed, "geo3k", "splits"))
+    split_of = {key: split for split, keys in assigned.items() for key in keys}
     settled: list[IndexRow] = []
     for row in rows:
         split = None
         if row["status"] == "kept":
-            split = row["source_split"] if row["source_split"] != "train" else split_of[_deal_key(row, leads)]
+            split = row["source_split"] if row["source_split"] != "train" else split_of[_split_key(row, leads)]
         settled.append({**row, "split": split})
     return settled
 
@@ -624,7 +624,7 @@ def _link_images(rows: Iterable[IndexRow]) -> dict[str, str]:
     return {image: lead(image) for image in leads}
 
 
-def _deal_key(row: IndexRow, leads: Mapping[str, str]) -> str:
+def _split_key(row: IndexRow, leads: Mapping[str, str]) -> str:
     """Connected group of a row's images; for a problem without one the problem."""
     return leads[row["image_hashes"][0]] if row["image_hashes"] else str(row["problem_hash"])
 
@@ -700,7 +700,7 @@ def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: G
     """
     by_split = {split: [row for row in index if row["split"] == split] for split in SPLITS}
     status = Counter(row["status"] for row in index)
-    dealt = sorted({row["split"] for row in index if row["split"] not in (None, row["source_split"])})
+    assigned = sorted({row["split"] for row in index if row["split"] not in (None, row["source_split"])})
     return {
         "source": options.source,
         "rows_read": len(index),
@@ -710,7 +710,7 @@ def summarise_data(index: Sequence[IndexRow], reasons: Sequence[str], options: G
         "rows_left_out": status["left_out"],
         "rows_repaired": sum(row["repaired"] for row in index),
         "problems": status["kept"],
-        "split_note": _split_note(options.exclude_overlaps, dealt),
+        "split_note": _split_note(options.exclude_overlaps, assigned),
         "splits": {split: describe_split(rows) for split, rows in by_split.items()},
         # Of the final splits.
         "overlaps": {
@@ -755,13 +755,13 @@ def _hashes(rows: Sequence[IndexRow]) -> list[str]:
     return [name for row in rows for name in row["image_hashes"]]
 
 
-def _split_note(rule: str, dealt: Sequence[str]) -> str:
+def _split_note(rule: str, assigned: Sequence[str]) -> str:
     notes = {
         "none": "Splits may share images and problems.",
         "pairs": "No (image, question) pair occurs in two splits; images may.",
         "images": "No image occurs in two splits.",
     }
-    made = f" Dealt out of the training rows by image: {', '.join(dealt)}." if dealt else ""
+    made = f" Taken from the training rows by image: {', '.join(assigned)}." if assigned else ""
     return notes[rule] + made
 
 

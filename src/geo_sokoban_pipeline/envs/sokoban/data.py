@@ -436,8 +436,8 @@ def split_levels(
         "layout" if len({level.board.layout_hash for level in levels}) >= len(wanted_splits(shares)) else "level"
     )
     keys = [level.board.layout_hash if rule == "layout" else level.board.canonical_hash for level in levels]
-    dealt = share_out(sorted(set(keys)), shares, python_generator(seed, "sokoban", "splits", rule))
-    split_of = {key: split for split, members in dealt.items() for key in members}
+    assigned = share_out(sorted(set(keys)), shares, python_generator(seed, "sokoban", "splits", rule))
+    split_of = {key: split for split, members in assigned.items() for key in members}
     kept: set[int] = set()
     for split in SPLITS:
         members = [index for index, key in enumerate(keys) if split_of[key] == split]

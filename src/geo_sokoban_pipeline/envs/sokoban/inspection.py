@@ -138,7 +138,7 @@ def expected_counts(options: SokobanDataOptions, reading: Reading, rows: int) ->
     asked = {split: getattr(options.counts, split) for split in SPLITS}
     if options.source == "generate" or reading.rows_read >= rows:
         return asked
-    return {split: sum(1 for _, dealt in reading.levels if dealt == split) for split in SPLITS}
+    return {split: sum(1 for _, name in reading.levels if name == split) for split in SPLITS}
 
 
 def _first(options: SokobanDataOptions, rows: int) -> SokobanDataOptions:

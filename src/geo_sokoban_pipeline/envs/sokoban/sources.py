@@ -77,7 +77,7 @@ def known_layouts(options: SokobanDataOptions) -> list[Layout] | None:
     return [layout for layout in layouts if layout.floor.bit_count() > options.boxes]
 
 
-def deal_layouts(options: SokobanDataOptions, layouts: list[Layout]) -> dict[str, list[Layout]]:
+def assign_layouts(options: SokobanDataOptions, layouts: list[Layout]) -> dict[str, list[Layout]]:
     """The wall layouts of each split."""
     return share_out(layouts, options.shares, python_generator(options.seed, "sokoban", "splits", "layout"))
 
@@ -111,7 +111,7 @@ def spread_draw(draw: Draw, count: int, lengths: Sequence[int] | None) -> list[L
 
 
 def _by_layout(options: SokobanDataOptions, counts: dict[str, int], layouts: list[Layout]) -> dict[str, list[Level]]:
-    parts = deal_layouts(options, layouts)
+    parts = assign_layouts(options, layouts)
     drawn = {}
     for split in SPLITS:
         part = parts[split]
@@ -250,7 +250,7 @@ def split_yields(options: SokobanDataOptions) -> dict[str, int] | None:
         return None
     if len(layouts) < len(wanted_splits(options.shares)):
         return dict.fromkeys(SPLITS, sum(_count_levels(options, layouts).values()))
-    parts = deal_layouts(options, layouts)
+    parts = assign_layouts(options, layouts)
     return {split: sum(_count_levels(options, part).values()) for split, part in parts.items()}
 
 

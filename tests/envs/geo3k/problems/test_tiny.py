@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems
 from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout, text_mask
-from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import TINY_FAMILIES, deal_angles, family_angles, tiny_sketch
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import (
+    TINY_FAMILIES,
+    assign_angles,
+    family_angles,
+    tiny_sketch,
+)
 
 PATCH = 16
 
@@ -67,35 +72,35 @@ def test_angles_of_a_family(family, step, angles):
 )
 def test_each_angle_of_a_family_belongs_to_one_split(families, seed, step, shares):
     options = ProblemOptions(angle_step=step, held_out_angles=dict(zip(("eval", "validation"), shares, strict=True)))
-    dealt = deal_angles(families, ("eval", "validation", "train"), seed, options)
-    for family, own in dealt.items():
+    assigned = assign_angles(families, ("eval", "validation", "train"), seed, options)
+    for family, own in assigned.items():
         angles = family_angles(family, step)
         assert sorted(angle for part in own.values() for angle in part) == list(angles)
         assert all(own.values())
         for split, share in options.held_out_angles.items():
             assert len(own[split]) <= max(1, round(share * len(angles)))
-    alone = deal_angles(families, ("eval",), seed, options)
-    assert alone == {family: {"eval": own["eval"]} for family, own in dealt.items()}
+    alone = assign_angles(families, ("eval",), seed, options)
+    assert alone == {family: {"eval": own["eval"]} for family, own in assigned.items()}
 
 
 @given(st.integers(0, 2**40))
 def test_held_out_angles_are_trained_with_other_figures(seed):
-    dealt = deal_angles(tuple(TINY_FAMILIES), ("eval", "validation", "train"), seed, ProblemOptions())
-    trained = {angle for own in dealt.values() for angle in own["train"]}
-    assert all(set(own["eval"]) | set(own["validation"]) <= trained for own in dealt.values())
+    assigned = assign_angles(tuple(TINY_FAMILIES), ("eval", "validation", "train"), seed, ProblemOptions())
+    trained = {angle for own in assigned.values() for angle in own["train"]}
+    assert all(set(own["eval"]) | set(own["validation"]) <= trained for own in assigned.values())
 
 
 def test_too_few_angles_are_refused():
     options = ProblemOptions(angle_step=20)
     with pytest.raises(ValueError, match=r"angle_step=20: intercepted_arc has 2 angles \[40, 60\]") as error:
-        deal_angles(("intercepted_arc",), ("eval", "train"), 0, options)
+        assign_angles(("intercepted_arc",), ("eval", "train"), 0, options)
     assert "needs 3. Lower angle_step" in str(error.value)
 
 
 def test_splits_without_angles_of_their_own_share_them():
     options = ProblemOptions(held_out_angles={"eval": 0.5})
-    dealt = deal_angles(("linear_pair",), ("eval", "validation", "train"), 3, options)["linear_pair"]
-    assert dealt["validation"] == dealt["train"] and not set(dealt["eval"]) & set(dealt["train"])
+    assigned = assign_angles(("linear_pair",), ("eval", "validation", "train"), 3, options)["linear_pair"]
+    assert assigned["validation"] == assigned["train"] and not set(assigned["eval"]) & set(assigned["train"])
 
 
 def test_candidates_are_every_rule_applied_to_the_angle(problems):

@@ -1,4 +1,4 @@
-"""Register of families: which there are at each difficulty, and how one draws a problem and lays it out."""
+"""Register of families: those of each difficulty, and their functions to draw and lay out a problem."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def family_names(difficulty: str) -> tuple[str, ...]:
 
 
 def family_shares(options: ProblemOptions) -> dict[str, float]:
-    """Families to be drawn and their relative shares.
+    """Families to draw and their relative shares.
 
     Raises:
         ValueError: a family is unknown or does not exist at the difficulty.
@@ -70,7 +70,7 @@ def draw_sketch(
     options: ProblemOptions,
     angles: Sequence[int],
 ) -> Sketch:
-    """A problem of a family, without an image; `angles` are those that a tiny one may give, degrees."""
+    """A problem of a family, without an image; `angles` are the possible ones of a tiny family, degrees."""
     if difficulty == "tiny":
         return tiny_sketch(family, generator, options, angles)
     return FAMILIES[family](generator, difficulty)
@@ -79,7 +79,7 @@ def draw_sketch(
 def lay_out(
     sketch: Sketch, difficulty: Difficulty, generator: random.Random, options: ProblemOptions
 ) -> FigureLayout | None:
-    """The sketch's drawing in pixels, None where its labels find no room."""
+    """The sketch's drawing in pixels, None if its labels do not fit."""
     scale = options.picture_scale
     if difficulty != "tiny":
         return lay_out_free(sketch.figure, generator, scale, upright=sketch.upright)

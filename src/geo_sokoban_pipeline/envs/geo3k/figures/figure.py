@@ -1,4 +1,4 @@
-"""What a drawing shows: strokes, marks and labels at points of the plane.
+"""Elements of a drawing: strokes, marks and labels at points of the plane.
 
 Points are complex numbers. A label that measures something holds the points it measures and its value, so whether a
 figure is correct to scale can be measured on its coordinates, before and after it is laid out on an image. All values
@@ -122,7 +122,7 @@ class Figure:
         )
 
     def measure(self, label: Label) -> float:
-        """What the coordinates of a label's points say, in the unit of its value."""
+        """Value of a label according to its coordinates, in its unit."""
         if label.kind == "angle":
             return angle_between(*label.points)
         if label.kind == "arc":

@@ -1,4 +1,4 @@
-"""Geometry problems from a seed, no two alike, dealt to splits that share no (family, numbers).
+"""Geometry problems from a seed, no two alike, for splits that share no (family, numbers).
 
 A tiny image also holds a number that no rule uses; splits share no (family, angle) either, whatever that number is.
 Problem i is drawn from a seed of its own, derived from the root seed and i: a shorter call's problems are the first of
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty, ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, draw_sketch, family_shares, lay_out
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Problem, problem_key
-from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import deal_angles, family_angles
+from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import assign_angles, family_angles
 from geo_sokoban_pipeline.seeding import derive_seed
 
 # Draws without a new problem after which a family counts as used up.
@@ -21,7 +21,7 @@ _MAX_ATTEMPTS = 400
 
 
 class ProblemsExhaustedError(ValueError):
-    """The families hold fewer problems than wanted.
+    """The families have fewer problems than wanted.
 
     Attributes:
         problems: those found before, of the split that ran out.
@@ -71,11 +71,11 @@ def generate_splits(
     """
     options = options or ProblemOptions()
     tiny = family_shares(options) if options.difficulty == "tiny" else {}
-    dealt = deal_angles(tuple(tiny), counts, seed, options)
+    assigned = assign_angles(tuple(tiny), counts, seed, options)
     drawn: list[Problem] = []
     splits = {}
     for split, number in counts.items():
-        angles = {family: by_split[split] for family, by_split in dealt.items()}
+        angles = {family: by_split[split] for family, by_split in assigned.items()}
         splits[split] = _generate(number, seed, options, angles, drawn, split)
         drawn += splits[split]
     return splits
@@ -110,7 +110,7 @@ def _generate(
     while len(problems) < count:
         if not turns:
             raise ProblemsExhaustedError(_explain(count, len(problems), options, split), problems)
-        # The family that is furthest behind its share; ties go to the first.
+        # The family furthest behind its share; ties go to the first.
         family = min(turns, key=lambda name: (turns[name] + 1) / shares[name])
         turns[family] += 1
         own_seed = derive_seed(seed, "geo3k", "problems", len(drawn) + len(problems), family)

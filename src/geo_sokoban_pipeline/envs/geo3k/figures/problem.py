@@ -1,4 +1,4 @@
-"""A generated problem: question, drawing, exact answer, and the key by which splits are kept apart."""
+"""A generated problem: question, drawing, exact answer, and the key that no two splits share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What a family draws from a generator: a problem without an image.
+    """A problem as a family draws it, without an image.
 
     Attributes:
         question: as in Geometry3K, without `<image>`.
@@ -50,7 +50,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem; `png` and `key` are computed when they are asked for.
+    """One problem; `png` and `key` are computed on first use.
 
     Attributes:
         family: name of the rule, such as `linear_pair`.
@@ -128,7 +128,7 @@ class Linear:
 
 
 def linear_for(generator: random.Random, value: int, x: int, *, factors: tuple[int, int] = (2, 6)) -> Linear | None:
-    """An expression with a value at x, None where no small numbers give it."""
+    """An expression with a value at x, None if no small numbers give it."""
     choices = [factor for factor in range(factors[0], factors[1] + 1) if 0 < abs(value - factor * x) <= 40]
     if not choices:
         return None

@@ -1,9 +1,9 @@
-"""Small images for a small policy: one rule per family, big digits that lie in the same place in every image.
+"""Small images for a small policy: one rule per family, big digits in the same place of every image.
 
 The grid of the policy's patches has 16 px at scale 1. A number's two digits lie on either side of an upright line of
 that grid, each in a column of its own, and its place depends on the family alone; the lines are to scale and move with
 the angle. What is asked is always `x`, so only the figure tells which rule holds. Each image also has a length, which
-no rule uses: it makes images plentiful, and splits are kept apart by family and angle, whatever the length.
+no rule uses: it multiplies the images. Splits differ by family and angle, whatever the length.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class TinyFamily:
 
 
 def family_angles(family: str, step: int) -> tuple[int, ...]:
-    """Multiples of `step` degrees for which the labels of a family of `TINY_FAMILIES` have room, rising."""
+    """Multiples of `step` degrees for which the labels of a family of `TINY_FAMILIES` fit, ascending."""
     low, high = TINY_FAMILIES[family].angles
     return tuple(range(step * math.ceil(low / step), high + 1, step))
 
 
-def deal_angles(
+def assign_angles(
     families: Sequence[str], splits: Iterable[str], seed: int, options: ProblemOptions
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """Angles of families by split: those of `held_out_angles` have their own, the others share the rest.
@@ -68,7 +68,7 @@ def deal_angles(
 
     Args:
         families: of `TINY_FAMILIES`.
-        splits: names of the splits wanted; the deal does not depend on them.
+        splits: names of the splits wanted; the assignment does not depend on them.
         seed: root seed.
         options: step and shares.
 
@@ -80,15 +80,15 @@ def deal_angles(
     """
     angles = {family: family_angles(family, options.angle_step) for family in families}
     homes = Counter(angle for own in angles.values() for angle in own)
-    dealt = {}
+    assigned = {}
     for family in families:
         generator = random.Random(derive_seed(seed, "geo3k", "angles", family))
-        own = _deal(family, angles[family], homes, generator, options)
-        dealt[family] = {split: own.get(split, own[""]) for split in splits}
-    return dealt
+        own = _assign(family, angles[family], homes, generator, options)
+        assigned[family] = {split: own.get(split, own[""]) for split in splits}
+    return assigned
 
 
-def _deal(
+def _assign(
     family: str, angles: Sequence[int], homes: Counter[int], generator: random.Random, options: ProblemOptions
 ) -> dict[str, tuple[int, ...]]:
     """Angles of one family by held-out split, the rest under ""; `homes` counts the families that keep an angle."""
@@ -99,15 +99,15 @@ def _deal(
             f"{options.held_out_angles} needs {wanting + 1}. Lower angle_step, or hold angles out of fewer splits."
         )
     generator.shuffle(rest)
-    dealt: dict[str, tuple[int, ...]] = {}
+    assigned: dict[str, tuple[int, ...]] = {}
     for split, share in sorted(options.held_out_angles.items()):
         size = min(max(1, round(share * len(angles))), len(rest) - wanting)
         wanting -= 1
         rest.sort(key=lambda angle: homes[angle] < 2)
         own, rest = rest[:size], rest[size:]
         homes.subtract(own)
-        dealt[split] = tuple(sorted(own))
-    return {**dealt, "": tuple(sorted(rest))}
+        assigned[split] = tuple(sorted(own))
+    return {**assigned, "": tuple(sorted(rest))}
 
 
 def tiny_sketch(family: str, generator: random.Random, options: ProblemOptions, angles: Sequence[int]) -> Sketch:
