@@ -39,8 +39,8 @@ class ProblemOptions(StrictModel):
     held_out_angles: dict[Literal["eval", "validation"], Annotated[float, Field(gt=0, lt=1)]] = Field(
         {"eval": 0.25, "validation": 0.15},
         description="Share of a tiny family's angles that belong to one split alone, at least one angle. The data's "
-        "seed chooses them, so that other families, if there are any, keep the angle in training. The other splits share "
-        "the rest. Empty: all splits share all angles, with different lengths.",
+        "seed chooses them, so that other families, if there are any, keep the angle in training. The other splits "
+        "share the rest. Empty: all splits share all angles, with different lengths.",
     )
     lengths: tuple[_Length, _Length] = Field(
         (10, 99),
