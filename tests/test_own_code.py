@@ -94,7 +94,7 @@ def test_what_is_loaded_is_what_is_hashed_until_the_next_command(folder):
 def test_a_file_with_the_name_of_another_module_is_refused(folder):
     (folder / "string.py").write_text("")
     (folder / "task.py").write_text("import string\n")
-    with pytest.raises(PluginError, match=r"own/string\.py, but .*string\.py has the name 'string'; rename"):
+    with pytest.raises(PluginError, match=r"own/string\.py, but .*string\.py already has the name 'string'; rename"):
         load_object(f"{folder}/task.py:reward")
 
 
