@@ -89,6 +89,9 @@ def test_gpus(server: dict[str, Any], gpus: list[int], state: str, text: str) ->
     (check,) = check_gpus("x", ServerOptions(**server), gpus)
     assert check.state == state
     assert text in check.found
+    if "flash attention 3" in check.found:
+        (option,) = server
+        assert check.way_out == f"set {option}={'sdpa' if option.startswith('mm') else 'triton'}"
 
 
 @pytest.mark.parametrize(("pool", "state"), [(100, "failure"), (1000, "warning"), (10_000_000, None)])
