@@ -63,8 +63,7 @@ def test_warnings_are_logged_once(tmp_path, caplog, monkeypatch):
         "keeps its own, so a new one needs a new run_id.",
         "  moves: train_sokoban.rollout.max_turns=2: 6 moves at most, and levels need up to 8: "
         "some can never be solved. Raise it, or take shorter levels.",
-        "  WANDB_API_KEY: set, and used by nothing here: runs are tracked by MLflow. "
-        "See tracking.* in docs/parameters.md.",
+        "  WANDB_API_KEY: set but not used: runs are tracked by MLflow. See tracking.* in docs/parameters.md.",
     ]
 
 

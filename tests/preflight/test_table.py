@@ -49,7 +49,7 @@ def test_a_run_is_estimated_from_one_iteration(
     ("changes", "state", "text"),
     [
         ({}, "ok", ""),
-        ({"skipped": 2}, "warning", "2 of 6 optimizer steps had no finite gradient; the run goes on"),
+        ({"skipped": 2}, "warning", "2 of 6 optimizer steps had no finite gradient; a run continues"),
         ({"steps": 0}, "warning", "no group to train on"),
     ],
 )
