@@ -3,7 +3,7 @@
 Draws a seeded random sample of all mutants that mutmut's operators make of the modules below, puts each alone into a
 scratch copy of the checkout, and runs the test files that are nearest to its module, without their slow tests. A mutant
 is noticed when a test fails or takes far longer than without it. The checkout itself is never touched. With `--again`,
-the survivors of an earlier result meet the slow tests too, and the tests that were written since.
+the survivors of an earlier result meet the tests that were written since, and with `--slow` the slow ones too.
 
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/"
     make mutants MUTANTS_ARGS="--count 40 --seed 1 --only training/ --again mutants.json"
@@ -100,7 +100,7 @@ NEAREST: dict[str, list[str]] = {
         "tests/pipelines/test_runs.py",
     ],
 }
-# Whole runs of several processes, killed and continued runs: for `--again`.
+# Whole runs of several processes, killed and continued runs: with `--slow`.
 WHOLE_RUNS = [
     "tests/training/test_worker_group.py",
     "tests/training/test_reproducibility.py",
@@ -144,6 +144,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which a mutant is noticed (600)")
     parser.add_argument("--unchecked", action="store_true", help="the tests are known to pass without a mutant")
     parser.add_argument("--again", type=Path, help="result of the same sample; its survivors are tested again")
+    parser.add_argument("--slow", action="store_true", help="slow tests too")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"), help="where the result is written")
     options = parser.parse_args()
     modules = [path for path in nearest_modules() if path.startswith(options.only)]
@@ -162,7 +163,7 @@ def main() -> int:
         if not options.unchecked and not pass_without(trees, used):
             print("Tests fail without a mutant; mend them first.", file=sys.stderr)
             return 1
-        run_all(waiting, trees, options.timeout, slow=options.again is not None)
+        run_all(waiting, trees, options.timeout, slow=options.slow)
     report(sample, population, options)
     return 0
 
