@@ -45,6 +45,8 @@ FREE = {
     "rollout.max_failed_share": "when a run stops",
     "optimizer.max_tokens": "how many episodes pass at once",
     "optimizer.logit_chunk": "how many positions pass at once",
+    "optimizer.vision_patches": "how many patches pass at once",
+    "optimizer.gradient_checkpointing": "the same gradients, of layers that run twice",
     "optimizer.max_skipped": "when a run stops",
     "loop.iterations": "a run can be extended",
     "loop.save_interval": "what is stored",

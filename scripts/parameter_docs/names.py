@@ -77,6 +77,7 @@ UNITS = {
     "warmup_iterations": "iterations",
     "schedule_iterations": "iterations",
     "logit_chunk": "positions",
+    "vision_patches": "patches",
     "max_skipped": "optimizer steps",
     # Rollout
     "max_turns": "turns",
@@ -232,6 +233,7 @@ OTHER_NAMES = {
     "train_*.optimizer.schedule_iterations": ("", "actor.optim.total_training_steps"),
     "train_*.optimizer.decay_to": ("", "actor.optim.min_lr_ratio"),
     "train_*.optimizer.max_tokens": ("", "actor.ppo_max_token_len_per_gpu"),
+    "train_*.optimizer.gradient_checkpointing": ("gradient_checkpointing", "model.enable_gradient_checkpointing"),
     "train_*.prompts.order": ("shuffle_dataset", "data.shuffle"),
     "train_*.loop.iterations": ("max_steps", "trainer.total_training_steps"),
     "train_*.loop.save_interval": ("save_steps", "trainer.save_freq"),

@@ -11,6 +11,7 @@ from geo_sokoban_pipeline.grpo.loss import (
     entropy,
     kl_estimate,
     off_policy_metrics,
+    score_states,
     token_log_probs,
     token_log_probs_and_entropy,
     truncated_importance_weights,
@@ -54,6 +55,47 @@ def test_banned_ids_give_no_nan_gradient():
     (torch.where(mask, log_probs, 0.0).sum() - 0.005 * spread.sum()).backward()
     assert torch.isfinite(logits.grad).all()
     assert torch.equal(logits.grad[:, 3:], torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("use", ["none", "reported", "trained"])
+@pytest.mark.parametrize("temperature", [1.0, 0.8, 2.0])
+def test_scores_without_logits_equal_those_of_logits(temperature, use):
+    """Values and gradients; the last chunk is shorter, one label is banned and masked out."""
+    generator = torch.Generator().manual_seed(7)
+    states, weight = (torch.randn(size, 6, generator=generator).requires_grad_() for size in (10, 12))
+    labels = torch.randint(0, 9, (10,), generator=generator)
+    labels[3] = 11
+    banned, mask = torch.tensor([9, 10, 11]), torch.arange(10) != 3
+
+    def learn(scored):
+        log_probs, spread = scored
+        loss = torch.where(mask, log_probs, 0.0).square().sum()
+        if use == "trained":
+            loss = loss - 0.3 * spread.square().sum()
+        assert spread.requires_grad == (use == "trained")
+        return log_probs, spread, *torch.autograd.grad(loss, (states, weight))
+
+    logits = states @ weight.T
+    log_probs, spread = token_log_probs_and_entropy(logits, labels, temperature=temperature, banned_ids=banned)
+    expected = learn((log_probs, spread if use == "trained" else spread.detach() * (use == "reported")))
+    options = {"chunk": 4, "temperature": temperature, "banned_ids": banned, "entropy": use}
+    found = learn(score_states(states, weight, labels, **options))
+    assert found[0][3] == -math.inf
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_scores_without_logits_leave_frozen_tensors_alone():
+    weight, labels = torch.randn(12, 6), torch.arange(5)
+    states = torch.randn(5, 6)
+    for trained in (states, weight):
+        trained.requires_grad_()
+        values, _ = score_states(states, weight, labels, chunk=2, temperature=1.0, banned_ids=labels[:0])
+        values.sum().backward()
+        trained.requires_grad_(False)
+        assert trained.grad is not None
+        trained.grad = None
+        assert states.grad is None and weight.grad is None
 
 
 def test_half_precision_logits_are_computed_in_float32():

@@ -131,6 +131,25 @@ def _loaded(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
     assert places == {"cpu": "cpu", "cuda": "cuda", "auto": "cuda" if torch.cuda.is_available() else "cpu"}
 
 
+def _frozen(small: Policy, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    save_policy(small, folder / "given")
+    options = PolicyOptions.model_validate({"freeze": ["visual", "language_model.layers.0"]})
+    given = load_as(options, folder / "given").model.named_parameters()
+    frozen = [name for name, parameter in given if not parameter.requires_grad]
+    parts = ("model.visual.", "model.language_model.layers.0.")
+    assert frozen == [name for name, _ in small.model.named_parameters() if name.startswith(parts)]
+    for named, message in (
+        (["vision"], "freeze=vision: .* visual.blocks, .* language_model.layers, language_model.norm"),
+        (["language_model.layer"], "freeze=language_model.layer: "),
+        (["visual", "language_model", "lm_head"], "freeze=lm_head: "),  # the head is the embedding
+        (["visual", "language_model"], "no parameter is left to train"),
+    ):
+        refused = PolicyOptions.model_validate({"freeze": named, "tiny": SMALL})
+        for prepare in (lambda: load_as(refused, folder / "given"), lambda: write_starting_policy(refused, 0, {})):  # noqa: B023
+            with pytest.raises(ValueError, match=message):
+                prepare()
+
+
 SHOWN: dict[str, Callable[[Policy, Path, pytest.MonkeyPatch], None]] = {
     "tiny.vocabulary": _vocabulary,
     "tiny.texts": _texts,
@@ -144,6 +163,7 @@ SHOWN: dict[str, Callable[[Policy, Path, pytest.MonkeyPatch], None]] = {
     "compute": _loaded,
     "device": _loaded,
     "attention": _loaded,
+    "freeze": _frozen,
 }
 
 

@@ -46,8 +46,12 @@ def learn(policy, batch, **setting):
     return before, passes.accumulate(batch, SftObjective(), StepSize.of(batch))["loss"]
 
 
-@pytest.mark.parametrize("logit_chunk", [100, 2], ids=["at once", "in chunks"])
-def test_sharded_units_give_the_same_gradients(policy, mesh, logit_chunk):
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"logit_chunk": 2}, {"vision_patches": 8}, {"gradient_checkpointing": True}],
+    ids=["at once", "logits in chunks", "vision in parts", "checkpointing"],
+)
+def test_sharded_units_give_the_same_gradients(policy, mesh, setting):
     plain, sharded = copy.deepcopy(policy), copy.deepcopy(policy)
     network = sharded.network
     for layer in network.language.layers:
@@ -55,8 +59,8 @@ def test_sharded_units_give_the_same_gradients(policy, mesh, logit_chunk):
     fully_shard(network.language, mesh=mesh)
     fully_shard(network.vision, mesh=mesh)
     batch = samples(policy)
-    expected, loss = learn(plain, batch, logit_chunk=logit_chunk)
-    found, sharded_loss = learn(sharded, batch, logit_chunk=logit_chunk)
+    expected, loss = learn(plain, batch, **setting)
+    found, sharded_loss = learn(sharded, batch, **setting)
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-6)
     assert sharded_loss == pytest.approx(loss, abs=1e-6)
     assert isinstance(network.language, FSDPModule)

@@ -73,6 +73,7 @@ def data_id(**changes):
         {"evaluate_sokoban": {"source": {"checkpoint": "best"}}},
         {"sokoban": {"cell_px": 16}},  # given, but as it is by default
         {RUN: {"optimizer": {"max_tokens": 512, "logit_chunk": 64, "max_skipped": 9}}},
+        {RUN: {"optimizer": {"vision_patches": 512, "gradient_checkpointing": True}}},
         {RUN: {"warm_start": {"max_tokens": 512}}},
         {RUN: {"rollout": {"max_conversations": 8, "prefill_tokens": 256, "reuse_cache": False, "draft_share": None}}},
         {RUN: {"rollout": {"max_failed_share": 0.5}}},

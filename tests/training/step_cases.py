@@ -35,6 +35,7 @@ STD = {"grpo.normalize": "std"}
 RAW = {"grpo.normalize": "none"}
 # Gradients of this size pass the clip, so that what only scales them is seen.
 UNCLIPPED = {"optimizer.clip": 1e6, "optimizer.eps": 1e-2}
+BOUNDED = {"optimizer.logit_chunk": 7, "optimizer.vision_patches": 40, "optimizer.gradient_checkpointing": True}
 T = "rollout.sampling.temperature"
 
 CASES = [
@@ -111,4 +112,5 @@ CASES = [
     # How a step is cut changes nothing.
     StepCase("small micro-batches", {"optimizer.max_tokens": 150}, same=True),
     StepCase("few logits at once", {"optimizer.logit_chunk": 7}, same=True),
+    StepCase("few logits and patches, layers run twice", BOUNDED, KL | STEPS, same=True),
 ]

@@ -231,7 +231,8 @@ def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path,
     expert = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
     warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 1})
     folder = write_policy(
-        tmp_path / "policy", CheckpointWriter(build_backend(copy.deepcopy(tiny_policy), sft_optimizer(warm)), {})
+        tmp_path / "policy",
+        CheckpointWriter(build_backend(copy.deepcopy(tiny_policy), sft_optimizer(warm, options.optimizer)), {}),
     )
     assert time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0) < 0.15
 

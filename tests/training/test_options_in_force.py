@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import BaseModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
@@ -44,8 +45,12 @@ from training.step_cases import CASES
 SECTIONS = ("grpo", "optimizer", "prompts", "loop", "warm_start", "rollout.sampling")
 # Options of other parts, with tests of their own; a section that is neither here nor above fails.
 OTHERS = {"task", "policy", "env", "reward", "rollout", "evaluation"}
-# Effects that need other processes: fields and the tests that show them.
-ELSEWHERE = {"processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit")}
+# Effects that need other processes, or counted memory: fields and the tests that show them.
+ELSEWHERE = {
+    "processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit"),
+    "optimizer.gradient_checkpointing": ("test_step_memory.py", "test_checkpointing_keeps_two_rows_a_token_and_layer"),
+    "optimizer.vision_patches": ("test_step_memory.py", "test_vision_passes_bound_the_peak_of_a_step"),
+}
 Effect = Callable[[Setup, Path], None]
 EFFECTS: dict[str, Effect] = {}
 
@@ -164,9 +169,23 @@ def gap_of_trainer_and_engine(setup: Setup, _: Path) -> None:
         assert torch.equal(before, weights(backend.policy)) == stops
 
 
+class Products(TorchDispatchMode):
+    """Notes the rows of every matrix product of a width."""
+
+    def __init__(self, width: int, rows: list[int]) -> None:
+        super().__init__()
+        self.width, self.rows = width, rows
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.mm.default and result.shape[-1] == self.width:
+            self.rows.append(len(result))
+        return result
+
+
 @effect_of("optimizer.max_tokens", "optimizer.logit_chunk")
 def size_of_passes(setup: Setup, _: Path) -> None:
-    """How many rows the output head gets at once; that the step stays the same is a case of the reference step."""
+    """Rows of logits that are computed at once; that the step stays the same is a case of the reference step."""
     episodes = copy.deepcopy(setup.episodes)
     apply_scores(episodes, score_groups(episodes, setup.options.grpo, setup.options.reward.args))
     samples = [build_sample(episode, setup.policy) for episode in episodes]
@@ -175,9 +194,9 @@ def size_of_passes(setup: Setup, _: Path) -> None:
     def rows(**changes: int) -> list[int]:
         seen: list[int] = []
         policy = copied(setup.policy)
-        policy.model.lm_head.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
         options = setup.options.optimizer.model_copy(update=changes)
-        TorchBackend(policy, options).log_probs(samples)
+        with Products(policy.model.config.text_config.vocab_size, seen):
+            TorchBackend(policy, options).log_probs(samples)
         return seen
 
     assert rows() == [tokens]

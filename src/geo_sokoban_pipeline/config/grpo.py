@@ -161,6 +161,16 @@ class OptimizerOptions(StrictModel):
     decay_to: Share = Field(0.1, description="Share of the highest rate at the end and after it.")
     max_tokens: MicroBatchTokens = 8192
     logit_chunk: Count = Field(16_384, description="Positions whose logits are held at once.")
+    vision_patches: Count | None = Field(
+        None,
+        description="Patches that pass the vision tower at once, at least one image; a step with more encodes its "
+        "images twice, without a graph before the micro-batches and with one behind them. None: all at once.",
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="Keep the inputs of decoder layers and vision blocks alone, and run each again in the backward "
+        "pass: a quarter more time for a tenth of the memory.",
+    )
     max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
 
     @model_validator(mode="after")

@@ -109,6 +109,12 @@ class PolicyOptions(StrictModel):
         description="Attention implementation of transformers. Flash attention takes none of the masks that engine and "
         "trainer need.",
     )
+    freeze: tuple[str, ...] = Field(
+        (),
+        description="Parts that are not trained, by the beginning of their parameters' names after `model.`: `visual`, "
+        "`language_model.embed_tokens`. They have no gradients, no moments and, where nothing before them is trained, "
+        "no activations in memory.",
+    )
     tiny: TinyPolicyOptions = Field(default_factory=TinyPolicyOptions, description="Sizes, with source tiny.")
 
     @model_validator(mode="after")

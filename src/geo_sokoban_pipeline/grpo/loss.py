@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 
@@ -23,6 +24,7 @@ MAX_LOG_RATIO = 20.0
 MAX_LOW_VAR_KL = 10.0
 
 KlKind = Literal["k1", "k2", "k3", "low_var_kl"]
+EntropyUse = Literal["none", "reported", "trained"]
 
 
 def token_log_probs(
@@ -60,6 +62,122 @@ def token_log_probs_and_entropy(
         )
     log_probs = _log_distribution(logits, 1.0, banned_ids)
     return log_probs.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1), _entropy(log_probs)
+
+
+def score_states(
+    states: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    chunk: int,
+    temperature: float,
+    banned_ids: Tensor,
+    entropy: EntropyUse = "none",
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies as `token_log_probs_and_entropy` gives them, of states rather than logits.
+
+    No logits are kept: those of a chunk are computed again in the backward pass, where at most two float32 copies of
+    them live at once.
+
+    Args:
+        states: (M, hidden) that predict the labels.
+        weight: (V, hidden) of the output head.
+        labels: (M,) int64.
+        chunk: states whose logits are held at once.
+        entropy: "none" gives zeros, "reported" values without gradient.
+
+    Returns:
+        (M,) float32 each.
+    """
+    scores: tuple[Tensor, Tensor] = _ScoredStates.apply(states, weight, labels, banned_ids, chunk, temperature, entropy)
+    return scores
+
+
+class _ScoredStates(torch.autograd.Function):
+    """See `score_states`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        banned: Tensor,
+        chunk: int,
+        temperature: float,
+        entropy: EntropyUse,
+    ) -> tuple[Tensor, Tensor]:
+        device = states.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        matrix = weight.to(kind)
+        values, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
+        for first in range(0, len(states), chunk):
+            rows = slice(first, first + chunk)
+            logits = _chunk_logits(states[rows], matrix, banned)
+            if entropy != "none":
+                shares = torch.softmax(logits, -1)
+                entropies[rows] = torch.special.entr(shares, out=shares).sum(-1)
+                del shares
+            log_probs = torch.log_softmax(logits.div_(temperature), -1)
+            values[rows] = log_probs.gather(-1, labels[rows, None]).squeeze(-1)
+            del logits, log_probs
+        ctx.save_for_backward(states, weight, labels, banned, entropies)
+        ctx.kind, ctx.chunk, ctx.temperature, ctx.entropy = kind, chunk, temperature, entropy
+        if entropy != "trained":
+            ctx.mark_non_differentiable(entropies)
+        return values, entropies
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradients: Tensor, entropy_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight, labels, banned, entropies = ctx.saved_tensors
+        matrix = weight.to(ctx.kind)
+        of_states = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for first in range(0, len(states), ctx.chunk):
+            rows = slice(first, first + ctx.chunk)
+            spread = entropy_gradients[rows] if ctx.entropy == "trained" else None
+            moved = _logit_gradients(
+                _chunk_logits(states[rows], matrix, banned),
+                labels[rows],
+                gradients[rows],
+                ctx.temperature,
+                entropies[rows],
+                spread,
+            ).to(ctx.kind)
+            if of_states is not None:
+                of_states[rows] = moved @ matrix
+            if of_weight is not None:
+                of_weight += moved.T @ states[rows].to(ctx.kind)
+            del moved  # before the next chunk's logits are there
+        return of_states, of_weight, None, None, None, None, None
+
+
+def _chunk_logits(states: Tensor, matrix: Tensor, banned: Tensor) -> Tensor:
+    """(M, V) float32 logits, -inf for banned ids."""
+    return (states.to(matrix.dtype) @ matrix.T).float().index_fill_(-1, banned, float("-inf"))
+
+
+def _logit_gradients(
+    logits: Tensor,
+    labels: Tensor,
+    of_values: Tensor,
+    temperature: float,
+    entropies: Tensor,
+    of_entropies: Tensor | None,
+) -> Tensor:
+    """(M, V) gradients of logits, given those of log-probs and, unless None, of entropies."""
+    own = of_values[:, None] / temperature
+    shares = torch.softmax(logits, -1)
+    del logits
+    # The distribution at a temperature is that at 1 to a power, so the logits need not stay.
+    found = shares.pow(1 / temperature)
+    found.mul_(-own / found.sum(-1, keepdim=True)).scatter_add_(-1, labels[:, None], own)
+    if of_entropies is not None:
+        # d entropy / d logit = −p (log p + entropy)
+        found.addcmul_(shares, -(of_entropies * entropies)[:, None])
+        found.addcmul_(torch.special.entr(shares, out=shares), of_entropies[:, None])
+    return found
 
 
 def truncated_importance_weights(
@@ -342,7 +460,9 @@ class StepSize:
 class Objective(Protocol):
     """A loss over the trained tokens of a micro-batch; picklable, so that workers can receive it."""
 
-    needs_entropy: bool
+    @property
+    def entropy(self) -> EntropyUse:
+        """What the objective does with entropies."""
 
     def __call__(
         self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize
@@ -359,7 +479,7 @@ class Objective(Protocol):
 class SftObjective:
     """Negative log-likelihood of the demonstrated tokens, mean over the step's tokens, in nats."""
 
-    needs_entropy = False
+    entropy: EntropyUse = "none"
 
     def __call__(
         self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize
@@ -372,10 +492,9 @@ class SftObjective:
 class GrpoObjective:
     """Clipped policy loss, minus the entropy bonus, plus the KL to the reference policy (see `GrpoOptions`)."""
 
-    needs_entropy = True
-
     def __init__(self, options: GrpoOptions) -> None:
         self.options = options
+        self.entropy: EntropyUse = "trained" if options.entropy_coefficient > 0 else "reported"
 
     def __call__(
         self, samples: Sequence[Sample], log_probs: Tensor, entropy: Tensor, mask: Tensor, step: StepSize

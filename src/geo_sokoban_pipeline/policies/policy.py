@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -194,12 +195,35 @@ def load_as(options: PolicyOptions, folder: Path) -> Policy:
 
     Raises:
         FileNotFoundError, ValueError: as `load_policy`.
+        ValueError: see `freeze_parameters`.
         RuntimeError: the device does not exist.
     """
     policy = load_policy(folder, options.dtype, options.attention)
     policy.model.to(device_of(options))
     policy.compute = options.compute
+    freeze_parameters(policy.model, options.freeze)
     return policy
+
+
+def freeze_parameters(model: Any, prefixes: Sequence[str]) -> None:
+    """Exclude parts of a model from training.
+
+    Args:
+        prefixes: beginnings of parameter names after `model.`, in whole components.
+
+    Raises:
+        ValueError: a prefix is that of no parameter, or nothing is left to train.
+    """
+    names = {name.removeprefix("model."): parameter for name, parameter in model.named_parameters()}
+    for prefix in prefixes:
+        found = [parameter for name, parameter in names.items() if f"{name}.".startswith(f"{prefix}.")]
+        if not found:
+            known = dict.fromkeys(".".join(name.split(".")[:2]).removesuffix(".weight") for name in names)
+            raise ValueError(f"policy.freeze={prefix}: no parameter's name begins so. There are {', '.join(known)}.")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in names.values()):
+        raise ValueError(f"policy.freeze={list(prefixes)}: no parameter is left to train; freeze less.")
 
 
 def device_of(options: PolicyOptions) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.hub import fetch_policy
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, find_policy_folder, link_policy
 
@@ -24,13 +24,15 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
         PolicyUnavailableError: the hub cannot be reached.
     """
     if options.source == "tiny":
-        return policy_writer(build_tiny_policy(options.tiny, seed), entries)
+        policy = build_tiny_policy(options.tiny, seed)
+        freeze_parameters(policy.model, options.freeze)
+        return policy_writer(policy, entries)
     assert options.path is not None  # the options check it
     source = (
         find_policy_folder(options.path) if options.source == "folder" else fetch_policy(options.path, options.revision)
     )
     # Loaded once, so that a broken policy fails now and not after the warm start.
-    load_policy(source, options.dtype, options.attention)
+    freeze_parameters(load_policy(source, options.dtype, options.attention).model, options.freeze)
     return link_policy(source, entries)
 
 

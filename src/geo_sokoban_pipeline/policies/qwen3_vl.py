@@ -8,6 +8,7 @@ is used inside the `forward` of `vision` or of `language`, and layers are called
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     apply_rotary_pos_emb_vision,
@@ -90,6 +92,18 @@ class ImageFeatures:
     offsets: dict[str, int]
     counts: dict[str, int]
 
+    @classmethod
+    def join(cls, parts: Sequence[ImageFeatures]) -> ImageFeatures:
+        """Features of the images of all parts, one part's tables behind the other's."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(len(part.tables[0]) for part in parts)]).tolist()
+        offsets = {
+            k: start + own for start, part in zip(starts, parts, strict=False) for k, own in part.offsets.items()
+        }
+        counts = {key: count for part in parts for key, count in part.counts.items()}
+        return cls([torch.cat(tables) for tables in zip(*(p.tables for p in parts), strict=True)], offsets, counts)
+
     def rows(self, keys: Sequence[str]) -> np.ndarray:
         """(M,) int64 row numbers of images, one after the other."""
         if not keys:
@@ -121,13 +135,13 @@ class PolicyNetwork(nn.Module):
         self.vision = VisionTower(model.model.visual, image_processor)
         self.language = LanguageModel(model.model.language_model, model.lm_head, model.config.image_token_id)
 
-    def encode(self, images: Sequence[EncodedImage]) -> ImageFeatures:
-        """Features of distinct images, at least one, any sizes."""
+    def encode(self, images: Sequence[EncodedImage], *, checkpointing: bool = False) -> ImageFeatures:
+        """Features of distinct images, at least one, any sizes; see `LanguageModel.forward` for checkpointing."""
         order = [image for members in _by_grid(images).values() for image in members]
         counts = {image.key: image.token_count(self.vision.merge_size) for image in order}
         ends = np.cumsum(list(counts.values())).tolist()
         offsets = {key: end - count for (key, count), end in zip(counts.items(), ends, strict=True)}
-        return ImageFeatures(self.vision(images), offsets, counts)
+        return ImageFeatures(self.vision(images, checkpointing), offsets, counts)
 
     def forward(self, token_ids: Tensor, positions: Tensor, **options: Any) -> Any:
         """States of the language model, or the result of a head on them: see `LanguageModel.forward`."""
@@ -152,22 +166,25 @@ class VisionTower(nn.Module):
         self.merge_size = int(visual.spatial_merge_size)
         self._processor = image_processor
 
-    def forward(self, images: Sequence[EncodedImage]) -> list[Tensor]:
+    def forward(self, images: Sequence[EncodedImage], checkpointing: bool = False) -> list[Tensor]:
         """`ImageFeatures.tables` of distinct images, grouped by grid in order of first appearance."""
         parts: list[list[Tensor]] = []
         for grid, members in _by_grid(images).items():
             size = max(1, VISION_BATCH_PATCHES // (grid[0] * grid[1] * grid[2]))
-            parts += [self._encode(members[first : first + size], grid) for first in range(0, len(members), size)]
+            parts += [
+                self._encode(members[first : first + size], grid, checkpointing)
+                for first in range(0, len(members), size)
+            ]
         return [torch.cat(tables) for tables in zip(*parts, strict=True)]
 
-    def _encode(self, images: Sequence[EncodedImage], grid: tuple[int, int, int]) -> list[Tensor]:
+    def _encode(self, images: Sequence[EncodedImage], grid: tuple[int, int, int], checkpointing: bool) -> list[Tensor]:
         visual, device = self.visual, self.visual.pos_embed.weight.device
         shape = torch.tensor([grid], dtype=torch.long, device=device)
         hidden = self._embed(np.stack([image.patches for image in images])) + self._grid_embedding(shape)
         rotary = visual.rotary_pos_emb(hidden, get_vision_position_ids(shape, self.merge_size))
         deepstack: list[Tensor] = []
         for index, block in enumerate(self.blocks):
-            hidden = block(hidden, rotary)
+            hidden = _run(block, checkpointing, hidden, rotary)
             if index in visual.deepstack_visual_indexes:
                 merger = visual.deepstack_merger_list[list(visual.deepstack_visual_indexes).index(index)]
                 deepstack.append(merger(hidden.flatten(0, 1)))
@@ -223,6 +240,26 @@ class VisionBlock(nn.Module):
         return hidden
 
 
+def cut_images(images: Sequence[EncodedImage], patches: int | None) -> list[list[EncodedImage]]:
+    """Parts of at most so many patches, each at least one image; images of one grid follow each other.
+
+    Args:
+        patches: None: one part.
+    """
+    if patches is None or sum(math.prod(image.grid) for image in images) <= patches:
+        return [list(images)]
+    parts: list[list[EncodedImage]] = []
+    left = 0
+    for image in (image for members in _by_grid(images).values() for image in members):
+        size = math.prod(image.grid)
+        if size > left:
+            parts.append([])
+            left = max(patches, size)
+        parts[-1].append(image)
+        left -= size
+    return parts
+
+
 def _by_grid(images: Sequence[EncodedImage]) -> dict[tuple[int, int, int], list[EncodedImage]]:
     groups: dict[tuple[int, int, int], list[EncodedImage]] = {}
     for image in images:
@@ -270,7 +307,8 @@ class LanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         cache: KvCache | None = None,
         wanted: Tensor | None = None,
-        head: Callable[[Tensor, Callable[[Tensor], Tensor]], Any] | None = None,
+        head: Callable[[Tensor, nn.Module], Any] | None = None,
+        checkpointing: bool = False,
     ) -> Any:
         """Run the language model.
 
@@ -283,7 +321,9 @@ class LanguageModel(nn.Module):
                 with L = 1, all positions in the cache.
             cache: of earlier tokens.
             wanted: (B, T) int64 indices along L of the states to return; None: all.
-            head: `head(states, logits)`, called inside `forward`, where sharded weights are gathered; None: no logits.
+            head: `head(states, output head)`, called inside `forward`, where sharded weights are gathered. None: the
+                states are returned.
+            checkpointing: autograd keeps the input of each layer alone, and runs the layer again in the backward pass.
 
         Returns:
             (B, L, hidden) states, (B, T, hidden) at the wanted positions, or the head's result.
@@ -303,9 +343,9 @@ class LanguageModel(nn.Module):
             if few and index == len(self.layers) - 1:
                 assert wanted is not None
                 there = self._as_taken(_mask_at(wanted, attention_mask, token_ids.shape[1]), hidden)
-                hidden = layer(hidden, rotary, there, cache, wanted)
+                hidden = _run(layer, checkpointing, hidden, rotary, there, cache, wanted)
             else:
-                hidden = layer(hidden, rotary, mask, cache)
+                hidden = _run(layer, checkpointing, hidden, rotary, mask, cache)
             if where is not None and index < len(deepstack):
                 hidden = hidden.flatten(0, 1).index_add(0, where, deepstack[index]).view_as(hidden)
         if wanted is not None and not few:
@@ -368,6 +408,15 @@ class DecoderLayer(nn.Module):
     def _queries(self, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         attention = self.layer.self_attn
         return _rotate(attention.q_norm(_heads(attention.q_proj(normed), attention)), *rotary)
+
+
+def _run(layer: nn.Module, checkpointing: bool, *inputs: Any) -> Tensor:
+    """Output of a layer; nothing in it is random, so nothing of a generator is kept for its second run."""
+    if checkpointing:
+        output: Tensor = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+    else:
+        output = layer(*inputs)
+    return output
 
 
 def _attend(attention: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

@@ -24,7 +24,15 @@ _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_resp
 
 # What is computed together, and what ends a run that goes wrong: no result depends on it beyond the order of sums, so a
 # run that was out of memory goes on with smaller sizes.
-_SIZES = frozenset({"optimizer.logit_chunk", "optimizer.max_tokens", "warm_start.max_tokens"})
+_SIZES = frozenset(
+    {
+        "optimizer.gradient_checkpointing",
+        "optimizer.logit_chunk",
+        "optimizer.max_tokens",
+        "optimizer.vision_patches",
+        "warm_start.max_tokens",
+    }
+)
 _LIMITS = frozenset({"optimizer.max_skipped", "rollout.max_failed_share"})
 # These also decide when a response is there, and with over-sampling that decides which groups are aborted.
 _PLAYED_SIZES = frozenset(

@@ -62,7 +62,7 @@ def run_sft(
     history: list[dict[str, float]] = []
     losses: list[float] = []
     with open_worker_group(policy, options) as workers, track("warm start", warm.steps) as progress:
-        backend = build_backend(policy, sft_optimizer(warm), workers=workers)
+        backend = build_backend(policy, sft_optimizer(warm, options.optimizer), workers=workers)
         if state is not None:
             backend.load_state(state)
         if workers is not None:
@@ -88,7 +88,7 @@ def run_sft(
     return history, backend
 
 
-def sft_optimizer(warm: WarmStartOptions) -> OptimizerOptions:
+def sft_optimizer(warm: WarmStartOptions, optimizer: OptimizerOptions) -> OptimizerOptions:
     """Options of the backend of a warm start."""
     return OptimizerOptions(
         learning_rate=warm.learning_rate,
@@ -99,6 +99,10 @@ def sft_optimizer(warm: WarmStartOptions) -> OptimizerOptions:
         matrix_rate=warm.matrix_rate,
         clip=warm.clip,
         max_tokens=warm.max_tokens,
+        # What bounds the memory of a step is set once, for both stages.
+        logit_chunk=optimizer.logit_chunk,
+        vision_patches=optimizer.vision_patches,
+        gradient_checkpointing=optimizer.gradient_checkpointing,
     )
 
 

@@ -127,7 +127,7 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
         options: of the control, see `control_options`.
     """
     policy = load_as(options.policy, start.path)
-    backend = build_backend(policy, sft_optimizer(options.warm_start))
+    backend = build_backend(policy, sft_optimizer(options.warm_start, options.optimizer))
     backend.load_state(start.path)
     expert, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step
     freeze_survivors()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
@@ -154,6 +154,7 @@ def serve(
         prepare_process(threads)
         policy = blueprint.build()
         policy.compute = options.policy.compute
+        freeze_parameters(policy.model, options.policy.freeze)
         worker = Worker(policy, options, gradients)
         freeze_survivors()
         began = time.process_time()

@@ -12,7 +12,7 @@ whose backward pass is deterministic on several threads, unlike that of `x[index
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,23 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
-from geo_sokoban_pipeline.grpo.loss import Objective, StepSize, token_log_probs, token_log_probs_and_entropy
+from geo_sokoban_pipeline.grpo.loss import (
+    EntropyUse,
+    Objective,
+    StepSize,
+    entropy,
+    score_states,
+    token_log_probs,
+    token_log_probs_and_entropy,
+)
 from geo_sokoban_pipeline.policies.experts import published_weights, transpose_experts
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
-from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures
+from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
 from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
@@ -61,10 +69,11 @@ class TorchBackend:
         self.policy = policy
         self.options = options
         self._workers = workers
-        self._setting = PassSetting(temperature, options.max_tokens, options.logit_chunk)
+        self._setting = PassSetting.of(options, temperature)
         self._pass = GradientPass(policy, self._setting)
         self._parameters = dict(policy.model.named_parameters())
-        self.optimizers = Optimizers(self._parameters, options)
+        self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self.optimizers = Optimizers(self._trained, options)
         self._skipped = 0
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -85,7 +94,7 @@ class TorchBackend:
             metrics = self._pass.accumulate(batch, objective, StepSize.of(batch))
         else:
             metrics = self._sharded_gradients(batch, objective, self._workers)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.options.clip))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._trained.values(), self.options.clip))
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
             self._skipped = 0
@@ -170,11 +179,26 @@ class PassSetting:
         temperature: sampling temperature of the rollouts; divides the logits as in sampling.
         max_tokens: padded tokens of a micro-batch.
         logit_chunk: trained positions whose logits are held at once.
+        vision_patches: patches that pass the vision tower with one graph. None: all of the samples.
+        gradient_checkpointing: keep the inputs of layers alone for the backward pass.
     """
 
     temperature: float
     max_tokens: int
     logit_chunk: int
+    vision_patches: int | None = None
+    gradient_checkpointing: bool = False
+
+    @classmethod
+    def of(cls, options: OptimizerOptions, temperature: float) -> PassSetting:
+        """What the options say of it."""
+        return cls(
+            temperature,
+            options.max_tokens,
+            options.logit_chunk,
+            options.vision_patches,
+            options.gradient_checkpointing,
+        )
 
 
 class GradientPass:
@@ -182,17 +206,24 @@ class GradientPass:
 
     def __init__(self, policy: Policy, setting: PassSetting) -> None:
         self.policy, self.setting = policy, setting
+        dropout = getattr(policy.model.config.text_config, "attention_dropout", 0.0)
+        if dropout:
+            raise ValueError(
+                f"attention_dropout={dropout} in the model's config.json: equal runs would drop other values, and so "
+                "would the two passes of gradient checkpointing. Set it to 0.0 there."
+            )
         self._device = policy.model.device
         self._banned = torch.from_numpy(policy.banned_ids).to(self._device)
+        self._trains_vision = any(parameter.requires_grad for parameter in policy.network.vision.parameters())
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
-        features = self._encode(samples)
+        features = self._encode(self._images(samples))
         rows: list[np.ndarray] = [np.empty(0, np.float32)] * len(samples)
         for batch in self._plan(samples):
             members = [samples[index] for index in batch]
-            values, _, _ = self._score(members, features, entropy=False)
+            values, _, _ = self._score(members, features, entropy="none")
             for row, index in enumerate(batch):
                 rows[index] = values[row, : len(samples[index].targets)].float().cpu().numpy()
         return rows
@@ -201,21 +232,33 @@ class GradientPass:
         """Add the gradients of some samples of a step; returns the objective's metrics, summed over micro-batches."""
         network = self.policy.network.train()
         try:
-            features = self._encode(samples)
-            leaves = None
-            if features is not None:
+            parts = self._images(samples)
+            # One pass of the tower keeps its graph until the micro-batches are through. The graphs of several would
+            # take too much memory together: each pass is made again, when the gradients of its features are known.
+            whole = len(parts) == 1
+            with torch.set_grad_enabled(whole):
+                features = self._encode(parts)
+            shown = features
+            if features is not None and self._trains_vision:
                 # Detached from the tower, they accumulate the gradients of all micro-batches.
-                leaves = replace(features, tables=[table.detach().requires_grad_() for table in features.tables])
+                shown = replace(features, tables=[table.detach().requires_grad_() for table in features.tables])
             totals: dict[str, float] = {}
             for batch in self._plan(samples):
                 members = [samples[index] for index in batch]
-                scored = self._score(members, leaves, entropy=objective.needs_entropy)
+                scored = self._score(members, shown, entropy=objective.entropy)
                 part = objective(members, *scored, step)
                 part.loss.backward()
                 for name, value in part.metrics.items():
                     totals[name] = totals.get(name, 0.0) + value
-            if features is not None and leaves is not None:
-                _carry_gradients(features.tables, leaves.tables)
+            if shown is not None and self._trains_vision:
+                gradients = [table.grad for table in shown.tables]
+                first = 0
+                for images in parts:
+                    encoded = features if whole else self._encode([images])
+                    assert encoded is not None
+                    end = first + len(encoded.tables[0])
+                    _carry_gradients(encoded.tables, [None if one is None else one[first:end] for one in gradients])
+                    first = end
             return totals
         finally:
             network.eval()
@@ -223,16 +266,25 @@ class GradientPass:
     def _plan(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         return plan_micro_batches([sample.length for sample in samples], self.setting.max_tokens)
 
-    def _encode(self, samples: Sequence[TrainSample]) -> ImageFeatures | None:
-        """Features of the distinct images of samples; None without images."""
+    def _images(self, samples: Sequence[TrainSample]) -> list[list[EncodedImage]]:
+        """The distinct images of samples, in parts that pass the vision tower together; none without images."""
         images = {image.key: image for sample in samples for image in sample.images}
-        if not images:
+        return cut_images(list(images.values()), self.setting.vision_patches) if images else []
+
+    def _encode(self, parts: Sequence[Sequence[EncodedImage]]) -> ImageFeatures | None:
+        """Features of images; None without images."""
+        if not parts:
             return None
+        checkpointing = self._checkpoints()
         with self.policy.computing():
-            return self.policy.network.encode(list(images.values()))
+            return ImageFeatures.join([self.policy.network.encode(part, checkpointing=checkpointing) for part in parts])
+
+    def _checkpoints(self) -> bool:
+        """Whether layers of the pass that is about to begin are run again in a backward pass."""
+        return self.setting.gradient_checkpointing and torch.is_grad_enabled()
 
     def _score(
-        self, samples: Sequence[TrainSample], features: ImageFeatures | None, *, entropy: bool
+        self, samples: Sequence[TrainSample], features: ImageFeatures | None, *, entropy: EntropyUse
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) log-probs, entropies (zeros if not asked for) and bool mask of trained tokens, packed to the left."""
         counts = [len(sample.targets) for sample in samples]
@@ -250,8 +302,8 @@ class GradientPass:
         target = torch.from_numpy(places).to(self._device)
         labels = torch.from_numpy(np.concatenate([sample.labels for sample in samples])).to(self._device)
 
-        def read_out(states: Tensor, logits: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-            return self._read_out(states.flatten(0, 1).index_select(0, target), labels, logits, entropy)
+        def read_out(states: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
+            return self._read_out(states.flatten(0, 1).index_select(0, target), labels, head, entropy)
 
         keys = [image.key for sample in samples for image in sample.images]
         shown = {}
@@ -264,6 +316,7 @@ class GradientPass:
                 torch.from_numpy(positions).to(self._device),
                 wanted=torch.from_numpy(wanted).to(self._device),
                 head=read_out,
+                checkpointing=self._checkpoints(),
                 **shown,
             )
         empty = values.new_zeros(len(samples) * count)
@@ -272,33 +325,29 @@ class GradientPass:
         shape = (len(samples), count)
         return packed[0].view(shape), packed[1].view(shape), packed[2].view(shape)
 
-    def _read_out(
-        self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _read_out(self, states: Tensor, labels: Tensor, head: nn.Module, use: EntropyUse) -> tuple[Tensor, Tensor]:
         """(M,) log-probs of the labels and entropies after (M, hidden) states."""
-        temperature, banned, chunk = self.setting.temperature, self._banned, self.setting.logit_chunk
-
-        def score(part: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-            if entropy:
-                return token_log_probs_and_entropy(logits(part), label, temperature=temperature, banned_ids=banned)
-            values = token_log_probs(logits(part), label, temperature=temperature, banned_ids=banned)
-            return values, torch.zeros_like(values)
-
-        if len(states) <= chunk:
-            return score(states, labels)
-        # Only one chunk's logits are in memory at a time: the backward pass recomputes them.
-        parts = [
-            checkpoint(score, part, label, use_reentrant=False)
-            for part, label in zip(states.split(chunk), labels.split(chunk), strict=True)
-        ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        chunk, banned = self.setting.logit_chunk, self._banned
+        temperature = self.setting.temperature
+        if 3 * len(states) > chunk:
+            weight: Tensor = head.weight
+            return score_states(
+                states, weight, labels, chunk=chunk, temperature=temperature, banned_ids=banned, entropy=use
+            )
+        # Nothing is computed twice, but up to six copies of these few logits live at once.
+        logits = head(states)
+        if use == "trained":
+            return token_log_probs_and_entropy(logits, labels, temperature=temperature, banned_ids=banned)
+        values = token_log_probs(logits, labels, temperature=temperature, banned_ids=banned)
+        with torch.no_grad():
+            return values, torch.zeros_like(values) if use == "none" else entropy(logits, banned_ids=banned)
 
 
-def _carry_gradients(tables: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+def _carry_gradients(tables: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     pairs = [
-        (table, leaf.grad)
-        for table, leaf in zip(tables, leaves, strict=True)
-        if table.requires_grad and leaf.grad is not None
+        (table, gradient)
+        for table, gradient in zip(tables, gradients, strict=True)
+        if table.requires_grad and gradient is not None
     ]
     if pairs:
         torch.autograd.backward([table for table, _ in pairs], [gradient for _, gradient in pairs])

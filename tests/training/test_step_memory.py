@@ -1,0 +1,266 @@
+"""Memory of an optimizer step: each option that bounds it leaves the gradients as they are, and bounds it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from task_options import TinyPolicyOptions, TrainOptions
+from training.live_bytes import LiveBytes
+
+# Two image parts and more, five chunks and more, three micro-batches.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "vision passes": {"vision_patches": 40},
+    "chunks of logits": {"logit_chunk": 7},
+}
+OPTIONS["all"] = {name: value for one in OPTIONS.values() for name, value in one.items()}
+GRPO: dict[str, dict[str, Any]] = {
+    "plain": {"entropy_coefficient": 0.0},
+    "entropy and kl": {"entropy_coefficient": 0.05, "kl_coefficient": 0.2, "reduction": "sample_mean"},
+}
+TEMPERATURE = 0.8
+
+
+def demonstrate(policy: Policy, rows: Any, options: TrainOptions, cells: Sequence[int]) -> list[TrainSample]:
+    """Episodes of Sokoban, one per size of a cell in pixels, with values for every term of the objective."""
+    rng, made = np.random.default_rng(0), []
+    for number, cell in enumerate(cells):
+        env = options.env.model_copy(update={"args": {**options.env.args, "cell_px": cell}})
+        changed = options.model_copy(update={"env": env})
+        sample = Demonstrator(rows, policy, changed, 0, "test").demonstrate(number)
+        count = len(sample.targets)
+        values = {
+            name: rng.normal(-1, 0.3, count).astype(np.float32)
+            for name in ("old_log_probs", "rollout_log_probs", "ref_log_probs", "advantages")
+        }
+        made.append(TrainSample(**{**vars(sample), **values}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions) -> list[TrainSample]:
+    """Eight episodes with images of three sizes."""
+    found = demonstrate(tiny_policy, sokoban_rows(24), train_options, [16, 24, 32, 16, 24, 32, 16, 16])
+    assert len({image.grid for sample in found for image in sample.images}) == 3
+    return found
+
+
+def gradients(policy: Policy, samples: Sequence[TrainSample], grpo: dict[str, Any], **changes: Any) -> Any:
+    """Gradients by parameter and metrics of a step."""
+    policy = copy.deepcopy(policy)
+    setting = PassSetting.of(OptimizerOptions(max_tokens=400, **changes), TEMPERATURE)
+    metrics = GradientPass(policy, setting).accumulate(
+        samples, GrpoObjective(GrpoOptions(**grpo)), StepSize.of(samples)
+    )
+    return {name: parameter.grad for name, parameter in policy.model.named_parameters()}, metrics
+
+
+@pytest.mark.parametrize("grpo", GRPO)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_those_without_the_option(
+    tiny_policy: Policy, samples: list[TrainSample], name: str, grpo: str
+) -> None:
+    expected, wanted = gradients(tiny_policy, samples, GRPO[grpo])
+    found, metrics = gradients(tiny_policy, samples, GRPO[grpo], **OPTIONS[name])
+    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    for parameter, gradient in expected.items():
+        assert (found[parameter] - gradient).norm() <= 1e-5 * norm, parameter
+    assert metrics == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("matrices", ["adamw", "muon"])
+def test_steps_move_the_weights_as_without_the_options(
+    tiny_policy: Policy, samples: list[TrainSample], matrices: Any
+) -> None:
+    rate, moved = 1e-3, []
+    for changes in ({}, OPTIONS["all"]):
+        # A larger epsilon: moments near 0 would turn the rounding of two sums into steps of full size.
+        options = OptimizerOptions(max_tokens=400, matrices=matrices, eps=1e-5, **changes)
+        backend = TorchBackend(copy.deepcopy(tiny_policy), options, TEMPERATURE)
+        for _ in range(3):
+            backend.step(samples, GrpoObjective(GrpoOptions(**GRPO["entropy and kl"])), rate)
+        moved.append(torch.cat([weight.flatten() for _, weight in backend.iter_weights()]))
+    assert (moved[0] - moved[1]).abs().max() <= 0.05 * rate
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_log_probs_are_those_without_the_option(tiny_policy: Policy, samples: list[TrainSample], name: str) -> None:
+    plain, bounded = (
+        GradientPass(tiny_policy, PassSetting.of(OptimizerOptions(max_tokens=400, **changes), TEMPERATURE))
+        for changes in ({}, OPTIONS[name])
+    )
+    for one, other in zip(plain.log_probs(samples), bounded.log_probs(samples), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+def kept_bytes(policy: Policy, samples: Sequence[TrainSample], **changes: Any) -> int:
+    """Bytes that autograd keeps for the backward pass of a step in one micro-batch, parameters left out."""
+    kept: dict[int, tuple[int, Any]] = {}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes(), tensor  # held, so that no address comes twice
+        return tensor
+
+    setting = PassSetting.of(OptimizerOptions(max_tokens=100_000, **changes), 1.0)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        GradientPass(policy, setting).accumulate(samples, SftObjective(), StepSize.of(samples))
+    return sum(size for size, _ in kept.values())
+
+
+def frozen(policy: Policy, *prefixes: str) -> Policy:
+    copied = copy.deepcopy(policy)
+    freeze_parameters(copied.model, prefixes)
+    return copied
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["all"]], ids=["plain", "bounded"])
+@pytest.mark.parametrize("part", ["visual", "language_model.layers.0", "language_model.embed_tokens"])
+def test_frozen_parts_have_no_gradients_and_change_no_others(
+    tiny_policy: Policy, samples: list[TrainSample], part: str, options: dict[str, Any]
+) -> None:
+    expected, _ = gradients(tiny_policy, samples, GRPO["entropy and kl"])
+    found, _ = gradients(frozen(tiny_policy, part), samples, GRPO["entropy and kl"], **options)
+    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    without = {name for name, gradient in found.items() if gradient is None}
+    assert without == {name for name in expected if name.startswith(f"model.{part}.")} != set()
+    assert all((found[name] - expected[name]).norm() <= 1e-5 * norm for name in set(expected) - without)
+
+
+@pytest.mark.parametrize("matrices", ["adamw", "muon"])
+def test_frozen_parts_have_no_moments_and_stay_bit_for_bit(
+    tiny_policy: Policy, samples: list[TrainSample], tmp_path: Any, matrices: Any
+) -> None:
+    options = OptimizerOptions(matrices=matrices, weight_decay=0.5)
+    policy = frozen(tiny_policy, "visual")
+    backends = [TorchBackend(policy, options), TorchBackend(copy.deepcopy(policy), options)]
+    backends[0].step(samples, SftObjective(), 1e-3)
+    backends[0].export(tmp_path)
+    backends[0].save_state(tmp_path)
+    backends[1].load_state(tmp_path)
+    for backend in backends:
+        backend.step(samples, SftObjective(), 1e-3)
+    before, after, resumed = (
+        dict(p.named_parameters()) for p in (tiny_policy.model, policy.model, backends[1].policy.model)
+    )
+    moments, _ = backends[0].optimizers.state()
+    assert not any(".visual." in name for name in moments)
+    for name, parameter in after.items():
+        assert torch.equal(parameter, before[name]) == (".visual." in name), name
+        assert torch.equal(parameter, resumed[name]), name
+
+
+def test_a_frozen_tower_keeps_nothing_for_the_backward_pass(samples: list[TrainSample]) -> None:
+    kept = [kept_bytes(frozen(deep_policy(2, vision_layers=layers), "visual"), samples) for layers in (1, 4)]
+    assert kept[0] == kept[1] < kept_bytes(deep_policy(2, vision_layers=1), samples)
+
+
+def deep_policy(layers: int, **sizes: Any) -> Policy:
+    return build_tiny_policy(TinyPolicyOptions(layers=layers, **sizes), 0)
+
+
+def test_checkpointing_keeps_two_rows_a_token_and_layer(samples: list[TrainSample]) -> None:
+    tokens = len(samples) * max(sample.length for sample in samples)
+    growth = {
+        checkpointing: kept_bytes(deep_policy(8), samples, gradient_checkpointing=checkpointing)
+        - kept_bytes(deep_policy(2), samples, gradient_checkpointing=checkpointing)
+        for checkpointing in (False, True)
+    }
+    row = 4 * TinyPolicyOptions().hidden
+    assert growth[True] / (6 * tokens) <= 2 * row < growth[False] / (6 * tokens)
+
+
+def test_checkpointing_keeps_two_rows_a_patch_and_block(samples: list[TrainSample]) -> None:
+    images = {image.key: image for sample in samples for image in sample.images}
+    patches = sum(int(np.prod(image.grid)) for image in images.values())
+    growth = {
+        checkpointing: kept_bytes(deep_policy(1, vision_layers=8), samples, gradient_checkpointing=checkpointing)
+        - kept_bytes(deep_policy(1, vision_layers=2), samples, gradient_checkpointing=checkpointing)
+        for checkpointing in (False, True)
+    }
+    row = 4 * TinyPolicyOptions().vision_hidden
+    assert growth[True] / (6 * patches) <= 2 * row < growth[False] / (6 * patches)
+
+
+def peak_bytes(policy: Policy, samples: Sequence[TrainSample], **changes: Any) -> int:
+    """Most bytes alive in a step beyond weights and samples."""
+    backend = TorchBackend(copy.deepcopy(policy), OptimizerOptions(**changes))
+    with LiveBytes() as count:
+        backend.step(samples, SftObjective(), 1e-3)
+    return count.peak
+
+
+def with_images(samples: Sequence[TrainSample], count: int) -> list[TrainSample]:
+    """The first samples that have so many distinct images together."""
+    chosen: list[TrainSample] = []
+    while len({image.key for sample in chosen for image in sample.images}) < count:
+        chosen.append(samples[len(chosen)])
+    return chosen
+
+
+def test_vision_passes_bound_the_peak_of_a_step(sokoban_rows: Any, train_options: TrainOptions) -> None:
+    """From 8 images to 64, in micro-batches of one size."""
+    policy = deep_policy(2, vision_layers=4)
+    made = demonstrate(policy, sokoban_rows(64), train_options, [16] * 64)
+    parts = [with_images(made, count) for count in (8, 64)]
+    shape = {"max_tokens": max(sample.length for sample in made)}
+    bounded = [peak_bytes(policy, part, vision_patches=4 * 36, **shape) for part in parts]
+    whole = [peak_bytes(policy, part, **shape) for part in parts]
+    assert bounded[1] <= 1.2 * bounded[0] and whole[1] > 3 * whole[0], (bounded, whole)
+
+
+VOCABULARY = 151_936
+CHUNK = 64
+
+
+@pytest.fixture(scope="module")
+def wide_policy() -> Policy:
+    """Thin, with Qwen3-VL's vocabulary. The last norm alone is trained, so that logits are all that counts."""
+    thin = {"hidden": 16, "heads": 1, "kv_heads": 1, "mlp": 16, "deepstack": ()}
+    tiny = deep_policy(1, **thin)
+    config = copy.deepcopy(tiny.model.config)
+    config.text_config.vocab_size = VOCABULARY
+    model = type(tiny.model)(config).eval().requires_grad_(False)
+    model.model.language_model.norm.weight.requires_grad_()
+    return Policy(model, tiny.tokenizer, tiny.image_processor)
+
+
+def trained_text(positions: int) -> list[TrainSample]:
+    ids = np.random.default_rng(0).integers(0, 300, positions + 1)
+    values = {name: np.full(positions, -1, np.float32) for name in ("old_log_probs", "rollout_log_probs", "advantages")}
+    places = np.tile(np.arange(positions + 1), (3, 1))
+    return [TrainSample(ids, places, np.arange(1, positions + 1), ids[1:], [], **values)]
+
+
+@pytest.mark.parametrize(("coefficient", "compute"), [(0.0, None), (0.01, None), (0.01, "bfloat16")])
+def test_logits_take_three_copies_of_a_chunk_however_many_tokens_are_trained(
+    wide_policy: Policy, coefficient: float, compute: str | None
+) -> None:
+    peaks = []
+    for positions in (CHUNK // 3, 2 * CHUNK, 4 * CHUNK):
+        policy = Policy(wide_policy.model, wide_policy.tokenizer, wide_policy.image_processor, compute=compute)
+        gradient_pass = GradientPass(policy, PassSetting(TEMPERATURE, 8192, CHUNK))
+        objective = GrpoObjective(GrpoOptions(entropy_coefficient=coefficient))
+        batch = trained_text(positions)
+        with LiveBytes() as count:
+            gradient_pass.accumulate(batch, objective, StepSize.of(batch))
+        peaks.append(count.peak)
+    copies = [peak / (CHUNK * VOCABULARY * 4) for peak in peaks]
+    assert max(copies) <= 3, copies
+    assert peaks[2] <= 1.05 * peaks[1], copies
