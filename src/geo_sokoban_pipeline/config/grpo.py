@@ -163,13 +163,13 @@ class OptimizerOptions(StrictModel):
     logit_chunk: Count = Field(16_384, description="Positions whose logits are held at once.")
     vision_patches: Count | None = Field(
         None,
-        description="Patches that pass the vision tower at once, at least one image; a step with more encodes its "
-        "images twice, without a graph before the micro-batches and with one behind them. None: all at once.",
+        description="Patches that pass the vision tower at once, at least one image. A step with more patches encodes "
+        "its images twice: before the micro-batches without a graph, after them with one. None: all at once.",
     )
     gradient_checkpointing: bool = Field(
         False,
-        description="Keep the inputs of decoder layers and vision blocks alone, and run each again in the backward "
-        "pass: a quarter more time for a tenth of the memory.",
+        description="Keep only the inputs of decoder layers and vision blocks, and run each again in the backward pass: "
+        "for one more forward pass, Qwen3-VL-2B keeps 8 kB a token and layer in place of 133 kB.",
     )
     max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
 
