@@ -154,7 +154,7 @@ def test_size(count: float, text: str) -> None:
         ("key-value cache", {"rollout": {"max_conversations": 128}}, 0.5),
         ("key-value cache", {"grpo": {"groups": 64}}, 2.0),
         ("image features", {"grpo": {"group_size": 16}}, 2.0),
-        ("vision activations of a step", {"grpo": {"groups_per_step": 10}}, 2.0),
+        ("vision activations", {"grpo": {"groups_per_step": 10}}, 2.0),
         ("weights", {"grpo": {"groups": 64}}, 1.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384}}, 2.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384, "steps": 0}}, 1.0),

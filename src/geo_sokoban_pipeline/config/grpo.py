@@ -168,8 +168,8 @@ class OptimizerOptions(StrictModel):
     )
     gradient_checkpointing: bool = Field(
         False,
-        description="Keep only the inputs of decoder layers and vision blocks, and run each again in the backward pass: "
-        "for one more forward pass, Qwen3-VL-2B keeps 8 kB a token and layer in place of 133 kB.",
+        description="Keep only the inputs of decoder layers and vision blocks, and run each again in the backward "
+        "pass: for one more forward pass, Qwen3-VL-2B keeps 8 kB a token and layer in place of 133 kB.",
     )
     max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
 

@@ -13,7 +13,7 @@ from typing import Any
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.hub import fetch_config, find_cached
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json
 
@@ -28,6 +28,7 @@ class ModelShape:
     Attributes:
         config: `Qwen3VLConfig`, or that of the mixture of experts.
         parameters: number of parameters, tied ones once.
+        trained: number of those that are not frozen.
         value_bytes: bytes of one parameter in memory.
         encoding: the policy without its model: tokenizer, template, image processor; None: not fetched yet.
         folder: of the weights; None: built from a seed, or not fetched yet.
@@ -35,6 +36,7 @@ class ModelShape:
 
     config: Any
     parameters: int
+    trained: int
     value_bytes: int
     encoding: Policy | None
     folder: Path | None
@@ -140,8 +142,10 @@ def _shape(options: PolicyOptions, config: Any, encoding: Policy | None, folder:
 
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config)
+    freeze_parameters(model, options.freeze)
     count = sum(parameter.numel() for parameter in model.parameters())
-    return ModelShape(config, count, _BYTES[options.dtype], encoding, folder)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return ModelShape(config, count, trained, _BYTES[options.dtype], encoding, folder)
 
 
 # The files of a policy folder: every shard complete; tokenizer, template and processor present.

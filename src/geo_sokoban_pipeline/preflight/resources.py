@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.envs.inspection import Check, State
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
+from geo_sokoban_pipeline.preflight.activations import language_bytes, logit_bytes, vision_bytes
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
@@ -205,13 +206,8 @@ def size(count: float) -> str:
 
 
 _MEMORY = "memory"
-# Values that autograd keeps per token and layer, in multiples of the width and of the MLP's inner width: inputs of two
-# norms, of the projections, queries, keys, values and their rotations; gate, up and their product.
-_WIDTHS_PER_LAYER = 12
-_MLPS_PER_LAYER = 4
 # Interpreter, libraries and filled caches of a worker: measured at the default size.
 _PROCESS_BYTES = 600_000_000
-_LOGIT_COPIES = 3  # logits, log-probs, gradient, in float32
 _EXACT = ("weights", "gradients", "optimizer moments", "reference policy")
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -234,34 +230,37 @@ def plan_memory(
     from geo_sokoban_pipeline.policies.patches import DEFAULT_CACHE_BYTES
 
     text, vision = model.config.text_config, model.config.vision_config
-    weights = model.weight_bytes
+    weights, trained = model.weight_bytes, model.trained * model.value_bytes
     wide = model.value_bytes if options.policy.compute is None else 2  # bytes of a value that is computed
     grpo, rollout = options.grpo, options.rollout
     episodes = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
     in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
     sft = options.warm_start.max_tokens if options.warm_start.steps else 0
     tokens = max(options.optimizer.max_tokens, sft, longest)
-    layer = _WIDTHS_PER_LAYER * text.hidden_size + _MLPS_PER_LAYER * text.intermediate_size
-    logits = min(options.optimizer.logit_chunk, tokens) * text.vocab_size * 4 * _LOGIT_COPIES
-    patch = _WIDTHS_PER_LAYER * vision.hidden_size + _MLPS_PER_LAYER * vision.intermediate_size
+    policy, optimizer, config = options.policy, options.optimizer, model.config
     images = 0 if not shape.patches else rollout.max_turns + 1
     heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    rows = min(rollout.max_conversations, episodes)
+    in_process = rollout.engine == "transformers"
+    rows = min(rollout.max_conversations, episodes) if in_process else 0
+    seen = images * episodes if in_process else images * in_step
     features = 1 + len(vision.deepstack_visual_indexes)
     plan = {
         "weights": weights,
         # A worker has its own, and a copy in the shared buffer.
-        "gradients": weights * (2 * options.processes - 1),
-        "optimizer moments": 2 * weights,
-        "activations of a micro-batch": tokens * text.num_hidden_layers * layer * wide + logits,
-        "vision activations of a step": in_step * images * shape.patches * vision.depth * patch * wide,
+        "gradients": trained * (2 * options.processes - 1),
+        "optimizer moments": 2 * trained,
+        "activations of a micro-batch": language_bytes(config, policy, optimizer, tokens),
+        "logits of a micro-batch": logit_bytes(config, optimizer, tokens),
+        "vision activations": vision_bytes(config, policy, optimizer, in_step * images * shape.patches, shape.patches),
         "key-value cache": rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide,
-        "image features": episodes * images * shape.image_tokens * text.hidden_size * features * wide,
+        "image features": seen * shape.image_tokens * text.hidden_size * features * wide,
         "image cache": min(DEFAULT_CACHE_BYTES, episodes * images * (shape.patches * 768 + shape.image_bytes)),
     }
     if options.processes > 1:
         plan["further processes"] = (options.processes - 1) * _PROCESS_BYTES
+    if policy.compute is not None:
+        plan["weights in the type of products"] = model.parameters * 2
     if grpo.kl_coefficient > 0:
         plan["reference policy"] = weights
     return plan
@@ -341,8 +340,9 @@ def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 _WAYS_OUT = {
-    "activations of a micro-batch": "lower optimizer.max_tokens or optimizer.logit_chunk",
-    "vision activations of a step": "lower grpo.groups_per_step or the size of the images",
+    "activations of a micro-batch": "set optimizer.gradient_checkpointing=true or lower optimizer.max_tokens",
+    "logits of a micro-batch": "lower optimizer.logit_chunk",
+    "vision activations": "set optimizer.vision_patches or optimizer.gradient_checkpointing=true",
     "further processes": "lower processes",
     "key-value cache": "lower rollout.max_conversations or rollout.max_turns",
     "image features": "lower grpo.groups or the size of the images",
