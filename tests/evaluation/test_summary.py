@@ -155,6 +155,48 @@ def test_solver_gives_up_beyond_its_states(rows: Any, train_options: TrainOption
     assert not all(record.success for record in records)
 
 
+@pytest.mark.parametrize("place", ["step", "reward", "expert", None])
+def test_baselines_close_every_environment(
+    rows: Any, train_options: TrainOptions, tmp_path: Path, place: str | None
+) -> None:
+    """Also where the environment, the reward or the expert raises: the episode fails, the others count."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from pathlib import Path\n"
+        "from coins import CoinEnv\n"
+        f"LOG, PLACE = Path({str(tmp_path / 'log')!r}), {place!r}\n"
+        "def fail(place):\n"
+        "    if place == PLACE:\n"
+        "        raise OSError('no connection')\n"
+        "class Env(CoinEnv):\n"
+        "    def step(self, text):\n"
+        "        fail('step')\n"
+        "        return super().step(text)\n"
+        "    def close(self):\n"
+        "        LOG.open('a').write('closed ')\n"
+        "class Expert:\n"
+        "    def respond(self, env, generator):\n"
+        "        fail('expert')\n"
+        "        return 'up'\n"
+        "def build_env(row, args):\n"
+        "    return Env(row)\n"
+        "def build_teacher(name, patience, noise):\n"
+        "    return Expert()\n"
+        "def reward(outcome, args):\n"
+        "    fail('reward')\n"
+        "    return 1.0\n"
+    )
+    options = train_options.model_copy(
+        update={
+            "env": train_options.env.model_copy(update={"factory": str(own), "args": {}}),
+            "reward": train_options.reward.model_copy(update={"function": str(own), "args": {}}),
+        }
+    )
+    agent = ExpertOptions.model_validate({"name": "direct", "factory": str(own)})
+    assert len(evaluate_baseline(agent, rows[:3], options, seed=0)) == 3
+    assert (tmp_path / "log").read_text().split() == ["closed"] * 3
+
+
 def test_blank_images_keep_their_size() -> None:
     from PIL import Image
 

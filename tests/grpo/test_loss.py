@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.grpo import group_advantages, policy_loss
-from geo_sokoban_pipeline.grpo.loss import off_policy_metrics, reduce_tokens, reduction_weights
+from geo_sokoban_pipeline.grpo.loss import (
+    GrpoObjective,
+    StepSize,
+    off_policy_metrics,
+    reduce_tokens,
+    reduction_weights,
+)
+
 
 VALUES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 0.0]])
 MASK = torch.tensor([[1, 0, 1], [1, 1, 0]])
@@ -229,3 +239,23 @@ def test_gap_between_trainer_and_engine():
     assert found["tis_abs"] == pytest.approx(4 / 3)
     assert found["tis_clipfrac"] == pytest.approx(1 / 3)
     assert found["train_rollout_logprob_abs_diff"] == pytest.approx(math.log(8) / 3)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_missing_reference_is_named(count):
+    """One row for two samples would be broadcast, and shift the rows of more."""
+    values = np.full(4, -1.0, np.float32)
+    samples = [
+        SimpleNamespace(
+            targets=np.arange(4),
+            old_log_probs=values,
+            rollout_log_probs=values,
+            advantages=values,
+            ref_log_probs=values if number else None,
+        )
+        for number in range(count)
+    ]
+    log_probs = torch.full((count, 4), -1.0)
+    objective = GrpoObjective(GrpoOptions(kl_coefficient=0.1))
+    with pytest.raises(ValueError, match=f"kl_coefficient=0.1 needs ref_log_probs .* 1 of {count} have none"):
+        objective(samples, log_probs, torch.zeros(count, 4), torch.ones(count, 4), StepSize.of(samples))

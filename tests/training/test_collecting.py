@@ -157,6 +157,47 @@ def test_groups_are_drawn_until_enough_carry_a_signal(
     assert {e.group_index for e in episodes if e.trained} == {n for n, letter in enumerate(says) if letter in kept}
 
 
+def test_refilled_groups_are_enough_once_the_missing_ones_are_there(train_options: TrainOptions) -> None:
+    """Two groups of the first four carry a signal, so one of the second call's is enough."""
+    answers: list[list[bool]] = []
+
+    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any, enough: Any) -> list[Trajectory]:
+        episodes = roll_out(tasks, "ssnnns")
+        answers.append([enough(episodes[:count]) for count in range(2, len(episodes) + 1, 2)])
+        return episodes
+
+    sampler = CountingSampler([1] * 40)
+    collector_of(train_options, play, over_sampling=1.2, max_refill=2.0).collect(0, sampler)
+    assert sampler.asked == [(0, 0, 4), (0, 1, 1), (0, 2, 1)]
+    assert answers == [[False] * 4, [False], [True]]
+
+
+def test_solve_rates_are_of_whole_groups(train_options: TrainOptions) -> None:
+    """An aborted episode has no end, so it is not unsolved: neither in the metrics nor in the sampler's rates."""
+
+    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any, enough: Any) -> list[Trajectory]:
+        episodes = roll_out(tasks, "ssssss")
+        for episode in episodes:
+            episode.metrics["success"] = 1.0
+        # Group 4: one episode is complete, the other one is aborted; group 5: both are.
+        for episode in episodes[9:]:
+            episode.status, episode.reward, episode.drop_reason = "aborted", None, "aborted"
+            episode.metrics["success"] = 0.0
+        return episodes
+
+    observed: list[tuple[list[int], list[float]]] = []
+
+    class WatchedSampler(PromptSampler):
+        def update(self, indices: Sequence[int], solve_rates: Sequence[float]) -> None:
+            observed.append((list(indices), list(solve_rates)))
+
+    changes = {"over_sampling": 2.0, "max_refill": 1.0, "partial": True, "mixed_versions": "mask"}
+    collector = collector_of(train_options, play, **changes)
+    _, metrics = collector.collect(0, WatchedSampler([1] * 40))
+    assert metrics["rollout/success_rate"] == 1.0
+    assert observed == [(PromptSampler([1] * 40).draw(0, 6)[:4], [1.0] * 4)]
+
+
 def test_aborted_groups_come_first_and_new_prompts_fill_up(train_options: TrainOptions) -> None:
     """Partial rollouts: of 6 groups 3 suffice, the rest is gone on with, and only so many prompts are drawn as lack."""
     calls: list[list[EpisodeTask]] = []

@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.rollout.episode import (
     begin_reward,
     check_reward,
     check_step,
+    close_environment,
     finalize_environment,
 )
 from geo_sokoban_pipeline.runs.own_code import explain
@@ -71,22 +72,23 @@ def _run_episode(
     chosen: ExpertOptions, row: dict[str, Any], build_env: Any, reward: Any, options: TrainOptions, seed: int
 ) -> FinishedEpisode:
     generator = python_generator(seed, "baseline", chosen.name, str(row["id"]))
-    env = build_env(row, options.env.args)
-    env.reset()
     agent = make_expert(chosen, row)
-    infos: list[dict[str, Any]] = []
-    responses: list[str] = []
-    done = False
-    while not done and len(infos) < options.rollout.max_turns:
-        text = agent.respond(env, generator)
-        if text is None:
-            break
-        responses.append(text)
-        _, done, info = check_step(env.step(text), options.env.factory)
-        infos.append(info)
-    result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
-    given = begin_reward(reward, result, options.reward.args)()
-    ret = check_reward(given, options.reward.function)["reward"]
-    episode = FinishedEpisode(row=row, metrics=result.metrics, ret=ret, responses=responses)
-    env.close()
-    return episode
+    env = build_env(row, options.env.args)
+    try:
+        env.reset()
+        infos: list[dict[str, Any]] = []
+        responses: list[str] = []
+        done = False
+        while not done and len(infos) < options.rollout.max_turns:
+            text = agent.respond(env, generator)
+            if text is None:
+                break
+            responses.append(text)
+            _, done, info = check_step(env.step(text), options.env.factory)
+            infos.append(info)
+        result = finalize_environment(env, EpisodeResult(row, "completed", responses, "", infos))
+        given = begin_reward(reward, result, options.reward.args)()
+        ret = check_reward(given, options.reward.function)["reward"]
+        return FinishedEpisode(row=row, metrics=result.metrics, ret=ret, responses=responses)
+    finally:
+        close_environment(env, f"the baseline {chosen.name} on {row['id']}")

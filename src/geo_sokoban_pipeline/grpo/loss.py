@@ -536,8 +536,13 @@ class GrpoObjective:
             off_policy = off_policy_metrics(old, rollout, mask, cap=options.importance_cap or 1.0)
             share = float(mask.sum()) / max(step.tokens, 1)
             metrics |= {name: value * share for name, value in off_policy.items() if name.startswith("tis")}
-        references = [sample.ref_log_probs for sample in samples if sample.ref_log_probs is not None]
         if options.kl_coefficient > 0:
+            references = [sample.ref_log_probs for sample in samples if sample.ref_log_probs is not None]
+            if len(references) < len(samples):
+                raise ValueError(
+                    f"grpo.kl_coefficient={options.kl_coefficient} needs ref_log_probs of every sample; "
+                    f"{len(samples) - len(references)} of {len(samples)} have none."
+                )
             kl = kl_estimate(log_probs, pad(references, log_probs), options.kl_kind, loss_mask=mask)
             kl_mean = reduce_tokens(kl, mask, options.reduction, denominator)
             loss = loss + options.kl_coefficient * kl_mean

@@ -167,8 +167,8 @@ def assistant_turns(trajectory: Trajectory) -> list[Turn]:
 
 
 def is_solved(trajectory: Trajectory) -> bool | None:
-    """Whether an episode succeeded; None for a task without success."""
-    success = trajectory.metrics.get("success")
+    """Whether an episode succeeded; None for a task without success, and for an aborted episode, which has no end."""
+    success = None if trajectory.status == "aborted" else trajectory.metrics.get("success")
     return None if success is None else success >= 0.5
 
 

@@ -132,12 +132,12 @@ class Collector:
         limit = max(first, math.ceil(grpo.groups * grpo.max_refill))
         chosen: list[int] = []  # index of each group's prompt
         trajectories: list[Trajectory] = []
-        wanted, attempt = first, 0
+        wanted, attempt, found = first, 0, 0
         while True:
             # Aborted groups of earlier iterations come first, then new prompts.
             before = self.partial.take(wanted)
             drawn = sampler.draw(iteration, wanted - len(before), attempt)
-            trajectories += self._roll_out(iteration, drawn, len(chosen), before)
+            trajectories += self._roll_out(iteration, drawn, len(chosen), before, grpo.groups - found)
             chosen += [*(group.prompt for group in before), *drawn]
             attempt += 1
             if len(chosen) >= limit:
@@ -163,9 +163,13 @@ class Collector:
         return score_groups(trajectories, self.options.grpo, self.options.reward.args, min_groups=0)
 
     def _roll_out(
-        self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[PartialGroup]
+        self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[PartialGroup], missing: int
     ) -> list[Trajectory]:
-        """Roll out aborted groups, then groups of the drawn prompts."""
+        """Roll out aborted groups, then groups of the drawn prompts.
+
+        Args:
+            missing: number of groups that can be trained after which over-sampling aborts the others.
+        """
         options = self.options
         size = options.grpo.group_size
         new = [
@@ -200,11 +204,12 @@ class Collector:
         roll_out = self.rollout_fn or load_rollout_fn(options.rollout)
         if options.rollout.over_sampling <= 1:
             return roll_out(self.engine, self.policy, tasks, settings)
-        return roll_out(self.engine, self.policy, tasks, settings, enough=self._is_enough)
 
-    def _is_enough(self, complete: list[Trajectory]) -> bool:
-        """Whether the complete groups include `grpo.groups` that can be trained."""
-        return self._probe(complete).trained_groups >= self.options.grpo.groups
+
+        def is_enough(complete: list[Trajectory]) -> bool:
+            return self._probe(complete).trained_groups >= missing
+
+        return roll_out(self.engine, self.policy, tasks, settings, enough=is_enough)
 
 
 def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:
@@ -221,11 +226,12 @@ def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[s
 
 
 def _update_solve_rates(sampler: PromptSampler, chosen: Sequence[int], trajectories: Sequence[Trajectory]) -> None:
-    """Update the sampler with the solve rate of each group."""
+    """Update the sampler with the solve rate of each whole group: a partial one counts in the iteration it ends in."""
+    aborted = {episode.group_index for episode in trajectories if episode.status == "aborted"}
     rates: dict[int, list[float]] = {}
     for episode in trajectories:
         solved = is_solved(episode)
-        if solved is not None:
+        if solved is not None and episode.group_index not in aborted:
             rates.setdefault(episode.group_index, []).append(float(solved))
     groups = sorted(rates)
     sampler.update([chosen[group] for group in groups], [float(np.mean(rates[group])) for group in groups])

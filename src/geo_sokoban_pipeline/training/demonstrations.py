@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings, close_environment
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -85,16 +85,19 @@ class Demonstrator:
         episode = Episode(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
         expert = make_expert(self._expert, row)
         codec = self._policy.codec
-        episode.start(self._build_env)
-        while episode.is_pending and (text := expert.respond(episode.env, generator)) is not None:
-            ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
-            episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
-        if episode.error is not None:
-            # As in a rollout, an episode that raises is dropped; `demonstrate` raises where all do.
-            self._failure = f" The last error of the environment: {episode.error}."
-            logger.warning("a demonstration failed and is dropped: %s", episode.error)
-            return None
-        trajectory = episode.snapshot()
+        try:
+            episode.start(self._build_env)
+            while episode.is_pending and (text := expert.respond(episode.env, generator)) is not None:
+                ids = np.append(codec.encode_text(text), np.int32(codec.end_id))
+                episode.advance(Result(0, ids, np.zeros(len(ids), np.float32), "stop", 0))
+            if episode.error is not None:
+                # As in a rollout, an episode that raises is dropped; `demonstrate` raises where all do.
+                self._failure = f" The last error of the environment: {episode.error}."
+                logger.warning("a demonstration failed and is dropped: %s", episode.error)
+                return None
+            trajectory = episode.snapshot()
+        finally:
+            close_environment(episode.env, f"a demonstration on {row.get('id')}")
         if not trajectory.loss_mask.any() or (self._expert.solved_only and not trajectory.metrics.get("success")):
             return None
         return build_sample(trajectory, self._policy)
