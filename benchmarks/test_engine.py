@@ -37,7 +37,7 @@ from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout import episode
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.sft import run_sft
@@ -79,9 +79,9 @@ def policy(options: TrainOptions, rows: Rows) -> Policy:
     return made
 
 
-def make_tasks(rows: Rows, groups: int, group_size: int) -> list[EpisodeTask]:
+def make_tasks(rows: Rows, groups: int, group_size: int) -> list[EpisodeRequest]:
     pairs = [(group, sample) for group in range(groups) for sample in range(group_size)]
-    return [EpisodeTask(f"g{g}/s{s}", rows[g], g, s, seed=1000 * g + s) for g, s in pairs]
+    return [EpisodeRequest(f"g{g}/s{s}", rows[g], g, s, seed=1000 * g + s) for g, s in pairs]
 
 
 def make_settings(options: TrainOptions, rollout: RolloutOptions, **env: Any) -> RolloutSettings:
@@ -90,7 +90,7 @@ def make_settings(options: TrainOptions, rollout: RolloutOptions, **env: Any) ->
 
 
 def rollout_timed(
-    engine: RolloutEngine, policy: Policy, tasks: Sequence[EpisodeTask], settings: RolloutSettings
+    engine: RolloutEngine, policy: Policy, tasks: Sequence[EpisodeRequest], settings: RolloutSettings
 ) -> tuple[float, list[Trajectory]]:
     """CPU-seconds of a rollout, and its episodes."""
     began = time.process_time()

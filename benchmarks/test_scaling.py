@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.grpo.scoring import score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
 from geo_sokoban_pipeline.training.runtime import prepare_process
@@ -92,7 +92,7 @@ def cost_of_iterations(
     grpo = options.grpo.model_copy(update={"groups": groups, **changes})
     sized = options.model_copy(update={"grpo": grpo})
     policy = copy.deepcopy(policy)
-    backend, engine = TorchBackend(policy, options.optimizer), build_engine(policy, sized.rollout)
+    backend, engine = build_backend(policy, options.optimizer), build_engine(policy, sized.rollout)
     sampler = build_sampler(rows, options, 0, None)
     collector = Collector("scaling", 0, sized, rows, policy, engine)
     dataset = TrajectoriesDataset(str(folder / str(episodes)))

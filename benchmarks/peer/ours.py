@@ -26,6 +26,7 @@ from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
@@ -93,7 +94,8 @@ def run_ours(
     """
     options = make_options(setting, reuse_cache)
     policy = load_policy(setting.policy, options.policy.dtype, options.policy.attention)
-    backend = TorchBackend(policy, options.optimizer, options.rollout.sampling.temperature)
+    backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature)
+    assert isinstance(backend, TorchBackend)  # it has the optimizers that the report names
     engine = build_engine(policy, options.rollout)
     sampler = build_sampler(rows, options, 0, None)
     collector = Collector("bench_peer", 0, options, rows, policy, engine)

@@ -21,9 +21,9 @@ from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
-from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -89,7 +89,7 @@ def measure(policy: Policy, work: Work) -> Figures:
     options = OptimizerOptions(
         learning_rate=_RATE, max_tokens=work.batch_tokens, logit_chunk=2048, clip=1.0, weight_decay=0.1
     )
-    backend = TorchBackend(policy, options)
+    backend = build_backend(policy, options)
     objective = GrpoObjective(GrpoOptions(reduction="sample_mean", credit="episode", entropy_coefficient=0.0))
     seconds, norm = [], 0.0
     for _ in range(work.updates):
@@ -121,7 +121,7 @@ def _roll_out(policy: Policy, work: Work) -> list[Trajectory]:
     reward, sampling = RewardOptions(function=REWARD), SamplingOptions(temperature=0.8)
     settings = RolloutSettings(env, reward, limits, sampling, 0, "sokoban")
     tasks = [
-        EpisodeTask(f"gpu/{number}", rows[number // _GROUP % len(rows)], number // _GROUP, number, number)
+        EpisodeRequest(f"gpu/{number}", rows[number // _GROUP % len(rows)], number // _GROUP, number, number)
         for number in range(work.episodes)
     ]
     engine = FullResponses(policy, draft_share=None)

@@ -34,7 +34,7 @@ from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, write_policy
 from geo_sokoban_pipeline.seeding import python_generator
@@ -57,7 +57,7 @@ class Played:
     """One call of the rollout function."""
 
     settings: RolloutSettings
-    tasks: Sequence[EpisodeTask]
+    tasks: Sequence[EpisodeRequest]
     requests: list[Request]
     trajectories: list[Trajectory]
 
@@ -80,7 +80,7 @@ class Answering:
 
     name, software_version, seeded = "answering", "1", True
 
-    def __init__(self, version: int, policy: Policy, tasks: Sequence[EpisodeTask]) -> None:
+    def __init__(self, version: int, policy: Policy, tasks: Sequence[EpisodeRequest]) -> None:
         self.version, self._policy, self._tasks = version, policy, tasks
         self.requests: list[Request] = []
         self._queue: list[Request] = []

@@ -11,7 +11,7 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import EnvOptions, RewardOptions
@@ -27,7 +27,7 @@ def play(policy: Policy, observation: str) -> Trajectory:
         iteration=0,
         task="talk",
     )
-    task = EpisodeTask("run/g0/s0", {"id": "row", "prompt": "Which way?"}, 0, 0, 0)
+    task = EpisodeRequest("run/g0/s0", {"id": "row", "prompt": "Which way?"}, 0, 0, 0)
     (episode,) = rollout(TransformersEngine(policy), policy, [task], settings)
     return episode
 

@@ -180,7 +180,6 @@ def test_off_policy_metrics():
     mask = torch.tensor([[1, 1, 0, 1]])
     metrics = off_policy_metrics(RATIOS.log(), torch.zeros(1, 4), mask)
     assert metrics == {
-        "train_rollout_logprob_abs_diff": pytest.approx((math.log(2) + math.log(3)) / 3),
         "tis": pytest.approx(1.5),
         "tis_clipfrac": pytest.approx(1 / 3),
         "tis_abs": pytest.approx(2.5 / 3),

@@ -146,7 +146,7 @@ def test_no_more_groups_than_wanted_and_whole_ones_only() -> None:
     broken = groups[0][1]
     broken.status, broken.reward = "aborted", None
     episodes = [episode for group in groups for episode in group]
-    score(episodes, GrpoOptions(credit="episode", filter="none"), SUM, most=2)
+    score(episodes, GrpoOptions(credit="episode", filter="none"), SUM, max_trained_groups=2)
     assert [episode.trained for episode in episodes] == [False, False, True, True, True, True, False, False]
     assert {episode.drop_reason for episode in (groups[0][0], *groups[3])} == {"surplus"}
 

@@ -9,7 +9,7 @@ from PIL import Image
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import load_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from policies.library import library_log_probs
 from policies.thin import VOCABULARY, write_thin_policy
@@ -43,7 +43,7 @@ def test_it_plays_and_its_log_probs_are_those_of_a_plain_pass(real_policy, sokob
     # A random policy never ends its response by itself: truncated responses are played on, as the original rules do.
     limits = RolloutOptions(max_turns=2, max_tokens_per_turn=5, max_failed_share=0.0)
     settings = RolloutSettings(env, RewardOptions(), limits, SamplingOptions(), 0, "sokoban")
-    tasks = [EpisodeTask(f"e{number}", row, 0, number, number) for number, row in enumerate(rows)]
+    tasks = [EpisodeRequest(f"e{number}", row, 0, number, number) for number, row in enumerate(rows)]
     for episode in rollout(TransformersEngine(real_policy), real_policy, tasks, settings):
         assert episode.status == "truncated"
         assert not np.isin(episode.token_ids[episode.loss_mask == 1], real_policy.banned_ids).any()

@@ -9,7 +9,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import EnvOptions, RewardOptions
@@ -164,5 +164,5 @@ def play_scripted(
     made.clear()
     engine = ScriptedEngine(responses)
     rows = rows or [{}]
-    tasks = [EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
+    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT, **row}, 0, n, n) for n, row in enumerate(rows)]
     return rollout(engine, CharacterPolicy(), tasks, settings), engine

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, RolloutRules
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, made, make_settings, play_scripted
 
@@ -121,7 +121,7 @@ def test_turns_partition_the_tokens():
 def test_weight_spans_say_who_wrote_what(versions, spans):
     engine = ScriptedEngine([FOUR, THREE])
     engine.versions = versions.__getitem__
-    task = EpisodeTask("t", {"id": "r", "prompt": PROMPT}, 0, 0, 0)
+    task = EpisodeRequest("t", {"id": "r", "prompt": PROMPT}, 0, 0, 0)
     (episode,) = rollout(engine, CharacterPolicy(), [task], make_settings({"ends_after": 2}))
     assert episode.weight_spans == spans
     assert episode.policy_version == 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.trajectories.schema import TableContext, validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
@@ -104,7 +104,7 @@ def test_too_many_failures_stop_the_run(allowed, stops):
 
 def test_progress_counts_every_episode():
     rows = [{"env": {"ends_after": 2}}, {"env": {"raises": "reset"}}, {"env": {"ends_after": 1}}]
-    tasks = [EpisodeTask(f"t{n}", {"id": "r", "prompt": "p", **row}, 0, n, n) for n, row in enumerate(rows)]
+    tasks = [EpisodeRequest(f"t{n}", {"id": "r", "prompt": "p", **row}, 0, n, n) for n, row in enumerate(rows)]
     ended = []
     engine = ScriptedEngine({0: [STOP, STOP], 2: [STOP]})
     rollout(engine, CharacterPolicy(), tasks, make_settings(), ended.append)
@@ -184,7 +184,7 @@ def test_own_code_from_a_file(tmp_path, named):
     spec = own_task(tmp_path, named)
     own = own_settings(spec("build_env"), spec("reward"))
     play = load_object(spec("rollout"), default_name="rollout")
-    tasks = [EpisodeTask(f"t{n}", {"id": "r", "prompt": "p"}, 0, n, n) for n in range(3)]
+    tasks = [EpisodeRequest(f"t{n}", {"id": "r", "prompt": "p"}, 0, n, n) for n in range(3)]
     episodes = play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), tasks, own)
     assert [(e.reward, e.reward_parts, e.task) for e in episodes] == [(6.0, {"status_known": 1.0}, "own")]
 
@@ -195,7 +195,7 @@ def test_own_code_by_dotted_path(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     own = own_settings("my_dotted_task.build_env", "my_dotted_task.reward")
     play = load_object("my_dotted_task.rollout")
-    task = EpisodeTask("t", {"id": "r", "prompt": "p"}, 0, 0, 0)
+    task = EpisodeRequest("t", {"id": "r", "prompt": "p"}, 0, 0, 0)
     assert play(ScriptedEngine([STOP, STOP]), CharacterPolicy(), [task], own)[0].reward == 6
 
 
@@ -222,7 +222,7 @@ def test_episodes_are_given_up_once_enough_groups_are_over():
         seen.append([episode.trajectory_id for episode in over])
         return len({episode.group_index for episode in over}) == 2
 
-    tasks = [EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(6)]
+    tasks = [EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n // 2, n % 2, n) for n in range(6)]
     engine = ScriptedEngine({n: [STOP] for n in range(6)})
     made.clear()
     episodes = rollout(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}), enough=enough)

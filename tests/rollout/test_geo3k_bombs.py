@@ -11,7 +11,7 @@ import pytest
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rewards.math_answer import Grader
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import CharacterPolicy, ScriptedEngine
 from task_options import EnvOptions, RewardOptions
@@ -56,7 +56,7 @@ def test_a_batch_of_bombs_ends_by_its_deadlines(monkeypatch):
     monkeypatch.setattr(Grader, "submit", partialmethod(Grader.submit, patience=PATIENCE))
     talks = {n: [response(bomb(TURNS * n + turn)) for turn in range(TURNS)] for n in range(BOMBS)}
     talks[BOMBS] = [response("x+y"), "\\boxed{xy}"]  # right by rule at the end
-    tasks = [EpisodeTask(f"e{n}", {"id": f"e{n}", "prompt": "p", "answer": LABEL}, n, 0, n) for n in talks]
+    tasks = [EpisodeRequest(f"e{n}", {"id": f"e{n}", "prompt": "p", "answer": LABEL}, n, 0, n) for n in talks]
     engine = BatchEngine({n: [(text, "stop") for text in texts] for n, texts in talks.items()})
     start = time.monotonic()
     episodes = rollout(engine, CharacterPolicy(), tasks, settings())

@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -65,7 +65,7 @@ def response(answer: str) -> str:
 def demonstrate(policy: Policy, rows: Rows, generator: random.Random) -> TrainSample:
     """An episode of answers drawn from those of all rows."""
     row = generator.choice(rows)
-    episode = Episode(0, EpisodeTask("d", row, 0, 0, 0), policy, settings(max_tokens_per_turn=None))
+    episode = Episode(0, EpisodeRequest("d", row, 0, 0, 0), policy, settings(max_tokens_per_turn=None))
     episode.start(build_env)
     while episode.is_pending:
         ids = np.append(
@@ -90,7 +90,7 @@ def caller(tiny_policy: Policy, rows: Rows) -> Iterator[Policy]:
 
 def play(policy: Policy, rows: Rows, chosen: RolloutSettings, samples: int = 4) -> list[Trajectory]:
     tasks = [
-        EpisodeTask(f"p{group}/s{sample}", row, group, sample, 1000 * group + sample)
+        EpisodeRequest(f"p{group}/s{sample}", row, group, sample, 1000 * group + sample)
         for group, row in enumerate(rows)
         for sample in range(samples)
     ]

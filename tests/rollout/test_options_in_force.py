@@ -20,7 +20,7 @@ from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, load_rollout_fn, rollout
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -269,7 +269,7 @@ def _drafts(bench: Bench) -> None:
     assert alone[-1] == (1, 1) and ahead[-1][1] > 1
 
 
-def collector(bench: Bench, tasks: list[list[EpisodeTask]], **changes: Any) -> Collector:
+def collector(bench: Bench, tasks: list[list[EpisodeRequest]], **changes: Any) -> Collector:
     values = bench.options.model_dump()
     values["env"], values["reward"] = {"factory": "coins.build_env"}, {"function": "coins.solved_reward"}
     values["rollout"] |= {"max_turns": 1, "max_tokens_per_turn": 6, "max_conversations": 2} | changes
@@ -277,7 +277,7 @@ def collector(bench: Bench, tasks: list[list[EpisodeTask]], **changes: Any) -> C
     values["grpo"]["mixed_versions"] = "mask"
     options = TrainOptions.model_validate(values)
 
-    def play(engine: Any, policy: Any, given: list[EpisodeTask], settings: Any, **kw: Any) -> list[Trajectory]:
+    def play(engine: Any, policy: Any, given: list[EpisodeRequest], settings: Any, **kw: Any) -> list[Trajectory]:
         tasks.append(given)
         return rollout(engine, policy, given, settings, **kw)
 
@@ -288,7 +288,7 @@ def collector(bench: Bench, tasks: list[list[EpisodeTask]], **changes: Any) -> C
 def _over_sampling(bench: Bench) -> None:
     """Two groups more are started; once three are over the others are aborted, and three are trained."""
     for share, started in ((1.0, 3), (1.5, 5)):
-        tasks: list[list[EpisodeTask]] = []
+        tasks: list[list[EpisodeRequest]] = []
         made = collector(bench, tasks, over_sampling=share)
         episodes, _ = made.collect(0, build_sampler(made.prompts, made.options, 0, None))
         assert [len(given) for given in tasks] == [started * 2]
@@ -301,7 +301,7 @@ def _over_sampling(bench: Bench) -> None:
 def _partial(bench: Bench) -> None:
     """Groups that were aborted are the first ones of the next iteration, with their prompts and seeds."""
     for keeps in (False, True):
-        tasks: list[list[EpisodeTask]] = []
+        tasks: list[list[EpisodeRequest]] = []
         made = collector(bench, tasks, over_sampling=1.5, partial=keeps)
         sampler = build_sampler(made.prompts, made.options, 0, None)
         first, _ = made.collect(0, sampler)

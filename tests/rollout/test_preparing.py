@@ -10,7 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from rollout.scripted import CharacterPolicy, ScriptedEngine, TalkEnv, make_settings, play_scripted
 from task_options import EnvOptions, RewardOptions
@@ -81,7 +81,7 @@ def play(responses, *setups, **limits):
         0,
         "slow",
     )
-    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
+    tasks = [EpisodeRequest(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
     seen().clear()
     return rollout(BatchEngine(dict(enumerate(responses))), CharacterPolicy(), tasks, settings)
 
@@ -139,7 +139,7 @@ def play_gated(engine, *setups):
     settings = RolloutSettings(
         EnvOptions(factory=f"{__file__}:build_gated"), base.reward, base.rollout, base.sampling, 0, "slow"
     )
-    tasks = [EpisodeTask(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
+    tasks = [EpisodeRequest(n, {"id": n, "prompt": "p", "env": env}, 0, i, i) for i, (n, env) in enumerate(setups)]
     seen().clear()
     load_object(f"{__file__}:GatedEnv").gates = {"slow": Future()}
     return rollout(engine, CharacterPolicy(), tasks, settings)

@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.envs.geo3k.data_steps import check_problems, make_prom
 from geo_sokoban_pipeline.evaluation.audit import check_token_parity
 from geo_sokoban_pipeline.policies.policy import Policy, load_policy
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
@@ -88,7 +88,7 @@ def geometry(reward: str = "math_reward") -> RolloutSettings:
 
 
 def play(thinker: Policy, row: dict[str, Any], texts: Sequence[str], settings: RolloutSettings) -> Trajectory:
-    (episode,) = rollout(Writer(thinker, texts), thinker, [EpisodeTask("t", row, 0, 0, 0)], settings)
+    (episode,) = rollout(Writer(thinker, texts), thinker, [EpisodeRequest("t", row, 0, 0, 0)], settings)
     validate_trajectories(trajectories_to_table([replace(episode, advantage=0.0)], thinker.table_context))
     return episode
 

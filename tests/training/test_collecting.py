@@ -13,7 +13,7 @@ import pytest
 from builders import make_trajectories
 from coins import rows_of
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.training.collecting import Collector, describe_rollout
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import TrainOptions
@@ -83,7 +83,7 @@ class CountingSampler(PromptSampler):
         return super().draw(iteration, count, attempt)
 
 
-def roll_out(tasks: Sequence[EpisodeTask], says: str, abort_after: int | None = None) -> list[Trajectory]:
+def roll_out(requests: Sequence[EpisodeRequest], says: str, abort_after: int | None = None) -> list[Trajectory]:
     """Groups of two episodes.
 
     Args:
@@ -91,16 +91,16 @@ def roll_out(tasks: Sequence[EpisodeTask], says: str, abort_after: int | None = 
             is solved; `n` no signal.
         abort_after: groups that are complete when the others are aborted.
     """
-    episodes = make_trajectories(len(tasks), turns=1, group_size=2)
-    groups = sorted({task.group_index for task in tasks})
-    for episode, task in zip(episodes, tasks, strict=True):
-        episode.trajectory_id, episode.seed = task.trajectory_id, task.seed
-        episode.group_index, episode.sample_index = task.group_index, task.sample_index
-        letter = says[task.group_index]
-        episode.reward = float(letter != "n" and task.sample_index)
-        episode.metrics = {"success": float(letter == "s" and task.sample_index), "turns": 1.0}
+    episodes = make_trajectories(len(requests), turns=1, group_size=2)
+    groups = sorted({request.group_index for request in requests})
+    for episode, request in zip(episodes, requests, strict=True):
+        episode.trajectory_id, episode.seed = request.trajectory_id, request.seed
+        episode.group_index, episode.sample_index = request.group_index, request.sample_index
+        letter = says[request.group_index]
+        episode.reward = float(letter != "n" and request.sample_index)
+        episode.metrics = {"success": float(letter == "s" and request.sample_index), "turns": 1.0}
         episode.advantage, episode.trained, episode.drop_reason = None, False, None
-        if abort_after is not None and groups.index(task.group_index) >= abort_after:
+        if abort_after is not None and groups.index(request.group_index) >= abort_after:
             episode.status, episode.reward, episode.drop_reason = "aborted", None, "aborted"
     return episodes
 
@@ -132,11 +132,11 @@ def collector_of(options: TrainOptions, play: Callable[..., list[Trajectory]], *
 def test_groups_are_drawn_until_enough_carry_a_signal(
     train_options: TrainOptions, says: str, refill: float, counts: list[int]
 ) -> None:
-    played: list[EpisodeTask] = []
+    played: list[EpisodeRequest] = []
 
-    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any) -> list[Trajectory]:
-        played.extend(tasks)
-        return roll_out(tasks, says)
+    def play(engine: Any, policy: Any, requests: Sequence[EpisodeRequest], settings: Any) -> list[Trajectory]:
+        played.extend(requests)
+        return roll_out(requests, says)
 
     sampler = CountingSampler([1] * 40)
     collector = collector_of(train_options, play, max_refill=refill)
@@ -145,12 +145,12 @@ def test_groups_are_drawn_until_enough_carry_a_signal(
     # Prompts in the order of the sampler, groups and ids numbered through, whatever call has played them.
     order = PromptSampler([1] * 40).draw(7, len(says))
     names = [(group, sample) for group in range(len(says)) for sample in range(2)]
-    assert [(task.group_index, task.sample_index) for task in played] == names
-    assert [task.prompt["id"] for task in played] == [f"row{order[group]}" for group, _ in names]
+    assert [(request.group_index, request.sample_index) for request in played] == names
+    assert [request.prompt["id"] for request in played] == [f"row{order[group]}" for group, _ in names]
     assert [e.trajectory_id for e in episodes] == [
         f"train_x/i00007/g{group:03d}/s{sample:02d}" for group, sample in names
     ]
-    assert len({task.seed for task in played}) == len(names)
+    assert len({request.seed for request in played}) == len(names)
     assert metrics["rollout/groups"] == len(says)
     # In the end `min_groups=2` counts: with fewer groups the weak ones are trained, too.
     kept = "s" if says.count("s") >= 2 else "sw"
@@ -161,8 +161,10 @@ def test_refilled_groups_are_enough_once_the_missing_ones_are_there(train_option
     """Two groups of the first four carry a signal, so one of the second call's is enough."""
     answers: list[list[bool]] = []
 
-    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any, enough: Any) -> list[Trajectory]:
-        episodes = roll_out(tasks, "ssnnns")
+    def play(
+        engine: Any, policy: Any, requests: Sequence[EpisodeRequest], settings: Any, enough: Any
+    ) -> list[Trajectory]:
+        episodes = roll_out(requests, "ssnnns")
         answers.append([enough(episodes[:count]) for count in range(2, len(episodes) + 1, 2)])
         return episodes
 
@@ -175,8 +177,10 @@ def test_refilled_groups_are_enough_once_the_missing_ones_are_there(train_option
 def test_solve_rates_are_of_whole_groups(train_options: TrainOptions) -> None:
     """An aborted episode has no end, so it is not unsolved: neither in the metrics nor in the sampler's rates."""
 
-    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any, enough: Any) -> list[Trajectory]:
-        episodes = roll_out(tasks, "ssssss")
+    def play(
+        engine: Any, policy: Any, requests: Sequence[EpisodeRequest], settings: Any, enough: Any
+    ) -> list[Trajectory]:
+        episodes = roll_out(requests, "ssssss")
         for episode in episodes:
             episode.metrics["success"] = 1.0
         # Group 4: one episode is complete, the other one is aborted; group 5: both are.
@@ -200,11 +204,13 @@ def test_solve_rates_are_of_whole_groups(train_options: TrainOptions) -> None:
 
 def test_aborted_groups_come_first_and_new_prompts_fill_up(train_options: TrainOptions) -> None:
     """Partial rollouts: of 6 groups 3 suffice, the rest is gone on with, and only so many prompts are drawn as lack."""
-    calls: list[list[EpisodeTask]] = []
+    calls: list[list[EpisodeRequest]] = []
 
-    def play(engine: Any, policy: Any, tasks: Sequence[EpisodeTask], settings: Any, enough: Any) -> list[Trajectory]:
-        calls.append(list(tasks))
-        episodes = roll_out(tasks, "ssssss", abort_after=4 if len(calls) == 1 else None)
+    def play(
+        engine: Any, policy: Any, requests: Sequence[EpisodeRequest], settings: Any, enough: Any
+    ) -> list[Trajectory]:
+        calls.append(list(requests))
+        episodes = roll_out(requests, "ssssss", abort_after=4 if len(calls) == 1 else None)
         assert enough(episodes) and not enough(episodes[:4])
         return episodes
 
@@ -216,8 +222,8 @@ def test_aborted_groups_come_first_and_new_prompts_fill_up(train_options: TrainO
     collector.collect(1, sampler)
     assert sampler.asked == [(0, 0, 6), (1, 0, 4)]
     before, now = calls
-    assert [task.prompt for task in now[:4]] == [task.prompt for task in before[8:]]
-    assert [task.seed for task in now[:4]] == [task.seed for task in before[8:]]
-    assert [task.past is not None for task in now] == [True] * 4 + [False] * 8
-    assert len({task.seed for task in before + now}) == 20
+    assert [request.prompt for request in now[:4]] == [request.prompt for request in before[8:]]
+    assert [request.seed for request in now[:4]] == [request.seed for request in before[8:]]
+    assert [request.past is not None for request in now] == [True] * 4 + [False] * 8
+    assert len({request.seed for request in before + now}) == 20
     assert collector.partial.groups == []

@@ -13,7 +13,7 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import device_of, load_as, save_policy
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import build_sample
@@ -32,7 +32,7 @@ def samples(mixed, sokoban_rows):
     env = EnvOptions(args={"cell_px": 16, "max_actions_per_turn": 1})
     limits = RolloutOptions(max_turns=2, max_tokens_per_turn=6)
     settings = RolloutSettings(env, RewardOptions(), limits, SamplingOptions(), 0, "sokoban")
-    tasks = [EpisodeTask(f"e{number}", row, 0, number, number) for number, row in enumerate(sokoban_rows(3))]
+    tasks = [EpisodeRequest(f"e{number}", row, 0, number, number) for number, row in enumerate(sokoban_rows(3))]
     episodes = rollout(TransformersEngine(mixed), mixed, tasks, settings)
     found = [build_sample(episode, mixed) for episode in episodes]
     for number, sample in enumerate(found):

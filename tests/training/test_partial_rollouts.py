@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.rollout.engines.base import Result, join_results
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.collecting import PartialRollouts, past_of
 from rollout.scripted import PROMPT, CharacterPolicy, ScriptedEngine, make_settings
@@ -16,7 +16,7 @@ SETTINGS = {"max_turns": 1, "max_tokens_per_turn": 9}
 
 def play(engine, pasts=(None, None), enough=None):
     tasks = [
-        EpisodeTask(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n, 0, 10 + n, past) for n, past in enumerate(pasts)
+        EpisodeRequest(f"t{n}", {"id": f"r{n}", "prompt": PROMPT}, n, 0, 10 + n, past) for n, past in enumerate(pasts)
     ]
     return rollout(engine, CharacterPolicy(), tasks, make_settings({"ends_after": 1}, **SETTINGS), enough=enough)
 

@@ -25,7 +25,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import write_starting_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
@@ -238,7 +238,7 @@ def test_an_episode_is_repeated_from_its_row(smallest: Policy, options: TrainOpt
     for episode in collect(smallest, options, 5, 2):
         sampling = json.loads(episode.sampling)
         assert (sampling["engine"], sampling["seeded"]) == ("transformers", True)
-        task = EpisodeTask("again", rows_of(1)[0], 0, 0, episode.seed)
+        task = EpisodeRequest("again", rows_of(1)[0], 0, 0, episode.seed)
         engine = build_engine(smallest, options.rollout)
         drawn = SamplingOptions(**{name: sampling[name] for name in SamplingOptions.model_fields})
         again = RolloutSettings(options.env, options.reward, options.rollout, drawn, 9, options.task)

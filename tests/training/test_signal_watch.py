@@ -51,7 +51,7 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_what_is_said_of_iterations(said, rows, messages):
     watch = SignalWatch(GEO3K)
     for iteration, row in enumerate(rows):
-        watch.follow(iteration, row)
+        watch.observe(iteration, row)
     watch.close()
     assert len(said.records) == len(messages)
     for record, message in zip(said.records, messages, strict=True):
@@ -68,5 +68,5 @@ def test_what_is_said_of_iterations(said, rows, messages):
     ],
 )
 def test_a_start_that_solves_nearly_everything_is_said(said, rate, steps, message):
-    SignalWatch(SOKOBAN).follow_start(rate, steps)
+    SignalWatch(SOKOBAN).observe_start(rate, steps)
     assert [message in record.message for record in said.records] == [True] * (message is not None)

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
@@ -64,9 +64,9 @@ def workers(shared_policy: Policy, options: TrainOptions) -> Iterator[WorkerGrou
         yield opened
 
 
-def tasks(rows: Rows, groups: int) -> list[EpisodeTask]:
+def tasks(rows: Rows, groups: int) -> list[EpisodeRequest]:
     return [
-        EpisodeTask(f"g{group}/s{sample}", rows[group], group, sample, seed=100 * group + sample)
+        EpisodeRequest(f"g{group}/s{sample}", rows[group], group, sample, seed=100 * group + sample)
         for group in range(groups)
         for sample in range(4)
     ]

@@ -240,7 +240,10 @@ class TrainOptions(StrictModel):
     prompts: PromptOptions = Field(default_factory=PromptOptions)
     loop: LoopOptions = Field(default_factory=LoopOptions)
     evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
-    backend: Literal["fsdp"] = Field("fsdp", description="What trains the weights.")
+    backend: Literal["fsdp"] = Field(
+        "fsdp",
+        description="Training backend, under slime's name: PyTorch, in the processes of this command.",
+    )
     placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
     threads: int | None = Field(None, ge=1, le=1024, description="Threads of torch. None: all cores.")
     processes: int = Field(

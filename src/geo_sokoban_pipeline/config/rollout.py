@@ -94,7 +94,7 @@ class RolloutOptions(StrictModel):
     server: ServerOptions = Field(default_factory=ServerOptions, description="SGLang servers, with engine sglang.")
     function: str = Field(
         "geo_sokoban_pipeline.rollout.rollout.rollout",
-        description="`rollout(engine, policy, tasks, settings, …) -> list[Trajectory]`: a dotted path or `.py` file.",
+        description="`rollout(engine, policy, requests, settings, …) -> list[Trajectory]`: dotted path or `.py` file.",
     )
     sampling: SamplingOptions = Field(default_factory=SamplingOptions, description="How responses are sampled.")
     max_turns: Count = Field(10, description="Responses of an episode at most.")
@@ -122,7 +122,7 @@ class RolloutOptions(StrictModel):
     )
     partial: bool = Field(
         False,
-        description="Go on in the next iteration with what aborted episodes have sampled; for tasks of one turn.",
+        description="Resume aborted responses in the next iteration (partial rollouts); for tasks of one turn.",
     )
     max_failed_share: Share = Field(0.1, description="More failed episodes than this share stop the run.")
 

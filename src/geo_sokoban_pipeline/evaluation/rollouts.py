@@ -18,7 +18,7 @@ from geo_sokoban_pipeline.envs.metrics import summarise_records
 from geo_sokoban_pipeline.evaluation.metrics import read_finished
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
@@ -53,8 +53,8 @@ def rollout_prompts(
     Returns:
         Trajectories, prompt by prompt; `group_index` is the number of the prompt.
     """
-    tasks = [
-        EpisodeTask(
+    requests = [
+        EpisodeRequest(
             trajectory_id=f"{label}/p{index:04d}/s{sample:02d}",
             prompt=row,
             group_index=index,
@@ -75,8 +75,8 @@ def rollout_prompts(
         blank_image if blank else None,
     )
     rollout_fn = rollout_fn or load_rollout_fn(options.rollout)
-    with track(f"evaluating {label}", len(tasks), keep=False) as progress:
-        return rollout_fn(engine, policy, tasks, settings, progress.advance)
+    with track(f"evaluating {label}", len(requests), keep=False) as progress:
+        return rollout_fn(engine, policy, requests, settings, progress.advance)
 
 
 def blank_image(image: Image.Image) -> Image.Image:

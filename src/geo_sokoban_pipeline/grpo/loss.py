@@ -196,17 +196,14 @@ def truncated_importance_weights(
 def off_policy_metrics(
     train_log_probs: Tensor, rollout_log_probs: Tensor, loss_mask: Tensor, *, cap: float = 2.0
 ) -> dict[str, float]:
-    """Token means of the gap between trainer and engine, under slime's names.
+    """Token means of the importance weights between trainer and engine, under slime's names.
 
-    `train_rollout_logprob_abs_diff`; `tis`, the weight before it is capped; `tis_clipfrac`, the share above the cap;
-    `tis_abs`, the mean of |weight - 1|.
+    `tis`: the weight before it is capped; `tis_clipfrac`: the share above the cap; `tis_abs`: the mean of |weight - 1|.
     """
     mask = loss_mask.bool()
-    train, rollout = torch.where(mask, train_log_probs, 0.0), torch.where(mask, rollout_log_probs, 0.0)
-    ratio = _importance_ratio(train, rollout, mask)
+    ratio = _importance_ratio(train_log_probs, rollout_log_probs, mask)
     weights = mask.float() / mask.sum().clamp(min=1)
     parts = {
-        "train_rollout_logprob_abs_diff": (train - rollout).detach().abs(),
         "tis": ratio,
         "tis_clipfrac": (ratio > cap).float(),
         "tis_abs": (ratio - 1).abs(),
@@ -535,7 +532,7 @@ class GrpoObjective:
         if weights is not None:
             off_policy = off_policy_metrics(old, rollout, mask, cap=options.importance_cap or 1.0)
             share = float(mask.sum()) / max(step.tokens, 1)
-            metrics |= {name: value * share for name, value in off_policy.items() if name.startswith("tis")}
+            metrics |= {name: value * share for name, value in off_policy.items()}
         if options.kl_coefficient > 0:
             references = [sample.ref_log_probs for sample in samples if sample.ref_log_probs is not None]
             if len(references) < len(samples):

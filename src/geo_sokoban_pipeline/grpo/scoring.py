@@ -61,7 +61,7 @@ def score_groups(
     reward_args: Mapping[str, Any],
     *,
     min_groups: int | None = None,
-    most: int | None = None,
+    max_trained_groups: int | None = None,
 ) -> Scores:
     """Advantages of an iteration's episodes, and which of them pass the dynamic filter; changes nothing.
 
@@ -70,8 +70,8 @@ def score_groups(
         options: credit, normalisation, filter.
         reward_args: the reward's arguments; credit per turn uses `aggregate` and `distance_weight`.
         min_groups: replaces `options.min_groups`; None: does not.
-        most: maximum number of trained groups; only groups without an aborted episode, others are dropped as
-            `surplus`. None: all groups that the filter keeps.
+        max_trained_groups: above it, groups are dropped as `surplus`, and so are all with an aborted episode. None: all
+            groups that the filter keeps.
 
     Raises:
         ValueError: with `grpo.credit=turn`, the turns of an episode do not add up to its reward.
@@ -85,17 +85,17 @@ def score_groups(
     advantages = group_advantages(rewards, group_of, normalize_std=options.normalize == "std")
     if options.advantage_clip is not None and options.normalize != "rms":
         advantages = np.clip(advantages, -options.advantage_clip, options.advantage_clip)
-    credits: list[Floats] | None = None
+    turn_credits: list[Floats] | None = None
     per_turn: list[Floats] | None = None
     if options.credit == "turn":
-        credits = [turn_credit(episode, reward_args) for episode in graded]
+        turn_credits = [turn_credit(episode, reward_args) for episode in graded]
         per_turn = turn_advantages(
-            credits,
+            turn_credits,
             group_of,
             options.gamma,
             normalize="std" if options.normalize == "std" else "none",
             baseline=options.baseline,
-            board_keys=[_board_keys(episode) for episode in graded] if options.baseline == "board" else None,
+            board_keys=[_observation_keys(episode) for episode in graded] if options.baseline == "board" else None,
         )
 
     # Filter: whole groups first, then stale episodes.
@@ -103,11 +103,11 @@ def score_groups(
     signals = [_signal(graded, group, per_turn) for group in groups]
     least = options.min_groups if min_groups is None else min_groups
     reasons = dict(zip(groups, keep_groups(signals, options.filter, least), strict=True))
-    if most is not None:
+    if max_trained_groups is not None:
         aborted = {episode.group_index for episode in trajectories if episode.status == "aborted"}
         kept = [group for group, reason in reasons.items() if reason is None]
         whole = [group for group in kept if group not in aborted]
-        reasons |= dict.fromkeys(set(kept) - set(whole[:most]), "surplus")
+        reasons |= dict.fromkeys(set(kept) - set(whole[:max_trained_groups]), "surplus")
     newest = newest_version(trajectories)
     drop_reasons = [
         reasons[episode.group_index] or _version_reason(episode, options.mixed_versions, newest) for episode in graded
@@ -133,7 +133,7 @@ def score_groups(
             advantage=float(advantages[number]),
             drop_reason=drop_reasons[number],
             trained=trained[number],
-            turn_credits=None if credits is None else credits[number],
+            turn_credits=None if turn_credits is None else turn_credits[number],
             turn_advantages=None if per_turn is None else per_turn[number],
         )
     counts = drop_counts(signals, list(reasons.values())) | zero_std_counts(signals)
@@ -225,8 +225,8 @@ def _versions(episode: Trajectory) -> set[int]:
     return {version for version, start, end in episode.weight_spans if end > start}
 
 
-def _board_keys(episode: Trajectory) -> list[Hashable]:
-    """One key per turn of the policy: text and images of the user turn before it."""
+def _observation_keys(episode: Trajectory) -> list[Hashable]:
+    """One key per turn of the policy: text and images of the user turn before it (GiGPO: its anchor state)."""
     return [
         (before.text, *(episode.images[index] for index in before.image_indices))
         for before, turn in zip(episode.turns, episode.turns[1:], strict=False)

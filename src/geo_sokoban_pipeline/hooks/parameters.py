@@ -59,7 +59,7 @@ class CommandData:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommandRequest:
     """The request that a command makes.
 
     Attributes:
@@ -75,7 +75,7 @@ class Asked:
     env: str | None
 
 
-def plan_data(asked: Asked, parameters: ProjectParameters, root: Path) -> dict[str, CommandData]:
+def plan_data(request: CommandRequest, parameters: ProjectParameters, root: Path) -> dict[str, CommandData]:
     """The data of each task that a command works on.
 
     Raises:
@@ -83,29 +83,29 @@ def plan_data(asked: Asked, parameters: ProjectParameters, root: Path) -> dict[s
         ParameterError: a command cannot work on the data of its run: the parameters describe others, it trains the run
             itself, or its pipelines need different data.
     """
-    tasks = {task for _, _, task in (run.partition("_") for run in asked.runs)}
-    tasks |= {node.namespace for node in asked.pipeline.nodes if node.namespace}
+    tasks = {task for _, _, task in (run.partition("_") for run in request.runs)}
+    tasks |= {node.namespace for node in request.pipeline.nodes if node.namespace}
     planned = {}
     for task in TASKS:
         if task in tasks:
-            planned[task] = _plan_task(task, asked, parameters, RunStore(root))
+            planned[task] = _plan_task(task, request, parameters, RunStore(root))
     return planned
 
 
-def _plan_task(task: str, asked: Asked, parameters: ProjectParameters, store: RunStore) -> CommandData:
+def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters, store: RunStore) -> CommandData:
     current = identify_data(task, getattr(parameters, task))
     wanted: dict[str, DataIdentity] = {}
-    for run in (f"{kind}_{task}" for kind in ON_RUNS if _needs_source(f"{kind}_{task}", task, asked)):
+    for run in (f"{kind}_{task}" for kind in ON_RUNS if _needs_source(f"{kind}_{task}", task, request)):
         source: SourceOptions = getattr(parameters, run).source
         if run.startswith("control_"):  # it goes on from the warm start, whatever checkpoint is named
             source = source.model_copy(update={"checkpoint": "start"})
-        if source.run in asked.runs and source.run_id == parameters.run_id and _uses_run(run, source):
+        if source.run in request.runs and source.run_id == parameters.run_id and _uses_run(run, source):
             raise ParameterError(
                 f"{run} works on {source.run}/{source.run_id}, which the same command makes, and Kedro would not wait "
                 f"for it. Type two commands: --pipelines={source.run} first, then --pipelines={run}."
             )
-        wanted[run] = _source_data(run, source, current, getattr(parameters, f"train_{task}"), asked, store)
-    if f"train_{task}" in asked.runs:
+        wanted[run] = _source_data(run, source, current, getattr(parameters, f"train_{task}"), request, store)
+    if f"train_{task}" in request.runs:
         wanted[f"train_{task}"] = current
     if len({identity.id for identity in wanted.values()}) > 1:
         listed = ", ".join(f"{run}: {identity.id}" for run, identity in wanted.items())
@@ -115,15 +115,20 @@ def _plan_task(task: str, asked: Asked, parameters: ProjectParameters, store: Ru
     return CommandData(next(iter(wanted.values()), current), current, tuple(wanted))
 
 
-def _needs_source(run: str, task: str, asked: Asked) -> bool:
+def _needs_source(run: str, task: str, request: CommandRequest) -> bool:
     """Whether nodes of a pipeline on stored runs will read a run or its data; a report alone does not."""
-    nodes = asked.pipeline.nodes if run in asked.runs else []
+    nodes = request.pipeline.nodes if run in request.runs else []
     used = {name for node in nodes if node.namespace == run for name in node.inputs}
     return any(name.startswith((f"{run}.source_", f"{task}.")) for name in used)
 
 
 def _source_data(
-    run: str, source: SourceOptions, current: DataIdentity, train: TrainOptions, asked: Asked, store: RunStore
+    run: str,
+    source: SourceOptions,
+    current: DataIdentity,
+    train: TrainOptions,
+    request: CommandRequest,
+    store: RunStore,
 ) -> DataIdentity:
     """The data of the run or policy that a source names; logs which one that is."""
     found = store.describe(source, trajectories=run.startswith("update_"))
@@ -139,7 +144,7 @@ def _source_data(
             f"{run}.source.checkpoint: the data of the settings ({current.id}) are then used."
         )
     stored = DataIdentity(task, note["id"], note["settings"], note["run"]["params"][task])
-    if stored.id != current.id and task in asked.given:
+    if stored.id != current.id and task in request.given:
         raise ParameterError(
             f"{run}: {source.run}/{source.run_id} was made with the data {stored.id}, but --params {task}.… describes "
             f"{current.id}. Leave {task}.… out to work on the data of the run. To try its policy on other data, give "
@@ -182,18 +187,18 @@ def use_data(planned: Mapping[str, CommandData], catalog: DataCatalog, pipeline:
             parameters.save(data.identity.options)
 
 
-def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, asked: Asked, root: Path) -> None:
+def check_tables(planned: Mapping[str, CommandData], catalog: DataCatalog, request: CommandRequest, root: Path) -> None:
     """See that all tables exist that the command reads but does not make.
 
     Raises:
         ParameterError: one is missing; the message has the command that makes it.
     """
     for task, data in planned.items():
-        inputs = asked.pipeline.inputs() - {f"{task}.{IDENTITY}"}  # `begin_tables` writes it
+        inputs = request.pipeline.inputs() - {f"{task}.{IDENTITY}"}  # `begin_tables` writes it
         read = sorted(name for name in inputs if name.startswith(f"{task}."))
         missing = [name for name in read if not catalog.exists(name)]
         if missing:
-            env = f"--env={asked.env} " if asked.env else ""
+            env = f"--env={request.env} " if request.env else ""
             note = _recipe(root, task, data.identity.id)
             how = f"--pipelines=data_{task}"
             if data.identity.id != data.current.id:
@@ -212,10 +217,10 @@ def note_data(planned: Mapping[str, CommandData], folders: Mapping[str, RunFolde
             _write_if_new(folders[run].models / DATA_NOTE, _note(data.identity))
 
 
-def begin_tables(planned: Mapping[str, CommandData], asked: Asked, root: Path) -> None:
+def begin_tables(planned: Mapping[str, CommandData], request: CommandRequest, root: Path) -> None:
     """Write `<task>.identity`, what the tables follow from, beside those that are about to be made or read."""
     for task in sorted(planned):
-        if any(name.startswith(f"{task}.") for name in asked.pipeline.datasets()):
+        if any(name.startswith(f"{task}.") for name in request.pipeline.datasets()):
             _write_if_new(_recipe(root, task, planned[task].identity.id), _note(planned[task].identity))
 
 

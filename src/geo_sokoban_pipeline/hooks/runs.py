@@ -21,8 +21,8 @@ from geo_sokoban_pipeline.config.base import ParameterError
 from geo_sokoban_pipeline.config.launcher_env import check_submit
 from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.hooks.parameters import (
-    Asked,
     CommandData,
+    CommandRequest,
     begin_tables,
     check_tables,
     note_data,
@@ -114,7 +114,7 @@ class RunHooks:
         forget_edited()
         runs = run_names(pipeline, pipelines)
         self._folders = [RunFolders.of(self._data_root, run, self._parameters.run_id) for run in runs]
-        asked = Asked(pipeline, runs, self._given, self._env)
+        request = CommandRequest(pipeline, runs, self._given, self._env)
         try:
             if self._launched and any(run.startswith(TRAINING) for run in runs):
                 check_submit(os.environ)
@@ -123,9 +123,9 @@ class RunHooks:
             for run in runs:  # before anything is read or cleared
                 check_plugins(run, self._parameters)
                 look_first(run, self._parameters, self._data_root)
-            self._data = plan_data(asked, self._parameters, self._data_root)
+            self._data = plan_data(request, self._parameters, self._data_root)
             use_data(self._data, catalog, pipeline)
-            check_tables(self._data, catalog, asked, self._data_root)
+            check_tables(self._data, catalog, request, self._data_root)
             for folders in self._folders:
                 self._locks.append(_lock(folders.models))
                 folders.tidy()
@@ -136,7 +136,7 @@ class RunHooks:
                 check_stored_run(run, folders.models, self._parameters)
                 _check_rows(run, folders)
                 check_starting_policy(run, folders.models, self._parameters)
-            self._note_data(asked)
+            self._note_data(request)
         except _REFUSALS as error:
             self._release()
             refuse(error)
@@ -159,12 +159,12 @@ class RunHooks:
         """Release the runs."""
         self._release()
 
-    def _note_data(self, asked: Asked) -> None:
+    def _note_data(self, request: CommandRequest) -> None:
         from geo_sokoban_pipeline.runs.storage import explain_storage_errors
 
         with explain_storage_errors(self._data_root):
-            begin_tables(self._data, asked, self._data_root)
-            note_data(self._data, dict(zip(asked.runs, self._folders, strict=True)))
+            begin_tables(self._data, request, self._data_root)
+            note_data(self._data, dict(zip(request.runs, self._folders, strict=True)))
 
     def _release(self) -> None:
         while self._locks:

@@ -24,8 +24,8 @@ from geo_sokoban_pipeline.preflight.checks import is_own, made_of_turns
 from geo_sokoban_pipeline.rollout.engines.base import Result
 from geo_sokoban_pipeline.rollout.episode import (
     Episode,
+    EpisodeRequest,
     EpisodeResult,
-    EpisodeTask,
     RolloutSettings,
     begin_reward,
     check_environment,
@@ -172,7 +172,7 @@ def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: i
     # Limits per turn are for the policy's responses: an expert's response is never cut off.
     rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
     settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
-    return Episode(0, EpisodeTask("preflight/episode", row, 0, 0, seed), encoding, settings)
+    return Episode(0, EpisodeRequest("preflight/episode", row, 0, 0, seed), encoding, settings)
 
 
 def _responses(episode: Episode, options: TrainOptions, seed: int) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _responses(episode: Episode, options: TrainOptions, seed: int) -> Iterator[s
         yield task_of(options.task).plain_response
         return
     chosen = options.warm_start.teacher
-    expert = make_expert(chosen, episode.task.prompt)
+    expert = make_expert(chosen, episode.request.prompt)
     generator = python_generator(seed, "preflight")
     while (text := expert.respond(episode.env, generator)) is not None:
         yield text
@@ -268,8 +268,8 @@ def _try_episode(
             infos.append(info)
             if done or len(responses) >= options.rollout.max_turns:
                 break
-        status = "truncated" if cut else "completed"
-        result = finalize_environment(env, EpisodeResult(row, status, responses, "".join(responses), infos))
+        result = EpisodeResult(row, "truncated" if cut else "completed", responses, "".join(responses), infos)
+        result = finalize_environment(env, result)
         parts = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)
         _ = result.metrics
     finally:

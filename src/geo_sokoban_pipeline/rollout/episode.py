@@ -4,8 +4,8 @@ Its tokens grow in one place, the `TokenLedger`: every append adds to ids, mask 
 `len(token_ids) == len(loss_mask) == len(log_probs)` holds by construction. Nothing is ever re-tokenised: the trainer
 sees the tokens that the policy saw.
 
-In order: `EpisodeTask` is the input, `Episode` the running episode, `EpisodeResult` the input of reward functions; the
-result is a `Trajectory`.
+In order: `EpisodeRequest` is the input, `Episode` the running episode, `EpisodeResult` the input of reward functions;
+the result is a `Trajectory`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -37,6 +37,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
+Status = Literal["pending", "completed", "truncated", "aborted", "failed"]
 ImageFilter = Callable[[Image.Image], Image.Image]
 # (row, arguments) → an environment
 EnvFactory = Callable[[dict[str, Any], dict[str, Any]], Any]
@@ -49,7 +50,7 @@ _STEP_VALUES = 3  # observation, done, info
 
 
 @dataclass(frozen=True)
-class EpisodeTask:
+class EpisodeRequest:
     """One episode to be rolled out.
 
     Attributes:
@@ -76,7 +77,7 @@ class RolloutSettings:
 
     Attributes:
         iteration: recorded in the trajectories.
-        task: name of the task.
+        task: name of the task; no object, because settings are sent to other processes.
         version: of the engine's weights.
         image_filter: changes every image before the policy sees it (image ablations); None: images stay.
     """
@@ -158,22 +159,22 @@ class Episode:
 
     `status` is its state:
 
-    - `pending`: the next response is due. `request` makes the engine's request, `advance` takes its result.
+    - `pending`: the next response is due. `next_request` makes the engine's request, `advance` takes its result.
     - `completed`: the environment is done, or `max_turns` is reached (`truncated` under slime's rules).
     - `truncated`: a token budget is used up, or a response was cut off at its limit.
     - `aborted`: the engine stopped a response. No reward.
     - `failed`: the environment or the reward raised; `error` has the message. No reward, no training.
 
     `start` and `advance` lead from `pending` to any state (in `start` the prompt may fill the budget, and
-    `EpisodeTask.past` may be a whole response). All other states are final, except that an error in `finalize` or
+    `EpisodeRequest.past` may be a whole response). All other states are final, except that an error in `finalize` or
     `finish` leads to `failed`. `finalize` ends the environment's episode and starts the reward; `finish` waits for the
     reward and returns the trajectory.
     """
 
-    def __init__(self, identity: int, task: EpisodeTask, policy: Policy, settings: RolloutSettings) -> None:
+    def __init__(self, identity: int, request: EpisodeRequest, policy: Policy, settings: RolloutSettings) -> None:
         self.id = identity
-        self.task = task
-        self.status = "pending"
+        self.request = request
+        self.status: Status = "pending"
         self.env: Any = None
         self.error: str | None = None
         self.ledger = TokenLedger(np.empty(0, np.int32))
@@ -203,16 +204,16 @@ class Episode:
         """Build the environment and encode the prompt."""
         began = time.perf_counter()
         try:
-            self.env = build_env(self.task.prompt, self._settings.env.args)
+            self.env = build_env(self.request.prompt, self._settings.env.args)
             check_environment(self.env, self._settings.env.factory)
             self.env.reset()
-            self._add_prompt(self.task.prompt)
+            self._add_prompt(self.request.prompt)
         except Exception as error:  # a user's environment may raise anything; the trajectory records it
             self._fail(error)
         self._env_seconds += time.perf_counter() - began
-        if self.is_pending and self._is_spent():
+        if self.is_pending and self._is_budget_spent():
             self.status = "truncated"
-        past = self.task.past
+        past = self.request.past
         if self.is_pending and past is not None and past.finish_reason != "abort":
             self._take(past)  # its group was aborted, but this response was complete
 
@@ -227,7 +228,7 @@ class Episode:
 
     # A turn: request, response, step, observation.
 
-    def request(self) -> Request:
+    def next_request(self) -> Request:
         """The engine's request for the next response."""
         limits = [
             limit for limit in (self._tokens_left(), self._settings.rollout.max_tokens_per_turn) if limit is not None
@@ -239,7 +240,7 @@ class Episode:
             images=self._images,
             sampling=self._settings.sampling,
             max_new_tokens=min(limits) - len(past) if limits else None,
-            seed=self.task.seed,
+            seed=self.request.seed,
             sampled=self.ledger.sampled + len(past),
         )
 
@@ -302,16 +303,16 @@ class Episode:
         start = self.ledger.length
         self.ledger.append(ids, trainable=False)
         self._add_turn("user", join_placeholders(message["content"]), start, encoded)
-        if self._is_spent():
+        if self._is_budget_spent():
             self.status = "truncated"
         elif len(self._responses) >= self._settings.rollout.max_turns:
             self.status = "truncated" if self._rules.truncate_at_max_turns else "completed"
 
-    def _ended_by(self, result: Result) -> str | None:
+    def _ended_by(self, result: Result) -> Status | None:
         """Status of an episode that this response ends, regardless of the environment; None: it may continue."""
         if result.finish_reason == "abort":
             return "aborted"
-        return "truncated" if result.finish_reason == "length" or self._is_spent() else None
+        return "truncated" if result.finish_reason == "length" or self._is_budget_spent() else None
 
     def _fail(self, error: Exception) -> None:
         self.status = "failed"
@@ -353,12 +354,12 @@ class Episode:
 
     def _with_past(self, result: Result) -> Result:
         """A response, joined to the tokens that an earlier attempt sampled of it."""
-        past = self.task.past
+        past = self.request.past
         return result if past is None or not len(self._past_ids()) else join_results(past, result)
 
     def _past_ids(self) -> np.ndarray:
         """Tokens that an earlier attempt sampled of the next response."""
-        past = self.task.past
+        past = self.request.past
         return past.token_ids if past is not None and not self._responses else np.empty(0, np.int32)
 
     def _tokens_left(self) -> int | None:
@@ -374,7 +375,7 @@ class Episode:
             limits.append(rollout.max_response_tokens - counted)
         return min(limits) if limits else None
 
-    def _is_spent(self) -> bool:
+    def _is_budget_spent(self) -> bool:
         budget = self._tokens_left()
         return budget is not None and budget <= 0
 
@@ -388,7 +389,7 @@ class Episode:
         if self.status == "failed" or self.env is None:
             return
         try:
-            result = EpisodeResult(self.task.prompt, self.status, self._responses, self._text(), self._infos)
+            result = EpisodeResult(self.request.prompt, self.status, self._responses, self._text(), self._infos)
             self._result = finalize_environment(self.env, result)
             if self.status != "aborted":
                 self._reward = begin_reward(reward, self._result, self._settings.reward.args)
@@ -407,7 +408,7 @@ class Episode:
                     parts = check_reward(self._reward(), self._settings.reward.function)
             except Exception as error:  # a user's reward may raise anything; the trajectory records it
                 self._fail(error)
-        close_environment(self.env, self.task.trajectory_id)
+        close_environment(self.env, self.request.trajectory_id)
         trajectory = self._trajectory(text, parts, metrics, {"engine": engine_seconds, "env": self._env_seconds})
         trajectory.sampling = describe_sampling(engine, self._settings)
         return trajectory
@@ -433,16 +434,16 @@ class Episode:
     def _trajectory(
         self, response: str, parts: dict[str, float], metrics: dict[str, float], timings: dict[str, float]
     ) -> Trajectory:
-        ledger, row = self.ledger, self.task.prompt
+        ledger, row = self.ledger, self.request.prompt
         return Trajectory(
-            trajectory_id=self.task.trajectory_id,
+            trajectory_id=self.request.trajectory_id,
             task=self._settings.task,
             task_id=prompt_key(row),
             iteration=self._settings.iteration,
-            group_index=self.task.group_index,
-            sample_index=self.task.sample_index,
+            group_index=self.request.group_index,
+            sample_index=self.request.sample_index,
             policy_version=self._versions[0][0] if self._versions else self._settings.version,
-            seed=self.task.seed,
+            seed=self.request.seed,
             sampling="{}",
             status=self.status,
             finish_reason=self._finish_reason,
@@ -484,7 +485,7 @@ class EpisodeResult:
     """
 
     prompt: dict[str, Any]
-    status: str
+    status: Status
     responses: list[str]
     response: str
     infos: list[dict[str, Any]]
@@ -624,7 +625,10 @@ async def _await(work: Awaitable[Any]) -> Any:
 
 @cache
 def _reward_loop() -> BackgroundLoop:
-    """The event loop of `async def` rewards: one per process, so that they can share connections."""
+    """The event loop of `async def` rewards: one per process, because a user's client session belongs to its loop.
+
+    Nothing closes it: sessions stay open between rollouts, and the daemon thread ends with the process.
+    """
     return BackgroundLoop("rewards")
 
 

@@ -1,4 +1,4 @@
-"""The loop over episodes: rolls out tasks with an engine and environments, and returns one trajectory per task.
+"""The loop over episodes: steps them with an engine and environments, and returns one trajectory per request.
 
 An episode advances when the engine returns its result, so the same loop serves an engine that returns a turn's whole
 batch and one that returns responses as they finish. An episode that raises ends as `failed` and keeps its error; the
@@ -18,13 +18,13 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 Progress = Callable[[int], None]
 # (trajectories of all complete groups) → whether they are enough, so that the other groups can be aborted
 Enough = Callable[["list[Trajectory]"], bool]
-# (engine, policy, tasks, settings[, progress, enough]) → trajectories, as `rollout`
+# (engine, policy, requests, settings[, progress, enough]) → trajectories, as `rollout`
 RolloutFn = Callable[..., "list[Trajectory]"]
 
 _PLAIN_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
@@ -37,7 +37,7 @@ class TooManyFailuresError(RuntimeError):
 def rollout(
     engine: RolloutEngine,
     policy: Policy,
-    tasks: Sequence[EpisodeTask],
+    requests: Sequence[EpisodeRequest],
     settings: RolloutSettings,
     progress: Progress | None = None,
     enough: Enough | None = None,
@@ -47,23 +47,23 @@ def rollout(
     Args:
         engine: samples the responses.
         policy: gives tokenizer, template and image encoding.
-        tasks: prompts, one entry per episode.
+        requests: one per episode.
         settings: environment, reward, limits, sampling.
         progress: called with the number of episodes that ended since the last call.
         enough: called whenever a group is complete, with the trajectories of all complete groups; None: roll out all.
 
     Returns:
-        One trajectory per task, in the order of the tasks; rewards set, advantages not.
+        One trajectory per request, in their order; rewards set, advantages not.
 
     Raises:
         TooManyFailuresError: more than `rollout.max_failed_share` of the episodes failed; names the first error.
     """
     build_env = load_object(settings.env.factory, default_name="build_env")
     reward = load_object(settings.reward.function, default_name="reward")
-    episodes = [Episode(index, task, policy, settings) for index, task in enumerate(tasks)]
+    episodes = [Episode(index, request, policy, settings) for index, request in enumerate(requests)]
     groups: dict[int, list[Episode]] = {}
     for episode in episodes:
-        groups.setdefault(episode.task.group_index, []).append(episode)
+        groups.setdefault(episode.request.group_index, []).append(episode)
     engine_seconds = dict.fromkeys(range(len(episodes)), 0.0)
     finished: dict[int, Trajectory] = {}
 
@@ -83,16 +83,16 @@ def rollout(
     # Start: environments and prompts. An episode may end here: it failed, or its prompt fills its budget.
     for episode in episodes:
         episode.start(build_env)
-    pending = [episode for episode in episodes if episode.is_pending]
-    report(len(episodes) - len(pending))
+    started = [episode for episode in episodes if episode.is_pending]
+    report(len(episodes) - len(started))
     began = time.perf_counter()
-    if pending:
-        engine.submit([episode.request() for episode in pending])
+    if started:
+        engine.submit([episode.next_request() for episode in started])
 
     # Turns: an engine may return some of the submitted requests; their episodes continue meanwhile.
     held: list[Result] = []
     complete, stopping = 0, False  # groups that `enough` has seen; whether they are enough
-    while pending and ((results := engine.poll()) or held):  # without a request, the engine is never polled
+    while started and ((results := engine.poll()) or held):  # without a request, the engine is never polled
         _split_time(engine_seconds, results, time.perf_counter() - began)
         # Environments start the slow work of all results before the first one is stepped.
         for result in results:
@@ -110,7 +110,7 @@ def rollout(
         engine.release(over)
         report(len(over))
         running = [episodes[result.id] for result in due if episodes[result.id].is_pending]
-        engine.submit([episode.request() for episode in running])
+        engine.submit([episode.next_request() for episode in running])
         # Early stop: aborted requests come back as results, so every episode still ends in this loop.
         if stopping:
             engine.abort([episode.id for episode in running])
@@ -145,7 +145,9 @@ def _call_own(function: RolloutFn, name: str, *arguments: Any, **named: Any) -> 
     given: Any = function(*arguments, **named)
     if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
         found = type(given).__name__
-        raise TypeError(f"rollout.function={name}: must return a list of Trajectory, one per task; it returned {found}")
+        raise TypeError(
+            f"rollout.function={name}: must return a list of Trajectory, one per request; it returned {found}"
+        )
     return given
 
 

@@ -23,7 +23,7 @@ from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerKind, Sample
 from geo_sokoban_pipeline.grpo.scoring import Scores, apply_scores, is_solved, score_groups
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Result, RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn, load_rollout_fn
 from geo_sokoban_pipeline.seeding import derive_seed
 from geo_sokoban_pipeline.tasks import task_of
@@ -33,17 +33,14 @@ _SAMPLER_KINDS: dict[str, SamplerKind] = {"shuffle": "shuffle", "solve_rate": "b
 Rows = Sequence[dict[str, Any]]
 
 
-# Partial rollouts: the prompt and the tokens sampled after it, with their policy versions; so only for tasks of one
-# turn. They are in memory only: a continued run starts without them.
-
-
 @dataclass(frozen=True)
-class PartialGroup:
-    """A group that was aborted before all its episodes were complete.
+class GroupPlan:
+    """A group to be rolled out: a new one, or one that an earlier iteration aborted.
 
     Attributes:
         prompt: index of its prompt.
-        seeds, pasts: of its episodes; a past is the tokens sampled so far, None without any.
+        seeds, pasts: of its episodes; a past is the tokens of the only response that were sampled so far, with their
+            policy versions, None without any.
     """
 
     prompt: int
@@ -53,11 +50,14 @@ class PartialGroup:
 
 @dataclass
 class PartialRollouts:
-    """Aborted groups, first in, first out."""
+    """Aborted groups, first in, first out; in memory only: a continued run starts without them.
 
-    groups: list[PartialGroup] = field(default_factory=list)
+    They resume from prompt and sampled tokens alone, so only for tasks of one turn: no environment is stored.
+    """
 
-    def take(self, count: int) -> list[PartialGroup]:
+    groups: list[GroupPlan] = field(default_factory=list)
+
+    def take(self, count: int) -> list[GroupPlan]:
         """Remove and return the first groups, at most `count`."""
         taken, self.groups = self.groups[:count], self.groups[count:]
         return taken
@@ -73,7 +73,7 @@ class PartialRollouts:
         for group in aborted:
             episodes = [episode for episode in trajectories if episode.group_index == group]
             pasts = [past_of(episode) for episode in episodes]
-            self.groups.append(PartialGroup(prompts[group], [episode.seed for episode in episodes], pasts))
+            self.groups.append(GroupPlan(prompts[group], [episode.seed for episode in episodes], pasts))
 
 
 def past_of(episode: Trajectory) -> Result | None:
@@ -99,9 +99,9 @@ def _reason(episode: Trajectory) -> FinishReason:
     return "length" if episode.finish_reason == "length" else "stop"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Collector:
-    """Collects the episodes of GRPO iterations.
+    """Collects the episodes of GRPO iterations; its only state are the partial rollouts.
 
     Attributes:
         run: namespace of the run, the first part of trajectory ids.
@@ -135,10 +135,10 @@ class Collector:
         wanted, attempt, found = first, 0, 0
         while True:
             # Aborted groups of earlier iterations come first, then new prompts.
-            before = self.partial.take(wanted)
-            drawn = sampler.draw(iteration, wanted - len(before), attempt)
-            trajectories += self._roll_out(iteration, drawn, len(chosen), before, grpo.groups - found)
-            chosen += [*(group.prompt for group in before), *drawn]
+            resumed = self.partial.take(wanted)
+            drawn = sampler.draw(iteration, wanted - len(resumed), attempt)
+            trajectories += self._roll_out(iteration, drawn, len(chosen), resumed, grpo.groups - found)
+            chosen += [*(group.prompt for group in resumed), *drawn]
             attempt += 1
             if len(chosen) >= limit:
                 break
@@ -146,9 +146,8 @@ class Collector:
             if found >= grpo.groups:
                 break
             wanted = min(grpo.groups - found, limit - len(chosen))
-        scores = score_groups(
-            trajectories, grpo, self.options.reward.args, most=grpo.groups if rollout.over_sampling > 1 else None
-        )
+        most = grpo.groups if rollout.over_sampling > 1 else None
+        scores = score_groups(trajectories, grpo, self.options.reward.args, max_trained_groups=most)
         apply_scores(trajectories, scores)
         if rollout.partial:
             self.partial.keep(trajectories, dict(enumerate(chosen)))
@@ -163,7 +162,7 @@ class Collector:
         return score_groups(trajectories, self.options.grpo, self.options.reward.args, min_groups=0)
 
     def _roll_out(
-        self, iteration: int, drawn: Sequence[int], first_group: int, before: Sequence[PartialGroup], missing: int
+        self, iteration: int, drawn: Sequence[int], first_group: int, resumed: Sequence[GroupPlan], missing: int
     ) -> list[Trajectory]:
         """Roll out aborted groups, then groups of the drawn prompts.
 
@@ -173,24 +172,24 @@ class Collector:
         options = self.options
         size = options.grpo.group_size
         new = [
-            PartialGroup(
+            GroupPlan(
                 index,
                 [derive_seed(self.seed, "rollout", iteration, group, sample) for sample in range(size)],
                 [None] * size,
             )
-            for group, index in enumerate(drawn, start=first_group + len(before))
+            for group, index in enumerate(drawn, start=first_group + len(resumed))
         ]
-        tasks = [
-            EpisodeTask(
+        requests = [
+            EpisodeRequest(
                 trajectory_id=f"{self.run}/i{iteration:05d}/g{group:03d}/s{sample:02d}",
-                prompt=self.prompts[episodes.prompt],
+                prompt=self.prompts[plan.prompt],
                 group_index=group,
                 sample_index=sample,
                 seed=seed,
                 past=past,
             )
-            for group, episodes in enumerate([*before, *new], start=first_group)
-            for sample, (seed, past) in enumerate(zip(episodes.seeds, episodes.pasts, strict=True))
+            for group, plan in enumerate([*resumed, *new], start=first_group)
+            for sample, (seed, past) in enumerate(zip(plan.seeds, plan.pasts, strict=True))
         ]
         settings = RolloutSettings(
             options.env,
@@ -203,13 +202,12 @@ class Collector:
         )
         roll_out = self.rollout_fn or load_rollout_fn(options.rollout)
         if options.rollout.over_sampling <= 1:
-            return roll_out(self.engine, self.policy, tasks, settings)
-
+            return roll_out(self.engine, self.policy, requests, settings)
 
         def is_enough(complete: list[Trajectory]) -> bool:
             return self._probe(complete).trained_groups >= missing
 
-        return roll_out(self.engine, self.policy, tasks, settings, enough=is_enough)
+        return roll_out(self.engine, self.policy, requests, settings, enough=is_enough)
 
 
 def build_sampler(prompts: Rows, options: TrainOptions, seed: int, state: dict[str, Any] | None) -> PromptSampler:

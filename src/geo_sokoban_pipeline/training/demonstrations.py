@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result
-from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeTask, RolloutSettings, close_environment
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings, close_environment
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
@@ -49,7 +49,7 @@ class Demonstrator:
         turns = self._expert.max_turns or options.rollout.max_turns
         # Limits per turn are for the policy's responses: an expert's response is never cut off.
         rollout = options.rollout.model_copy(update={"max_turns": turns, "max_tokens_per_turn": None})
-        self._settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, "demonstration")
+        self._settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
         self._seed, self._purpose = seed, purpose
         self._task = task = task_of(options.task)
         if not prompts:
@@ -82,7 +82,7 @@ class Demonstrator:
 
     def _try_episode(self, generator: random.Random) -> TrainSample | None:
         row = generator.choice(self._buckets[generator.choice(self._labels)])
-        episode = Episode(0, EpisodeTask("demonstration", row, 0, 0, 0), self._policy, self._settings)
+        episode = Episode(0, EpisodeRequest("demonstration", row, 0, 0, 0), self._policy, self._settings)
         expert = make_expert(self._expert, row)
         codec = self._policy.codec
         try:

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 SOLVED_AT_START = 0.95  # validated solve rate from which a warm start leaves GRPO little to learn
 _SCARCE = 0.9  # share of groups without a signal that counts as scarce
-_PATIENCE = 5  # scarce iterations in a row before the warning
+_SCARCE_ITERATIONS = 5  # in a row before the warning
 _GAP = "train_rollout_logprob_abs_diff"
 
 # One value for each of the four outputs (trajectories, eval trajectories, metrics, checkpoints): partitions to save, or
@@ -121,7 +121,8 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
     with ExitStack() as owned:
         # Everything that holds state; closed in reverse order.
         progress = owned.enter_context(track("GRPO", loop.iterations, first))
-        layout = {"threads": prepare_process(options.threads), "processes": options.processes}
+        threads = prepare_process(options.threads)
+        layout = {"threads": threads, "processes": options.processes}
         freeze_survivors()
         compare_workers(manifest, layout)
         compare_sizes(manifest.get("fingerprint", {}), fingerprint)
@@ -135,11 +136,11 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
-        signal = owned.enter_context(closing(SignalWatch(task)))
+        watch = owned.enter_context(closing(SignalWatch(task)))
         roll_out = None if workers is None else workers.rollout
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
         held_out = len(inputs.validation_prompts[: loop.eval_prompts])
-        whole, writing = Stopwatch(), Stopwatch()  # of saving the previous iteration
+        saving, writing = Stopwatch(), Stopwatch()  # of the previous iteration
 
         for iteration in range(first, loop.iterations):
             began = time.perf_counter()
@@ -155,7 +156,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                 # The first row may hold two validations, so version 0's metrics have other names.
                 row |= start_names(measured)
                 history.note_validation(0, measured, held_out, is_saved=False)
-                signal.follow_start(history.start_rate, options.warm_start.steps)
+                watch.observe_start(history.start_rate, options.warm_start.steps)
             work = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
             with work.running():
                 collect_garbage(iteration)
@@ -165,7 +166,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
                 logger.debug("iteration %d: collect", iteration)
                 trajectories, collected = collector.collect(iteration, sampler)
-                signal.follow(iteration, collected)
+                watch.observe(iteration, collected)
 
                 # Update: old and reference log-probs, then one or several optimizer steps.
                 logger.debug("iteration %d: update", iteration)
@@ -203,8 +204,8 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             row["perf/step_time"] = time.perf_counter() - began
             # A row is stored before its own saving ends, so it has the saving times of the previous iteration.
             row |= {
-                "perf/save_time": whole.seconds,
-                "perf/save_cpu_time": whole.cpu_seconds,
+                "perf/save_time": saving.seconds,
+                "perf/save_cpu_time": saving.cpu_seconds,
                 "perf/write_time": writing.seconds,
                 "perf/write_cpu_time": writing.cpu_seconds,
                 "perf/memory_gb": resident_bytes() / 1e9,
@@ -225,8 +226,8 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                 }
                 checkpoint[partition(iteration)] = NewCheckpoint(CheckpointWriter(backend, entries), keep)
             note = f"solved {row['rollout/success_rate'] or 0.0:.0%}, reward {row['rollout/raw_reward'] or 0.0:.2f}"
-            whole, writing = Stopwatch(), Stopwatch()
-            with whole.running():
+            saving, writing = Stopwatch(), Stopwatch()
+            with saving.running():
                 with writing.running():
                     with collector_paused():
                         parts = name_parts(iteration, trajectories, policy.table_context)
@@ -335,9 +336,9 @@ def update_policy(
         if epoch:
             python_generator(seed, "pass", iteration, epoch).shuffle(order)
         for minibatch in split_steps(order, groups_per_step=grpo.groups_per_step):
-            members = [sample for group in minibatch for sample in group]
-            rows.append(backend.step(members, objective, rate))
-            sizes.append(len(members))
+            minibatch_samples = [sample for group in minibatch for sample in group]
+            rows.append(backend.step(minibatch_samples, objective, rate))
+            sizes.append(len(minibatch_samples))
     means = {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
     # The first step moves the weights: only before it do trainer and engine have the same ones.
     means[f"train/{_GAP}"] = rows[0][_GAP]
@@ -386,7 +387,7 @@ class SignalWatch:
         self.seen = self.idle = self.scarce = 0
         self.warned = False
 
-    def follow_start(self, solve_rate: float | None, steps: int) -> None:
+    def observe_start(self, solve_rate: float | None, steps: int) -> None:
         """Warn where the policy that GRPO starts from solves nearly everything.
 
         Args:
@@ -411,7 +412,7 @@ class SignalWatch:
             way_out,
         )
 
-    def follow(self, iteration: int, metrics: Mapping[str, float | None]) -> None:
+    def observe(self, iteration: int, metrics: Mapping[str, float | None]) -> None:
         """Note an iteration; warn at the first without a trained group, or at the fifth scarce one in a row."""
         groups = int(metrics.get("rollout/groups") or 0)
         solved, unsolved = (
@@ -423,7 +424,7 @@ class SignalWatch:
         self.seen += 1
         self.idle += idle
         self.scarce = self.scarce + 1 if groups and without >= _SCARCE * groups else 0
-        if self.warned or not (idle or self.scarce >= _PATIENCE):
+        if self.warned or not (idle or self.scarce >= _SCARCE_ITERATIONS):
             return
         self.warned = True
         run, words = self.task.run, self.task.words

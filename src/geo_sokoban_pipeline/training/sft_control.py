@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,21 +128,22 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
         options: of the control, see `control_options`.
     """
     policy = load_as(options.policy, start.path)
-    backend = build_backend(policy, sft_optimizer(options.warm_start, options.optimizer))
-    backend.load_state(start.path)
-    expert, size = Demonstrator(prompts, policy, options, seed, "timing"), options.warm_start.episodes_per_step
-    freeze_survivors()
+    warm = options.warm_start
+    with closing(build_backend(policy, sft_optimizer(warm, options.optimizer))) as backend:
+        backend.load_state(start.path)
+        expert, size = Demonstrator(prompts, policy, options, seed, "timing"), warm.episodes_per_step
+        freeze_survivors()
 
-    def take_steps(steps: range) -> float:
-        began = time.process_time()
-        for step in steps:
-            samples = [expert.demonstrate(number) for number in range(step * size, (step + 1) * size)]
-            backend.step(samples, SftObjective(), options.warm_start.learning_rate)
-        return (time.process_time() - began) / len(steps)
+        def take_steps(steps: range) -> float:
+            began = time.process_time()
+            for step in steps:
+                samples = [expert.demonstrate(number) for number in range(step * size, (step + 1) * size)]
+                backend.step(samples, SftObjective(), warm.learning_rate)
+            return (time.process_time() - began) / len(steps)
 
-    take_steps(range(_WARMING))
-    rounds = (_WARMING + _TIMED * number for number in range(_ROUNDS))
-    return min(take_steps(range(first, first + _TIMED)) for first in rounds)
+        take_steps(range(_WARMING))
+        rounds = (_WARMING + _TIMED * number for number in range(_ROUNDS))
+        return min(take_steps(range(first, first + _TIMED)) for first in rounds)
 
 
 def grpo_cpu_seconds(metrics: Rows) -> float:

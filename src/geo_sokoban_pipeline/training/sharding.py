@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.training.batch import TrainSample
 
 
-def shard_groups(tasks: Sequence[EpisodeTask], parts: int) -> list[list[int]]:
+def shard_groups(tasks: Sequence[EpisodeRequest], parts: int) -> list[list[int]]:
     """Indices of tasks, whole groups sharded round-robin; at most `parts` shards, none of them empty.
 
     Neighbouring groups are often alike (levels sorted by length), so a round-robin balances the cost.

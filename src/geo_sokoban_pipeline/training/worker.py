@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import collect_garbage, freeze_survivors, prepare_process
@@ -45,7 +45,7 @@ class UpdateWeights:
 class Rollout:
     """Roll out episodes; returns their trajectories, in order."""
 
-    tasks: Sequence[EpisodeTask]
+    tasks: Sequence[EpisodeRequest]
     settings: RolloutSettings
 
     def __call__(self, worker: Worker) -> list[Trajectory]:

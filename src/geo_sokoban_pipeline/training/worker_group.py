@@ -20,7 +20,7 @@ from torch import Tensor, multiprocessing
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
 from geo_sokoban_pipeline.training.sharding import shard_groups
 from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, share_like, share_model
@@ -210,7 +210,7 @@ class WorkerGroup:
         self,
         engine: RolloutEngine,
         policy: Policy,
-        tasks: Sequence[EpisodeTask],
+        tasks: Sequence[EpisodeRequest],
         settings: RolloutSettings,
         progress: Progress | None = None,
     ) -> list[Trajectory]:

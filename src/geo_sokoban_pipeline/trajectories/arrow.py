@@ -192,7 +192,8 @@ def _to_json(value: dict[str, Any]) -> str:
 
 
 def _to_texts(cells: Sequence[dict[str, Any]]) -> list[bytes]:
-    # Turns with equal info may share one dict, which is then encoded once.
+    # Turns with equal info may share one dict, which is then encoded once. A dict has no hash; `cells` keeps all of
+    # them alive, so their ids are unique.
     different = {id(cell): cell for cell in cells if cell}
     texts = dict(zip(different, _to_jsons(different.values()), strict=True))
     return [texts[id(cell)] if cell else b"{}" for cell in cells]

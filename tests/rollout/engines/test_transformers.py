@@ -11,7 +11,7 @@ from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.rollout.engines import transformers as engine_module
 from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
@@ -33,7 +33,7 @@ KINDS = {
 def tasks(sokoban_rows):
     """Twelve episodes: four levels, three samples each."""
     rows = [row for row in sokoban_rows(8) if row["split"] == "train"]
-    return [EpisodeTask(f"g{g}/s{s}", rows[g], g, s, 100 * g + s) for g in range(4) for s in range(3)]
+    return [EpisodeRequest(f"g{g}/s{s}", rows[g], g, s, 100 * g + s) for g in range(4) for s in range(3)]
 
 
 def play(policy, tasks, sampling=SAMPLED, turns=5, **engine):

@@ -78,8 +78,8 @@ def collect_trajectories(
 
 def update_on_stored(
     stored: Callable[[], tuple[int, list[Path]]],
-    before: Callable[[], PolicyFolder],
-    began: Callable[[], PolicyFolder],
+    start_policy: Callable[[], PolicyFolder],
+    reference_policy: Callable[[], PolicyFolder],
     options: UpdatePipelineOptions,
     settings: TrainOptions,
     seed: int,
@@ -99,12 +99,12 @@ def update_on_stored(
 
     threads = prepare_process(settings.threads)
     iteration, files = stored()
-    start = before()
+    start = start_policy()
     policy = load_as(settings.policy, start.path)
     trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
     reference = None
     if settings.grpo.kl_coefficient > 0:
-        reference = build_scorer(began(), settings)
+        reference = build_scorer(reference_policy(), settings)
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
     with open_worker_group(policy, settings) as workers:

@@ -25,7 +25,7 @@ def build_backend(
         temperature: sampling temperature of the rollouts; 1 for SFT.
         workers: worker group that computes parts of the gradients and log-probs; None: this process computes all.
     """
-    # The option `backend` has one value, `fsdp`, so there is nothing to choose.
+    # The option `backend` has one value, slime's name `fsdp` for training in PyTorch, so there is nothing to choose.
     return TorchBackend(policy, options, temperature, workers)
 
 

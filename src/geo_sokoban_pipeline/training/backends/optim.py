@@ -80,15 +80,19 @@ class Optimizers:
     def __init__(self, parameters: Mapping[str, Tensor], options: OptimizerOptions) -> None:
         self._parameters = parameters
         self._options = options
-        inner = [p for name, p in parameters.items() if options.matrices == "muon" and is_inner_matrix(name, p)]
-        chosen = {id(parameter) for parameter in inner}
-        rest = [parameter for parameter in parameters.values() if id(parameter) not in chosen]
+        inner = {n: p for n, p in parameters.items() if options.matrices == "muon" and is_inner_matrix(n, p)}
+        rest = {name: parameter for name, parameter in parameters.items() if name not in inner}
         rate, decay = options.learning_rate, options.weight_decay
         self._parts: list[tuple[torch.optim.Optimizer, float]] = []
+        self._owners: dict[str, torch.optim.Optimizer] = {}  # by name of the parameter
         if rest:
-            self._parts.append((torch.optim.AdamW(rest, rate, options.betas, options.eps, decay, fused=True), 1.0))
+            adamw = torch.optim.AdamW(list(rest.values()), rate, options.betas, options.eps, decay, fused=True)
+            self._parts.append((adamw, 1.0))
+            self._owners |= dict.fromkeys(rest, adamw)
         if inner:
-            self._parts.append((Muon(inner, rate, options.momentum, decay), options.matrix_rate))
+            muon = Muon(list(inner.values()), rate, options.momentum, decay)
+            self._parts.append((muon, options.matrix_rate))
+            self._owners |= dict.fromkeys(inner, muon)
 
     @property
     def in_force(self) -> list[torch.optim.Optimizer]:
@@ -126,11 +130,10 @@ class Optimizers:
             KeyError: a moment belongs to no parameter.
         """
         self.clear_state()
-        owners = {id(p): o for o, _ in self._parts for group in o.param_groups for p in group["params"]}
         for key, value in tensors.items():
             moment, name = key.split(".", 1)
             parameter = self._parameters[name]
-            optimizer = owners[id(parameter)]
+            optimizer = self._owners[name]
             held = optimizer.state[parameter]
             if isinstance(optimizer, torch.optim.AdamW) and "step" not in held:
                 held["step"] = torch.tensor(float(steps), device=parameter.device)
@@ -142,12 +145,8 @@ class Optimizers:
             optimizer.state.clear()
 
     def _states(self) -> list[tuple[str, dict[str, Any]]]:
-        return [
-            (name, optimizer.state[parameter])
-            for name, parameter in self._parameters.items()
-            for optimizer, _ in self._parts
-            if parameter in optimizer.state and optimizer.state[parameter]
-        ]
+        states = [(name, self._owners[name].state.get(parameter)) for name, parameter in self._parameters.items()]
+        return [(name, state) for name, state in states if state]
 
 
 def is_inner_matrix(name: str, parameter: Tensor) -> bool:

@@ -28,11 +28,11 @@ from geo_sokoban_pipeline.grpo.loss import (
     EntropyUse,
     Objective,
     StepSize,
-    entropy,
     score_states,
     token_log_probs,
     token_log_probs_and_entropy,
 )
+from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
 from geo_sokoban_pipeline.policies.experts import published_weights, transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
@@ -191,7 +191,7 @@ class PassSetting:
 
     @classmethod
     def of(cls, options: OptimizerOptions, temperature: float) -> PassSetting:
-        """What the options say of it."""
+        """Settings from optimizer options."""
         return cls(
             temperature,
             options.max_tokens,
@@ -329,18 +329,20 @@ class GradientPass:
         """(M,) log-probs of the labels and entropies after (M, hidden) states."""
         chunk, banned = self.setting.logit_chunk, self._banned
         temperature = self.setting.temperature
+        # `score_states` holds two copies of a chunk's logits, the code below six of all logits: it is cheaper in memory
+        # where these are at most a third of a chunk.
         if 3 * len(states) > chunk:
             weight: Tensor = head.weight
             return score_states(
                 states, weight, labels, chunk=chunk, temperature=temperature, banned_ids=banned, entropy=use
             )
-        # Nothing is computed twice, but up to six copies of these few logits live at once.
+        # Nothing is computed twice here.
         logits = head(states)
         if use == "trained":
             return token_log_probs_and_entropy(logits, labels, temperature=temperature, banned_ids=banned)
         values = token_log_probs(logits, labels, temperature=temperature, banned_ids=banned)
         with torch.no_grad():
-            return values, torch.zeros_like(values) if use == "none" else entropy(logits, banned_ids=banned)
+            return values, torch.zeros_like(values) if use == "none" else token_entropy(logits, banned_ids=banned)
 
 
 def _carry_gradients(tables: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask, RolloutSettings
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from servers import strays
 from task_options import EnvOptions, RewardOptions
@@ -41,12 +41,12 @@ def player(tiny_policy: Policy, sokoban_rows: Any, train_options: Any) -> Policy
 
 
 @pytest.fixture(scope="session")
-def make_tasks(sokoban_rows: Any) -> Callable[[int, int], list[EpisodeTask]]:
+def make_tasks(sokoban_rows: Any) -> Callable[[int, int], list[EpisodeRequest]]:
     """`make_tasks(groups, size)`: episodes of different levels."""
 
-    def make(groups: int, size: int) -> list[EpisodeTask]:
+    def make(groups: int, size: int) -> list[EpisodeRequest]:
         rows = [row for row in sokoban_rows(groups) if row["split"] == "train"]
-        return [EpisodeTask(f"g{g}/s{s}", rows[g], g, s, 100 * g + s) for g in range(groups) for s in range(size)]
+        return [EpisodeRequest(f"g{g}/s{s}", rows[g], g, s, 100 * g + s) for g in range(groups) for s in range(size)]
 
     return make
 
@@ -55,7 +55,9 @@ def make_tasks(sokoban_rows: Any) -> Callable[[int, int], list[EpisodeTask]]:
 def play() -> Callable[..., list[Any]]:
     """`play(engine, policy, tasks, sampling, turns=…)`: episodes to their ends."""
 
-    def run(engine: Any, policy: Policy, tasks: list[EpisodeTask], sampling: SamplingOptions, turns: int = 8) -> list:
+    def run(
+        engine: Any, policy: Policy, tasks: list[EpisodeRequest], sampling: SamplingOptions, turns: int = 8
+    ) -> list:
         limits = RolloutOptions(max_turns=turns, max_tokens_per_turn=8)
         settings = RolloutSettings(EnvOptions(args=ENV), RewardOptions(), limits, sampling, 0, "sokoban")
         return rollout(engine, policy, tasks, settings)

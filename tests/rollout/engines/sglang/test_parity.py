@@ -103,7 +103,7 @@ def test_an_unseeded_server_does_not_repeat_itself(sglang_server, tiny_policy):
 def test_the_end_of_the_context(sglang_server, tiny_policy, length, expected):
     """Up to the last token the server takes the prompt, and beyond it nothing is asked."""
     with attached(tiny_policy, sglang_server) as engine:
-        tokens = engine.terms.longest_prompt + (length == "longer")
+        tokens = engine.limits.longest_prompt + (length == "longer")
         ids = np.full(tokens, tiny_policy.codec.encode_text("up")[0], np.int32)
         engine.submit([Request(0, ids, (), SamplingOptions(), None, seed=0)])
         (result,) = engine.poll()

@@ -106,7 +106,7 @@ async def _ask_directly(url, engine, request):
     """The response of one server, past whatever shares the requests out."""
     client = ServerClient(url, engine._options.faults, 1)
     try:
-        body = write_request(request, engine.terms, "directly", bias=engine.terms.bias)
-        return read_response(await client.generate(body, "directly"), request, engine.terms)
+        body = write_request(request, engine.limits, "directly", bias=engine.limits.bias)
+        return read_response(await client.generate(body, "directly"), request, engine.limits)
     finally:
         await client.close()

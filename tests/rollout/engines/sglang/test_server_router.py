@@ -76,9 +76,9 @@ async def _knock(router, engine, proxies):
         for turn in range(3):
             for number in range(8):
                 request = request_with(engine.policy, [turn], max_new_tokens=1)
-                body = write_request(request, engine.terms, f"knock-{turn}-{number}", bias=engine.terms.bias)
+                body = write_request(request, engine.limits, f"knock-{turn}-{number}", bias=engine.limits.bias)
                 before = [proxy.seen.count("/generate") for proxy in proxies]
-                read_response(await client.generate(body, f"conversation-{number}"), request, engine.terms)
+                read_response(await client.generate(body, f"conversation-{number}"), request, engine.limits)
                 after = [proxy.seen.count("/generate") for proxy in proxies]
                 doors[number] |= {door for door in range(2) if after[door] > before[door]}
         return doors

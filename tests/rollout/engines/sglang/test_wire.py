@@ -13,7 +13,7 @@ from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.rollout.engines.base import Request
 from geo_sokoban_pipeline.rollout.engines.sglang.client import BadResponse, WrongServer
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
-    Terms,
+    ModelLimits,
     collapse_pads,
     read_response,
     room_of,
@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
 )
 
 PAD, END = 90, 91
-TERMS = Terms(
+LIMITS = ModelLimits(
     size=100, banned=frozenset({PAD, 99}), end_ids=(END, 92), pad_id=PAD, merge_size=2, context=40, longest_prompt=36
 )
 
@@ -56,7 +56,7 @@ def test_pads_that_belong_to_no_image(ids, counts):
 
 def test_a_request_on_the_wire():
     request = ask([1, PAD, PAD, 2], [image((1, 2, 4))], sampling=SamplingOptions(temperature=0.7, top_p=0.9, top_k=20))
-    body = write_request(request, TERMS, "r1", bias=TERMS.bias)
+    body = write_request(request, LIMITS, "r1", bias=LIMITS.bias)
     assert body["input_ids"] == [1, PAD, 2]
     assert body["image_data"] == ["data:image/png;base64," + base64.b64encode(b"png").decode()]
     assert (body["rid"], body["return_logprob"], body["logprob_start_len"]) == ("r1", True, -1)
@@ -79,13 +79,13 @@ def test_a_request_on_the_wire():
     ],
 )
 def test_sampling_on_the_wire(options, expected):
-    sampling = write_request(ask([1], sampling=options), TERMS, "r", bias={})["sampling_params"]
+    sampling = write_request(ask([1], sampling=options), LIMITS, "r", bias={})["sampling_params"]
     assert {name: sampling[name] for name in expected} == expected
     assert ("top_k" in sampling) == ("top_k" in expected)
 
 
 def test_a_large_seed_fits_the_server():
-    body = write_request(ask([1], seed=(1 << 62) + 5), TERMS, "r", bias={})
+    body = write_request(ask([1], seed=(1 << 62) + 5), LIMITS, "r", bias={})
     assert body["sampling_params"]["sampling_seed"] == 5
     assert "image_data" not in body
 
@@ -94,7 +94,7 @@ def test_a_large_seed_fits_the_server():
     ("length", "limit", "room"), [(10, 5, 5), (10, None, 30), (36, 9, 4), (37, 9, 0), (60, None, 0)]
 )
 def test_room(length, limit, room):
-    assert room_of(ask([1] * length, limit=limit), TERMS) == room
+    assert room_of(ask([1] * length, limit=limit), LIMITS) == room
 
 
 def response(ids=(5, END), log_probs=(-0.5, -0.25), prompt=3, **changes):
@@ -109,7 +109,7 @@ def response(ids=(5, END), log_probs=(-0.5, -0.25), prompt=3, **changes):
 
 
 def test_a_good_response():
-    read = read_response(response(), ask([1, 2, 3]), TERMS)
+    read = read_response(response(), ask([1, 2, 3]), LIMITS)
     assert (read.token_ids.tolist(), read.log_probs.tolist()) == ([5, END], [-0.5, -0.25])
     assert (read.finish_reason, read.spans, read.cached_tokens) == ("stop", (("7-a", 0, 2),), 2)
 
@@ -133,19 +133,19 @@ def ending(kind, **more):
 )
 def test_how_a_response_ended(ids, changes, expected):
     body = response(ids=ids, log_probs=[-0.5] * len(ids), **changes)
-    assert read_response(body, ask([1, 2, 3]), TERMS).finish_reason == expected
+    assert read_response(body, ask([1, 2, 3]), LIMITS).finish_reason == expected
 
 
 def test_the_end_of_the_context_is_a_length():
     body = response(ids=(5, 6, 7), log_probs=[-0.5] * 3, prompt=37, **ending("length"))
-    terms = replace(TERMS, longest_prompt=40)
-    assert read_response(body, ask([1] * 37, limit=9), terms).finish_reason == "length"
+    limits = replace(LIMITS, longest_prompt=40)
+    assert read_response(body, ask([1] * 37, limit=9), limits).finish_reason == "length"
 
 
 def test_spans_of_several_versions():
     spans = [{"version": "1", "start": 0, "end": 1}, {"version": "x", "start": 1, "end": 1}]
     spans.append({"version": "2", "start": 1, "end": 2})
-    read = read_response(response(weight_versions=spans), ask([1, 2, 3]), TERMS)
+    read = read_response(response(weight_versions=spans), ask([1, 2, 3]), LIMITS)
     assert read.spans == (("1", 0, 1), ("2", 1, 2))
 
 
@@ -178,15 +178,15 @@ def test_spans_of_several_versions():
 )
 def test_bad_responses(body, message):
     with pytest.raises(BadResponse, match=message):
-        read_response(body, ask([1, 2, 3]), TERMS)
+        read_response(body, ask([1, 2, 3]), LIMITS)
 
 
 def test_a_server_that_does_not_see_the_images():
     request = ask([1, PAD, PAD, 2], [image((1, 2, 4))])
     with pytest.raises(WrongServer, match="counts 2 tokens in a prompt of 4 with 1 images"):
-        read_response(response(prompt=2), request, TERMS)
+        read_response(response(prompt=2), request, LIMITS)
     with pytest.raises(WrongServer, match="counts 2 tokens"):  # what was sampled before an abort, too
-        read_response(response(ids=(5, 6), prompt=2, finish_reason={"type": "abort"}), request, TERMS)
+        read_response(response(ids=(5, 6), prompt=2, finish_reason={"type": "abort"}), request, LIMITS)
 
 
 @pytest.mark.parametrize("ids", [(), (5, 6)])
@@ -194,12 +194,12 @@ def test_what_waited_when_it_was_aborted(ids):
     """The server stops it before it is read, or read again, and counts no prompt."""
     body = response(ids=ids, log_probs=[-0.5] * len(ids), finish_reason={"type": "abort"})
     del body["meta_info"]["prompt_tokens"]
-    read = read_response(body, ask([1, 2, 3]), TERMS)
+    read = read_response(body, ask([1, 2, 3]), LIMITS)
     assert (read.finish_reason, read.token_ids.tolist()) == ("abort", list(ids))
     body["meta_info"]["finish_reason"] = {"type": "length"}
     with pytest.raises(BadResponse, match="counts no prompt_tokens"):
-        read_response(body, ask([1, 2, 3]), TERMS)
+        read_response(body, ask([1, 2, 3]), LIMITS)
 
 
 def test_a_saturated_token_is_never_above_zero():
-    assert read_response(response(log_probs=(5e-7, 0.0)), ask([1, 2, 3]), TERMS).log_probs.tolist() == [0.0, 0.0]
+    assert read_response(response(log_probs=(5e-7, 0.0)), ask([1, 2, 3]), LIMITS).log_probs.tolist() == [0.0, 0.0]

@@ -32,7 +32,13 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, pause_before
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag
-from geo_sokoban_pipeline.rollout.engines.sglang.wire import Response, Terms, read_response, room_of, write_request
+from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
+    ModelLimits,
+    Response,
+    read_response,
+    room_of,
+    write_request,
+)
 
 _REPEAT_ABORT_SECONDS = 0.5
 
@@ -70,7 +76,7 @@ class SglangEngine:
             raise
         self.software_version = facts.version
         self.seeded = facts.seeded
-        self.terms = Terms(
+        self.limits = ModelLimits(
             size=int(policy.model.config.text_config.vocab_size),
             banned=frozenset(policy.banned_ids.tolist()),
             end_ids=policy.end_ids,
@@ -79,7 +85,7 @@ class SglangEngine:
             context=facts.context,
             longest_prompt=facts.longest_prompt,
         )
-        self._dispatcher = Dispatcher(self._fleet, self.terms, self._versions.__getitem__)
+        self._dispatcher = Dispatcher(self._fleet, self.limits, self._versions.__getitem__)
 
     @property
     def urls(self) -> list[str]:
@@ -163,7 +169,7 @@ class SglangEngine:
     async def _answer(self, request: Request, answers: queue.SimpleQueue[Result | BaseException]) -> None:
         """Put the response into the queue of its submission; `_drop_all` replaces the queue for later requests."""
         try:
-            if room_of(request, self.terms) <= 0:
+            if room_of(request, self.limits) <= 0:
                 answers.put(empty_result(request, "length", self.version))
             else:
                 answers.put(await self._dispatcher.answer(request))
@@ -215,7 +221,7 @@ class Dispatcher:
     """Sends requests to the servers of a fleet, with retries.
 
     Args:
-        terms: limits and ids that hold for policy and servers.
+        limits: ids and limits that hold for policy and servers.
         version_of: version of the weights with a tag; raises KeyError for an unknown tag.
 
     Attributes:
@@ -223,12 +229,12 @@ class Dispatcher:
         cached_tokens: per conversation, tokens of its last prompt that a server had not to read again.
     """
 
-    def __init__(self, fleet: Fleet, terms: Terms, version_of: Callable[[str], int]) -> None:
+    def __init__(self, fleet: Fleet, limits: ModelLimits, version_of: Callable[[str], int]) -> None:
         self.fleet = fleet
-        self.terms = terms
+        self.limits = limits
         self.version = 0
         self.cached_tokens: dict[int, int] = {}
-        self._bias = terms.bias
+        self._bias = limits.bias
         self._version_of = version_of
         self._aborted: dict[int, asyncio.Event] = {}
         self._numbers = itertools.count()
@@ -275,7 +281,7 @@ class Dispatcher:
 
     async def _try_once(self, server: Server, request: Request, aborted: asyncio.Event) -> Response:
         rid = f"{self._name}-{next(self._numbers)}."  # the dot: servers abort all requests whose id begins with a rid
-        body = write_request(request, self.terms, rid, bias=self._bias)
+        body = write_request(request, self.limits, rid, bias=self._bias)
         possible = self.fleet.possible_servers(server)
         for one in possible:
             one.in_flight += 1
@@ -284,7 +290,7 @@ class Dispatcher:
         finally:
             for one in possible:
                 one.in_flight -= 1
-        response = read_response(answer, request, self.terms)
+        response = read_response(answer, request, self.limits)
         if response.finish_reason == "abort" and not aborted.is_set():
             raise BadResponse(f"{server.url} aborted a request that this run did not abort")
         return response

@@ -25,7 +25,7 @@ _SEED_BITS = 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
-class Terms:
+class ModelLimits:
     """Ids and limits that hold for policy and servers.
 
     Attributes:
@@ -76,29 +76,29 @@ def ban(token_ids: Iterable[int]) -> dict[str, float]:
     return {str(token): _BAN for token in sorted(token_ids)}
 
 
-def room_of(request: Request, terms: Terms) -> int:
+def room_of(request: Request, limits: ModelLimits) -> int:
     """Tokens that a response may have; 0 or less if the context is full."""
-    if len(request.token_ids) > terms.longest_prompt:
+    if len(request.token_ids) > limits.longest_prompt:
         return 0
-    room = terms.context - len(request.token_ids)
+    room = limits.context - len(request.token_ids)
     return room if request.max_new_tokens is None else min(room, request.max_new_tokens)
 
 
-def write_request(request: Request, terms: Terms, rid: str, *, bias: Mapping[str, float]) -> dict[str, Any]:
+def write_request(request: Request, limits: ModelLimits, rid: str, *, bias: Mapping[str, float]) -> dict[str, Any]:
     """Body of a request.
 
     Args:
         rid: id for aborting it.
-        bias: `terms.bias`, computed once.
+        bias: `limits.bias`, computed once.
     """
-    pads = [image.token_count(terms.merge_size) for image in request.images]
+    pads = [image.token_count(limits.merge_size) for image in request.images]
     body: dict[str, Any] = {
         "rid": rid,
-        "input_ids": collapse_pads(request.token_ids, terms.pad_id, pads).tolist(),
+        "input_ids": collapse_pads(request.token_ids, limits.pad_id, pads).tolist(),
         "sampling_params": {
             **_write_sampling(request.sampling),
-            "max_new_tokens": room_of(request, terms),
-            "stop_token_ids": list(terms.end_ids),
+            "max_new_tokens": room_of(request, limits),
+            "stop_token_ids": list(limits.end_ids),
             "no_stop_trim": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
@@ -133,7 +133,7 @@ def collapse_pads(token_ids: np.ndarray, pad_id: int, counts: Sequence[int]) -> 
     return token_ids[kept]
 
 
-def read_response(body: Any, request: Request, terms: Terms) -> Response:
+def read_response(body: Any, request: Request, limits: ModelLimits) -> Response:
     """A response, checked against its request.
 
     Raises:
@@ -161,24 +161,24 @@ def read_response(body: Any, request: Request, terms: Terms) -> Response:
         )
     if not np.array_equal(ids, named):
         raise BadResponse(f"the response has {len(ids)} tokens, but log-probs of {len(named)} or of other tokens")
-    _check_tokens(ids, log_probs, terms)
-    reason = _read_reason(reason, matched, ids, room_of(request, terms), terms)
+    _check_tokens(ids, log_probs, limits)
+    reason = _read_reason(reason, matched, ids, room_of(request, limits), limits)
     return Response(ids, np.minimum(log_probs, 0.0), reason, spans, cached)
 
 
-def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, terms: Terms) -> None:
-    if len(ids) and (ids.min() < 0 or ids.max() >= terms.size):
-        raise BadResponse(f"the response has token {int(ids.max())} of a vocabulary of {terms.size}")
-    banned = terms.banned.intersection(ids.tolist())
+def _check_tokens(ids: np.ndarray, log_probs: np.ndarray, limits: ModelLimits) -> None:
+    if len(ids) and (ids.min() < 0 or ids.max() >= limits.size):
+        raise BadResponse(f"the response has token {int(ids.max())} of a vocabulary of {limits.size}")
+    banned = limits.banned.intersection(ids.tolist())
     if banned:
         raise BadResponse(f"the response has the banned tokens {sorted(banned)}")
     if not np.isfinite(log_probs).all() or (log_probs > _LOG_PROB_TOLERANCE).any():
         raise BadResponse("the response has log-probs that are above 0 or not finite")
 
 
-def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, terms: Terms) -> FinishReason:
+def _read_reason(kind: object, matched: object, ids: np.ndarray, room: int, limits: ModelLimits) -> FinishReason:
     """Finish reason of a response by its tokens: an abort or the limit may coincide with its end token."""
-    ends = np.flatnonzero(np.isin(ids, terms.end_ids))
+    ends = np.flatnonzero(np.isin(ids, limits.end_ids))
     if len(ids) > room or (len(ends) and ends[0] != len(ids) - 1):
         raise BadResponse(
             f"the response has {len(ids)} of {room} tokens, or tokens after its end token: {ids.tolist()}"
