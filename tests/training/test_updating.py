@@ -12,8 +12,9 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective, SftObjective, StepSize
-from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training.backends import factory
 from geo_sokoban_pipeline.training.backends.base import DivergedError
 from geo_sokoban_pipeline.training.backends.factory import build_scorer
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
@@ -68,6 +69,32 @@ def test_reference_log_probs_are_taken_at_the_sampling_temperature(
         expected = library_log_probs(tiny_policy, sample, 0.5).detach().numpy()
         np.testing.assert_allclose(values, expected, atol=TOLERANCE)
         assert np.abs(values - library_log_probs(tiny_policy, sample).detach().numpy()).max() > 0.01
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_the_reference_policy_waits_on_the_cpu_in_the_compute_type(
+    tiny_policy: Policy, samples: list[TrainSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: Any
+) -> None:
+    """Its log-probs are bit for bit those of a policy whose weights every pass rounds."""
+    save_policy(tiny_policy, tmp_path)
+    options = TrainOptions.model_validate({"policy": {"compute": compute}})
+    expected = TorchBackend(load_as(options.policy, tmp_path), options.optimizer).log_probs(samples)
+    policy, places = load_as(options.policy, tmp_path), []
+    move = policy.model.to
+    monkeypatch.setattr(policy.model, "to", lambda place: places.append(str(place)) or move(place))
+    monkeypatch.setattr(policy.model.__class__, "device", property(lambda _: torch.device("cpu", 0)))
+    monkeypatch.setattr(factory, "load_as", lambda *_: policy)
+    score = build_scorer(PolicyFolder(tmp_path, {}), options)
+    assert places == ["cpu"]
+    for one, other in zip(score(samples), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert places == ["cpu", "cpu:0", "cpu"]
+    layer, tower = policy.model.model.language_model.layers[0], policy.model.model.visual
+    products = (layer.self_attn.q_proj, layer.mlp.up_proj, tower.blocks[0].attn.qkv, tower.merger.linear_fc1)
+    kinds = {module.weight.dtype for module in products}
+    assert kinds == {torch.float32 if compute is None else torch.bfloat16}
+    others = (layer.input_layernorm, policy.model.get_input_embeddings(), tower.pos_embed, tower.patch_embed.proj)
+    assert {module.weight.dtype for module in others} == {torch.float32}
 
 
 def test_log_probs_equal_the_library(tiny_policy: Policy, samples: list[TrainSample]) -> None:

@@ -226,6 +226,22 @@ def freeze_parameters(model: Any, prefixes: Sequence[str]) -> None:
         raise ValueError(f"policy.freeze={list(prefixes)}: no parameter is left to train; freeze less.")
 
 
+def store_in_compute_type(policy: Policy) -> None:
+    """Round the weights of matrix products to the compute type once, for a policy that is not trained.
+
+    Every pass would round them so: log-probs stay the same bit for bit. What a pass does not round stays as it is:
+    norms, embeddings, and experts, which the library multiplies in the type of their weights.
+    """
+    import torch
+
+    if policy.compute is None:
+        return
+    kind, embedding = getattr(torch, policy.compute), policy.model.get_input_embeddings().weight
+    for module in policy.model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight is not embedding:
+            module.to(kind)
+
+
 def device_of(options: PolicyOptions) -> str:
     """Device of a policy with these options: `cpu` or `cuda`."""
     import torch

@@ -262,7 +262,9 @@ def plan_memory(
     if policy.compute is not None:
         plan["weights in the type of products"] = model.parameters * 2
     if grpo.kl_coefficient > 0:
-        plan["reference policy"] = weights
+        # Matrices in the type of products; embeddings as they are (`store_in_compute_type`).
+        rounded = model.parameters * 2 + text.vocab_size * text.hidden_size * (model.value_bytes - 2)
+        plan["reference policy"] = weights if policy.compute is None else min(weights, rounded)
     return plan
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy, load_as
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, store_in_compute_type
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
@@ -30,6 +30,18 @@ def build_backend(
 
 
 def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
-    """Log-probs of a policy that is not trained, for the KL term."""
+    """Log-probs of a policy that is not trained, for the KL term; between calls it waits in the memory of the CPU."""
     policy = load_as(options.policy, folder.path)
-    return build_backend(policy, options.optimizer, options.rollout.sampling.temperature).log_probs
+    device = policy.model.device
+    store_in_compute_type(policy)
+    backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature)
+    policy.model.to("cpu")
+
+    def score(samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        policy.model.to(device)
+        try:
+            return backend.log_probs(samples)
+        finally:
+            policy.model.to("cpu")
+
+    return score
