@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from geo_sokoban_pipeline.preflight.model import ModelShape
+from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 from geo_sokoban_pipeline.preflight.resources import (
     DiskPlan,
@@ -27,6 +27,8 @@ from geo_sokoban_pipeline.preflight.resources import (
 from geo_sokoban_pipeline.preflight.stored import Stored
 from geo_sokoban_pipeline.runs.storage import nearest_folder
 from mounts import closable_folder, set_read_only, small_disk
+from preflight.conftest import TINY
+from task_options import TinyPolicyOptions
 
 SHAPE = EpisodeShape(prompt=28, observation=22, response=6, patches=36, image_tokens=9, image_bytes=400)
 MB = 1_000_000
@@ -190,6 +192,35 @@ def test_exact_parts(make_subject: Any, model: ModelShape) -> None:
     assert "further processes" not in plan
     # 256 conversations, 2 layers, keys and values, 2 heads of 32 numbers.
     assert plan["key-value cache"] == 256 * 328 * 2 * 2 * 2 * 32 * 4
+
+
+def test_what_is_frozen_needs_weights_alone(make_subject: Any, model: ModelShape) -> None:
+    options = make_subject(train_sokoban={"policy": {"freeze": ["visual"]}}).options
+    policy = options.policy.model_copy(update={"source": "tiny", "tiny": TinyPolicyOptions.model_validate(TINY)})
+    (_, frozen), whole = inspect_model(policy), model.parameters
+    assert frozen is not None and 0 < frozen.trained < frozen.parameters == whole == model.trained
+    plan = plan_memory(options, frozen, SHAPE, 328)
+    assert (plan["weights"], plan["gradients"]) == (4 * whole, 4 * frozen.trained)
+    assert (plan["optimizer moments"], plan["vision activations"]) == (8 * frozen.trained, 0)
+    with pytest.raises(ValueError, match="policy.freeze=tower: "):
+        inspect_model(policy.model_copy(update={"freeze": ("tower",)}))
+
+
+def test_products_in_bfloat16_take_a_copy_and_halve_the_reference(make_subject: Any, model: ModelShape) -> None:
+    changes = {"policy": {"compute": "bfloat16"}, "grpo": {"kl_coefficient": 0.1}}
+    plan = plan_memory(make_subject(train_sokoban=changes).options, model, SHAPE, 328)
+    text = model.config.text_config
+    assert plan["weights in the type of products"] == 2 * model.parameters
+    assert plan["reference policy"] == 2 * model.parameters + 2 * text.vocab_size * text.hidden_size
+    assert plan["weights"] == 4 * model.parameters
+
+
+def test_servers_hold_the_cache_of_keys_and_values(make_subject: Any, model: ModelShape) -> None:
+    changes = {"rollout": {"engine": "sglang"}, "processes": 1}
+    plan = plan_memory(make_subject(train_sokoban=changes).options, model, SHAPE, 328)
+    own = plan_memory(make_subject(train_sokoban={"processes": 1}).options, model, SHAPE, 328)
+    assert plan["key-value cache"] == 0 < own["key-value cache"]
+    assert 0 < plan["image features"] < own["image features"]
 
 
 # Weights are needed for sure, the rest is an upper bound.

@@ -4,15 +4,15 @@ A step accumulates its gradients in the parameters, in this process or in a work
 weights once. A step whose gradient norm is not finite changes neither weights nor moments.
 
 Micro-batches hold samples of similar lengths, and logits are computed at trained positions only. Right padding needs no
-mask, because causal attention never sees later tokens. Every image is encoded once per step; its features accumulate
-the gradients of all micro-batches, then one backward pass goes through the vision tower. Selections use `index_select`,
-whose backward pass is deterministic on several threads, unlike that of `x[index]`.
+mask, because causal attention never sees later tokens. Features of images accumulate the gradients of all micro-batches
+before they pass on to the vision tower. Selections use `index_select`, whose backward pass is deterministic on several
+threads, unlike that of `x[index]`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -251,14 +251,8 @@ class GradientPass:
                 for name, value in part.metrics.items():
                     totals[name] = totals.get(name, 0.0) + value
             if shown is not None and self._trains_vision:
-                gradients = [table.grad for table in shown.tables]
-                first = 0
-                for images in parts:
-                    encoded = features if whole else self._encode([images])
-                    assert encoded is not None
-                    end = first + len(encoded.tables[0])
-                    _carry_gradients(encoded.tables, [None if one is None else one[first:end] for one in gradients])
-                    first = end
+                encoded = [features] if whole else (self._encode([part]) for part in parts)
+                _train_tower(encoded, [table.grad for table in shown.tables])
             return totals
         finally:
             network.eval()
@@ -345,14 +339,20 @@ class GradientPass:
             return values, torch.zeros_like(values) if use == "none" else token_entropy(logits, banned_ids=banned)
 
 
-def _carry_gradients(tables: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    pairs = [
-        (table, gradient)
-        for table, gradient in zip(tables, gradients, strict=True)
-        if table.requires_grad and gradient is not None
-    ]
-    if pairs:
-        torch.autograd.backward([table for table, _ in pairs], [gradient for _, gradient in pairs])
+def _train_tower(parts: Iterable[ImageFeatures | None], gradients: Sequence[Tensor | None]) -> None:
+    """One backward pass through the vision tower per part of the features, given the gradients of all of them."""
+    first = 0
+    for features in parts:
+        assert features is not None
+        end = first + len(features.tables[0])
+        pairs = [
+            (table, gradient[first:end])
+            for table, gradient in zip(features.tables, gradients, strict=True)
+            if table.requires_grad and gradient is not None
+        ]
+        if pairs:
+            torch.autograd.backward([table for table, _ in pairs], [gradient for _, gradient in pairs])
+        first = end
 
 
 @dataclass(frozen=True)
