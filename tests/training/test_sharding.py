@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.policies.patches import EncodedImage
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
+from geo_sokoban_pipeline.rollout.episode import EpisodeTask
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.sharding import shard_groups, shard_range, shard_samples
 
@@ -19,7 +19,7 @@ def sample(length: int, *names: str) -> TrainSample:
 
 
 @pytest.mark.parametrize(
-    ("groups", "parts", "dealt"),
+    ("groups", "parts", "shards"),
     [
         ([0, 0, 1, 1, 2, 2], 2, [[0, 1, 4, 5], [2, 3]]),
         ([0, 0, 1], 3, [[0, 1], [2]]),
@@ -27,9 +27,9 @@ def sample(length: int, *names: str) -> TrainSample:
         ([], 2, []),
     ],
 )
-def test_groups_stay_together(groups: list[int], parts: int, dealt: list[list[int]]) -> None:
-    tasks = [EpisodeRequest(str(index), {}, group, index, 0) for index, group in enumerate(groups)]
-    assert shard_groups(tasks, parts) == dealt
+def test_groups_stay_together(groups: list[int], parts: int, shards: list[list[int]]) -> None:
+    tasks = [EpisodeTask(str(index), {}, group, index, 0) for index, group in enumerate(groups)]
+    assert shard_groups(tasks, parts) == shards
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,8 @@ def test_ranges_are_cut_in_order(numbers: range, parts: int, cut: list[range]) -
         ([sample(2, "a"), sample(3, "b"), sample(1, "b")], 2, [[2], [3, 1]]),
         # An image that comes again in a part costs nothing there.
         ([sample(2, "a"), sample(2, "a"), sample(2, "a"), sample(2, "b")], 2, [[2, 2, 2], [2]]),
+        # The image of a shard's first sample counts too: both ways to cut give 24 at most, and the first shard is filled.
+        ([sample(12), sample(2, "a"), sample(12)], 2, [[12, 2], [12]]),
     ],
 )
 def test_the_largest_part_is_as_small_as_possible(
