@@ -212,7 +212,7 @@ def test_an_exception_of_a_child_is_raised_here_with_its_traceback(
 def test_a_child_that_was_killed_is_named(shared_policy: Policy, options: TrainOptions) -> None:
     workers = WorkerGroup(copy.deepcopy(shared_policy), options)
     workers.update_weights(1)
-    (child,) = workers._children
+    (child,) = workers._handles
     os.kill(child.process.pid, signal.SIGKILL)
     with pytest.raises(WorkerGroupError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
         workers.run(lambda: None, [attrgetter("expert")])
