@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.policies.patches import EncodedImage
-from geo_sokoban_pipeline.rollout.episode import EpisodeTask
+from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.sharding import shard_groups, shard_range, shard_samples
 
@@ -19,7 +19,7 @@ def sample(length: int, *names: str) -> TrainSample:
 
 
 @pytest.mark.parametrize(
-    ("groups", "parts", "shards"),
+    ("groups", "parts", "dealt"),
     [
         ([0, 0, 1, 1, 2, 2], 2, [[0, 1, 4, 5], [2, 3]]),
         ([0, 0, 1], 3, [[0, 1], [2]]),
@@ -27,9 +27,9 @@ def sample(length: int, *names: str) -> TrainSample:
         ([], 2, []),
     ],
 )
-def test_groups_stay_together(groups: list[int], parts: int, shards: list[list[int]]) -> None:
-    tasks = [EpisodeTask(str(index), {}, group, index, 0) for index, group in enumerate(groups)]
-    assert shard_groups(tasks, parts) == shards
+def test_groups_stay_together(groups: list[int], parts: int, dealt: list[list[int]]) -> None:
+    tasks = [EpisodeRequest(str(index), {}, group, index, 0) for index, group in enumerate(groups)]
+    assert shard_groups(tasks, parts) == dealt
 
 
 @pytest.mark.parametrize(
