@@ -54,7 +54,7 @@ def test_ranges_are_cut_in_order(numbers: range, parts: int, cut: list[range]) -
         ([sample(2, "a"), sample(3, "b"), sample(1, "b")], 2, [[2], [3, 1]]),
         # An image that comes again in a part costs nothing there.
         ([sample(2, "a"), sample(2, "a"), sample(2, "a"), sample(2, "b")], 2, [[2, 2, 2], [2]]),
-        # The image of a shard's first sample counts too: both ways to cut give 24 at most, and the first shard is filled.
+        # The image of a shard's first sample counts too: both cuts give 24, so the first shard is filled.
         ([sample(12), sample(2, "a"), sample(12)], 2, [[12, 2], [12]]),
     ],
 )
