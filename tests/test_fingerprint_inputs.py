@@ -183,7 +183,7 @@ def test_values_of_server_variables_are_compared_and_never_stored() -> None:
 
     stored = parameters("swordfish")
     assert "swordfish" not in str(stored) and stored[SERVER_VARIABLE].startswith("hash:")
-    assert differences(stored, parameters("swordfish")) == []  # so a run goes on
+    assert differences(stored, parameters("swordfish")) == []  # so a run continues
     (line,) = differences(stored, parameters("marlin"))
     assert line.startswith(f"{SERVER_VARIABLE}: stored hash:") and "marlin" not in line
 

@@ -22,7 +22,8 @@ class Setting:
     Attributes:
         policy: folder of the weights that both systems load.
         turns: responses of every episode.
-        groups: prompts of a step. group_size: episodes of a prompt.
+        groups: prompts of a step.
+        group_size: episodes of a prompt.
         threads: threads of torch and OpenMP.
         max_new_tokens: tokens of a response at most.
         temperature: of sampling; low enough that a briefly trained policy writes responses of equal length.
@@ -54,16 +55,20 @@ class StepReport:
     """Counts and times of one step.
 
     Attributes:
-        wall: seconds of the whole step. cpu: CPU-seconds of the process, all threads; so are the four parts of it.
-        generation: until rewards and advantages are there. processing: of it, in the image processor (None: not timed
-        apart, on our side, where an image is processed once). update: after that, until the weights are changed.
+        wall: seconds of the whole step.
+        cpu: CPU-seconds of the process, all threads; so are the four parts of it.
+        generation: until rewards and advantages are there.
+        processing: of `generation`, in the image processor; None: not timed apart, on our side, where an image is
+            processed once.
+        update: after `generation`, until the weights are changed.
         writing: checking and writing the trajectories.
         levels: level of each episode, in the order in which it was trained.
-        turns: responses of each episode. images, image_tokens: images in the trained conversations, and the tokens
-        that stand for them.
+        turns: responses of each episode.
+        images, image_tokens: images in the trained conversations, and the tokens that stand for them.
         trained_episodes, optimizer_steps: what the update used and did.
         vision_moved: largest change of a weight of the vision tower; 0 if no image had a part in the loss.
-        tokens: of all conversations. sampled_tokens: of them, those that the policy wrote.
+        tokens: of all conversations.
+        sampled_tokens: of them, those that the policy wrote.
         fixed_ids: of each episode the tokens that were not sampled, -1 where a run of sampled ones stood.
         running: type of the weights, attention, threads, optimizer, heap, as they were in force.
     """

@@ -1,4 +1,4 @@
-"""Prompt sampler: the seed's shuffle, moving solve rates, and a state that resumes exactly."""
+"""Prompt sampler: slime's shuffle, moving solve rates, and a state that resumes exactly."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_a_note_holds_no_login(tmp_path):
 
 
 def test_a_moved_data_root_keeps_its_runs_and_artifacts(project):
-    """The folder is moved between two commands; the second goes on in the same MLflow run."""
+    """The folder is moved between two commands; the second continues the same MLflow run."""
     from mlflow.tracking import MlflowClient
     from mlflow.tracking._tracking_service import utils
 

@@ -1,4 +1,4 @@
-"""Bad input of policies, checkpoints and runs: named, never half-loaded, and what was committed before goes on."""
+"""Bad input of policies, checkpoints and runs: named, never half-loaded, and what was committed before continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real full and read-only disks in mid-run: path and space are named, and what was committed goes on."""
+"""Real full and read-only disks in mid-run: path and space are named, and what was committed continues."""
 
 from __future__ import annotations
 

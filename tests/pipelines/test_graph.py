@@ -152,5 +152,5 @@ def test_other_runners_are_refused_before_any_work(project, pipeline, runner, wh
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "pipeline", "node"), STARTS, ids=[node for _, _, node in STARTS])
 def test_every_node_can_be_the_start_of_a_run(stored_run, task, pipeline, node):
-    """The stored run goes on from there: what is stored is found again, nothing is trained twice."""
+    """The stored run continues from there: what is stored is found again, nothing is trained twice."""
     stored_run(task).run(pipeline, from_nodes=[node])

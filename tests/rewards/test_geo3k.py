@@ -1,4 +1,4 @@
-"""Rewards of geometry: the seed's worked examples, what is graded, and equal rewards whose advantages are exactly 0."""
+"""Rewards of geometry: slime's worked examples, what is graded, and equal rewards whose advantages are exactly 0."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def boxed(text: str) -> str:
         (math_reward, ["\\boxed{1} then \\boxed{2}"], "1", {}, 0.0),
         (math_reward, [boxed("1"), boxed("5")], "5", {}, 1.0),
         (math_reward, [boxed("0.5333")], "0.53", {}, 0.0),
-        # The seed's examples of the tolerance.
+        # Slime's examples of the tolerance.
         (tolerance_reward, [boxed("\\frac{8}{15}")], "0.53", {}, 1.0),
         (tolerance_reward, [boxed("\\frac{8}{15}")], "0.53", {"tolerance": 0.0}, 0.0),
         (tolerance_reward, [boxed("0.58")], "0.53", {}, 1.0),
         (tolerance_reward, [boxed("0.59")], "0.53", {}, 0.0),
-        # The seed's examples of the format mix, f = 0.1.
+        # Slime's examples of the format mix, f = 0.1.
         (format_reward, [boxed("5")], "5", {}, 0.9),
         (format_reward, [THOUGHT + boxed("5")], "5", {}, 1.0),
         (format_reward, [THOUGHT + boxed("4")], "5", {}, 0.1),

@@ -1,4 +1,4 @@
-"""Reward of a Sokoban episode: the seed's formula, its parts, and the two weights."""
+"""Reward of a Sokoban episode: slime's formula, its parts, and the two weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of an episode: the seed's worked examples (13.3), the limits, the statuses, the original's rules."""
+"""The rules of an episode: slime's worked examples, the limits, the statuses, slime's rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control: its budget, its levels, and that it goes on exactly where the warm start ended."""
+"""The control: its budget, its levels, and that it continues exactly where the warm start ended."""
 
 from __future__ import annotations
 

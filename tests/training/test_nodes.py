@@ -84,7 +84,7 @@ class Stored:
 
 
 def train(setup: Setup, root: Path, changes: dict[str, Any], stop_after: int | None = None) -> Stored:
-    """Train a run below a data root, or go on with the one that is there; `stop_after` so many iterations."""
+    """Train a run below a data root, or continue the one that is there; `stop_after` so many iterations."""
     options = settings(setup.options, SMALL | changes)
     folder = root / "06_models/train_sokoban/default"
     if not folder.exists():

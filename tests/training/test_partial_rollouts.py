@@ -1,4 +1,4 @@
-"""Partial rollouts: an aborted response of one turn goes on token for token, each part with its own weights."""
+"""Partial rollouts: an aborted response of one turn continues token for token, each part with its own weights."""
 
 from __future__ import annotations
 

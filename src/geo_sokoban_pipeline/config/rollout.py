@@ -86,7 +86,7 @@ class RolloutRules(StrictModel):
 
 
 class RolloutOptions(StrictModel):
-    """How episodes are played."""
+    """How episodes are rolled out."""
 
     engine: Literal["transformers", "sglang"] = Field(
         "transformers", description="What samples the responses: this process, or SGLang servers."

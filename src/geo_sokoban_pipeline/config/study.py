@@ -18,7 +18,7 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")
 
 
 class ControlOptions(StrictModel):
-    """What a pipeline control_* takes: the warm start of a finished run goes on for as long as its GRPO took."""
+    """What a pipeline control_* takes: the warm start of a finished run continues for as long as its GRPO took."""
 
     source: SourceOptions = Field(description="Run whose warm start is continued.")
     imitate: Imitated = Field(
@@ -77,7 +77,7 @@ class DataOverrides(StrictModel):
 
 
 class EvaluationSetOptions(DataOverrides):
-    """A further set of prompts on which the final policies of a study play."""
+    """A further set of prompts on which the final policies of a study are evaluated."""
 
     name: SetName = Field(description="Folder of the set and end of its run ids; lower case, digits, underscores.")
     title: str = Field(min_length=1, description="Name in the tables, such as `8×8, two boxes`.")

@@ -97,7 +97,7 @@ def _plan_task(task: str, request: CommandRequest, parameters: ProjectParameters
     wanted: dict[str, DataIdentity] = {}
     for run in (f"{kind}_{task}" for kind in ON_RUNS if _needs_source(f"{kind}_{task}", task, request)):
         source: SourceOptions = getattr(parameters, run).source
-        if run.startswith("control_"):  # it goes on from the warm start, whatever checkpoint is named
+        if run.startswith("control_"):  # it continues from the warm start, whatever checkpoint is named
             source = source.model_copy(update={"checkpoint": "start"})
         if source.run in request.runs and source.run_id == parameters.run_id and _uses_run(run, source):
             raise ParameterError(

@@ -339,7 +339,7 @@ class TrackingHooks:
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
-        """Open the MLflow run of each run of the pipeline, or go on with the one that is noted in its folder."""
+        """Open the MLflow run of each run of the pipeline, or continue the one that is noted in its folder."""
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         self._runs = {}
         if not self._parameters.tracking.enabled:
@@ -396,7 +396,7 @@ class TrackingHooks:
         if not note.is_file() or read_json(note).get("mlflow_run_id") != mlflow_run_id:
             return True  # of another data root, or of a run that has been cleared since: cannot be decided here
         assert self._parameters is not None
-        # This command has the locks of its own runs, and goes on with their MLflow runs.
+        # This command has the locks of its own runs, and continues their MLflow runs.
         return run_id == self._parameters.run_id and run in self._own or find_holder(folder) is not None
 
     def _log_evaluation(self, run: str, summary: Mapping[str, Any]) -> None:

@@ -37,8 +37,8 @@ class Frame:
         observation: text of the user turn, `<image>` where images stood; empty on the last frame.
         response: the model's text; None on the last frame.
         action: parsed action, or, of a problem, the answer in the box; None for nothing.
-        reward: credit of the turn in training, else the environment's reward for it; advantage: of the turn. None if
-            there is none.
+        reward: credit of the turn in training, else the environment's reward for it; None: there is none.
+        advantage: of the turn; None: there is none.
     """
 
     image: bytes | None

@@ -174,7 +174,9 @@ class ReportInputs:
     """Inputs of a report; lists and mappings may be empty.
 
     Attributes:
-        task: task name. run: namespace, such as `train_sokoban`. run_id: folder of the run.
+        task: task name.
+        run: namespace, such as `train_sokoban`.
+        run_id: folder of the run.
         metrics: one row per iteration.
         commands: entries of the run's commands, see `runs/provenance.py`.
         validations: episodes of the validations, partition `iter=<policy version>/part-…`.
@@ -183,7 +185,8 @@ class ReportInputs:
         held_out: held-out episodes, partition `iter=<number of the policy>/part-…`.
         trained: training episodes by partition; only of the newest are tokens read.
         data_report: counts of the data; None leaves the section out.
-        parameters: nested, by section. versions: by package.
+        parameters: nested, by section.
+        versions: by package.
         token_texts: text of token ids, see `episodes.read_token_texts`; None: the page shows ids.
     """
 
@@ -307,7 +310,8 @@ def compare_policies(first: Parts, number: int, second: Parts, other: int) -> Pa
     """Paired test over the prompts of which two policies have sampled episodes; None if they share none.
 
     Args:
-        first, second: parts `iter=<number of the policy>/…`; number, other: of the policies.
+        first, second: parts `iter=<number of the policy>/…`.
+        number, other: of the policies.
     """
     return paired_test(read_successes(first, number), read_successes(second, other))
 

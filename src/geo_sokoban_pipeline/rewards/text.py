@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-# Rule of the seed systems: a text is repetitive if its last 10,000 characters compress more than tenfold.
+# slime's rule: a text is repetitive if its last 10,000 characters compress more than tenfold.
 REPETITION_CHARACTERS = 10_000
 REPETITION_RATIO = 10.0
 

@@ -23,7 +23,7 @@ _SHOWN = 12
 _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_response_tokens"}
 
 # What is computed together, and what ends a run that goes wrong: no result depends on it beyond the order of sums, so a
-# run that was out of memory goes on with smaller sizes.
+# run that was out of memory continues with smaller sizes.
 _SIZES = frozenset(
     {
         "optimizer.gradient_checkpointing",

@@ -38,9 +38,9 @@ def collect_results(
 
     Returns:
         `study`, `task`, `title`, `chosen_on` (seeds with which the recipe was chosen), `max_minutes`,
-        `least_spent`, `max_growth`, `bars`, `machine`, `made_with` (versions and machine by run id), `levels` (what was
-        played), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, memory, curves), `sets` (per further
-        set: title, levels, rows per seed).
+        `least_spent`, `max_growth`, `bars`, `machine`, `made_with` (versions and machine by run id), `levels`
+        (evaluation prompts), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, memory, curves),
+        `sets` (per further set: title, levels, rows per seed).
     """
     _check_prompts(members)
     trained = [member for member in members if member.kind == "train"]
@@ -69,7 +69,7 @@ def collect_results(
 
 
 def _check_prompts(members: Sequence[StudyRun]) -> None:
-    """See that all runs whose rows stand in one table have played the same prompts.
+    """See that all runs whose rows stand in one table have the same evaluation prompts.
 
     Raises:
         ResultsError: they have not.
@@ -171,7 +171,7 @@ def _player(policy: str, names: Mapping[str, str]) -> str:
 
 
 def _sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
-    """[CPU-seconds, sampled rate, greedy rate] of each played validation."""
+    """[CPU-seconds, sampled rate, greedy rate] of each validation by rollout."""
     return [
         [round(row["cpu_seconds"], 1), *(round(row[f"{mode}_solve_rate"], 4) for mode in _MODES)]
         for row in history
@@ -180,7 +180,7 @@ def _sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
 
 
 def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """The same for the loop, counted from its start; an iteration's validation plays what the iteration has left."""
+    """The same for the loop, counted from its start; an iteration's validation uses the weights after it."""
     from geo_sokoban_pipeline.training.sft_control import grpo_cpu_seconds
 
     spent = accumulate(grpo_cpu_seconds([dict(row)]) for row in metrics)

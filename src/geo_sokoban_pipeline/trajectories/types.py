@@ -70,12 +70,15 @@ class Trajectory:
 
     Attributes:
         sampling: JSON text of an object: engine, its version, temperature and limits.
-        token_ids: (T,) int32. loss_mask: (T,) int8. rollout_log_probs: (T,) float32, nats.
+        token_ids: (T,) int32.
+        loss_mask: (T,) int8.
+        rollout_log_probs: (T,) float32, nats.
         old_log_probs, ref_log_probs: (T,) float32 or None.
         weight_spans: (policy version, start, end) per span of tokens.
         difficulty: of the prompt, as text, by which its task draws prompts: the fewest moves of a level, the family of
             a geometry problem. None if it is not known.
-        images: PNG bytes. image_grid_thw: (t, h, w) in patches, one per image.
+        images: PNG bytes.
+        image_grid_thw: (t, h, w) in patches, one per image.
         reward_parts, metrics, timings: by name; stored sorted by it. Timings are seconds.
     """
 

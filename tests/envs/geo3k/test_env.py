@@ -1,4 +1,4 @@
-"""The geometry environments: the seed's worked examples, its original rules behind arguments, numbers of an episode."""
+"""The geometry environments: slime's worked examples, its rules behind arguments, numbers of an episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammar of the scoring call: the seed's worked examples, its deviations, and a parser that nothing stops."""
+"""Grammar of the scoring call: slime's worked examples, deviations from them, and a parser that no text stops."""
 
 from __future__ import annotations
 

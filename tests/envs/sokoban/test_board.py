@@ -1,4 +1,4 @@
-"""Boards: the dynamics move by move and against oracle traces, distances, and the seed system's env_config."""
+"""Boards: the dynamics move by move and against oracle traces, distances, and slime's env_config."""
 
 from __future__ import annotations
 

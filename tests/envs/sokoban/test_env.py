@@ -1,4 +1,4 @@
-"""The environment: the seed system's worked examples, limits, observations, building from a row."""
+"""The environment: slime's worked examples, limits, observations, building from a row."""
 
 from __future__ import annotations
 

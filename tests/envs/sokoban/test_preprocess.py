@@ -1,4 +1,4 @@
-"""The converter: the worked examples of the seed system, its traps, and every kind of row that is no level."""
+"""The converter: slime's worked examples, its traps, and every kind of row that is no level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images: the seed system's colours at the cell centres, any cell size, equal bytes for equal boards."""
+"""Images: slime's colours at the cell centres, any cell size, equal bytes for equal boards."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_a_full_context_is_answered_with_nothing(talker, room, passes):
     (result,) = engine.poll()
     assert (result.finish_reason, len(result.token_ids), len(result.log_probs)) == ("length", 0, 0)
     assert engine.poll() == []
-    # Nothing was read, and nothing that was is lost: with room the conversation goes on where it was.
+    # Nothing was read, and nothing that was is lost: with room the conversation continues where it was.
     engine._longest = len(talk.ids) + 50
     passes.clear()
     engine.submit([talk.request()])

@@ -31,7 +31,8 @@ class AnswerRecord(EpisodeRecord):
         tool_calls, valid_tool_calls: responses that try a call, and those whose answer was scored.
         plausible: whether the last answer is that of one of the problem's plausible rules; None where none are known.
         tokens: number of sampled tokens; None for baselines.
-        truncated: cut off at a limit. repetition: ends in repetition.
+        truncated: cut off at a limit.
+        repetition: ends in repetition.
         labels: of the problem, by the columns of `BREAKDOWNS`.
     """
 

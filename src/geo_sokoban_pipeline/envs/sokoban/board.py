@@ -745,15 +745,14 @@ class Board:
         """Summed Manhattan distance from boxes to targets, walls ignored.
 
         Args:
-            kind: `greedy`, the seed's rule (see `distance.greedy_distance`), or `assignment`, the smallest sum over
-                matchings.
+            kind: `greedy`, slime's rule (see `greedy_distance`), or `assignment`, the smallest sum over matchings.
         """
         if kind not in ("greedy", "assignment"):
             raise ValueError(f"distance={kind!r}: must be 'greedy' or 'assignment'")
         return _distance(self.layout, self.box_mask, self.target_mask, kind)
 
     def codes(self) -> bytes:
-        """Row-major cell codes, (height · width) bytes in 0…6 (see `text`)."""
+        """Row-major cell codes, (height · width) bytes in 0…6 (`WALL` to `PLAYER_ON_TARGET`)."""
         layout = self.layout
         width, stride = layout.width, layout.stride
         cells = bytearray(layout.codes)

@@ -1,6 +1,6 @@
 """Images of boards: 7 kinds of tiles, drawn once per size, put side by side.
 
-Colours and proportions are the seed system's at 64 px a cell; other sizes scale them, with no line thinner than one
+Colours and proportions are slime's at 64 px a cell; other sizes scale them, with no line thinner than one
 pixel. Every image is RGB, (height · cell_px) × (width · cell_px) pixels, and depends on board and size alone.
 One mark is our own: a box on a target has a red outline, where the original shows it like any other box.
 """

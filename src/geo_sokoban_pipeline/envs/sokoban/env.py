@@ -123,25 +123,28 @@ def observation_text(board: Board, executed: Sequence[str] | None, style: str, g
     )
 
 
-# Sokoban as a conversation: the policy sees an image, responses with moves, sees the image after them.
+# Sokoban as a conversation: the policy sees an image, answers with moves, sees the image after them.
 
 
 class SokobanEnv:
-    """One episode on one level; see `InteractionEnv`.
+    """One episode on one level; see `InteractionEnv`. docs/deviations.md has slime's rules.
 
     Args:
-        board: the level. max_actions_per_turn: moves of a response that are carried out; further ones are ignored.
-        max_steps: moves after which the episode ends, blocked ones included. cell_px: side of a cell in the image,
-        in pixels, 8 to 512. rewards: what moves, a turn without a move, and success are worth. observation_style:
-        `full`, or `brief` for policies that pay for every token. text_grid: write the position into the text as well.
-        render_mode: `vision`, or `text` for the grid as text and no image. malformed_counts_step: a response without a
-        move costs one of `max_steps`. Off is the seed's rule, where such a response
-            changes nothing.
-        after_think: read actions only after the last `</think>`. Off is the seed's rule.
+        board: the level.
+        max_actions_per_turn: moves of a response that are carried out; further ones are ignored.
+        max_steps: moves after which the episode ends, blocked ones included.
+        cell_px: side of a cell in the image, in pixels, 8 to 512.
+        rewards: what moves, a turn without a move, and success are worth.
+        observation_style: `full`, or `brief` for policies that pay for every token.
+        text_grid: write the position into the text as well.
+        render_mode: `vision`, or `text` for the grid as text and no image.
+        malformed_counts_step: a response without a move costs one of `max_steps`. Off is slime's rule, where such a
+            response changes nothing.
+        after_think: read actions only after the last `</think>`. Off is slime's rule.
         end_when_lost: the episode ends once a box can never reach a target (`Board.is_lost`), and the turn is charged
-            `rewards.lost`; a level that is lost from its start is played on. No solvable position ends so: scoring a
-            given policy does not depend on it, training does. Off is the seed's rule.
-        distance: `greedy` (the seed's) or `assignment`, see `Board.box_target_distance`.
+            `rewards.lost`; a level that is lost from its start continues. No solvable position ends so: scoring a
+            given policy does not depend on it, training does. Off is slime's rule.
+        distance: `greedy` (slime's rule) or `assignment`, see `Board.box_target_distance`.
         optimal_steps: fewest moves of the level; None: unknown, and left out of the metrics.
 
     Raises:

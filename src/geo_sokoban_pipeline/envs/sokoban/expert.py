@@ -31,7 +31,7 @@ def make_agent(name: str, patience: int | None = 1, max_states: int = SOLVER_STA
         max_states: of `solver` only, see `solve`.
 
     Raises:
-        ValueError: there is no player of that name, or patience is negative.
+        ValueError: there is no agent of that name, or patience is negative.
     """
     match name:
         case "random":
@@ -140,17 +140,17 @@ def _box_distance(board: Board) -> int:
     return min((abs(row - r) + abs(column - c) for r, c in off_target), default=0)
 
 
-# Experts of the warm start: a player whose moves are written as the responses a policy is to learn.
+# Experts of the warm start: an agent whose moves are written as the responses a policy is to learn.
 
 
 class SokobanExpert:
     """Responses of one demonstration.
 
     Args:
-        name: player that chooses the moves.
-        patience: of the player `direct`.
+        name: agent that chooses the moves.
+        patience: of the agent `direct`.
         noise: share of moves that are replaced by a random legal one, in [0, 1].
-        max_states: of the player `solver`, see `solve`.
+        max_states: of the agent `solver`, see `solve`.
         moves: of a response, at most.
     """
 

@@ -390,7 +390,7 @@ def generate_levels(
 
     Args:
         count: levels wanted.
-        seed: root seed; replaces the `rng_seed` of the seed system, whose levels depended on Python's string hashing.
+        seed: root seed; replaces slime's `rng_seed`, whose levels depended on Python's string hashing.
         height: rows, border included.
         width: columns, border included.
         boxes: boxes, and as many targets.

@@ -323,7 +323,7 @@ def read_source(options: SokobanDataOptions, load_hub_rows: HubLoader | None = N
 
     Args:
         options: the data's parameters.
-        load_hub_rows: gives the rows of a data set of the hub; a world knows no hub client, so its caller hands one in.
+        load_hub_rows: gives the rows of a data set of the hub; `envs` has no hub client, so the caller passes one.
         watch: gives the levels one by one while they are solved; a caller that shows progress counts them.
 
     Raises:

@@ -116,7 +116,7 @@ def evaluate_control(
     identity: dict[str, Any],
     seed: int,
 ) -> dict[str, Any]:
-    """The control on the evaluation prompts, played as the run's own policies are."""
+    """The control on the evaluation prompts, in the way of the run's own policies."""
     from geo_sokoban_pipeline.evaluation.summary import evaluate_policies
     from geo_sokoban_pipeline.training.runtime import prepare_process
 

@@ -1,4 +1,4 @@
-"""control_<task>: the warm start of a finished run goes on for as long as its GRPO took, and is evaluated likewise."""
+"""control_<task>: the warm start of a finished run continues for as long as its GRPO took, then is evaluated."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ def collect_trajectories(
     settings: TrainOptions,
     seed: int,
 ) -> Iterator[tuple[Any, ...]]:
-    """Play iterations with a stored policy; one yield each.
+    """Roll out iterations with a stored policy; one yield each.
 
-    With a checkpoint of the training run, its data cursor is used too: the iteration after it is played as the loop
-    played it.
+    With a checkpoint of the training run, its data cursor is used too: the iteration after it is rolled out as in the
+    loop.
     """
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
@@ -158,7 +158,7 @@ def evaluate_stored(
 
 
 def check_prompts(trained: str | None, source: SourceOptions, rows: Sequence[Mapping[str, Any]]) -> None:
-    """See that the prompts are those that a run was trained on; a policy from elsewhere may play any.
+    """See that the prompts are those that a run was trained on; a policy from elsewhere may be evaluated on any.
 
     Args:
         trained: hash of the prompts that the run was trained on; None for a policy from elsewhere.

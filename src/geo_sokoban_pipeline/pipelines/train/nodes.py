@@ -96,7 +96,7 @@ def train_grpo(
     identity: dict[str, Any],
     seed: int,
 ) -> Iterator[tuple[Any, ...]]:
-    """The GRPO loop: what it yields is saved by Kedro before it goes on."""
+    """The GRPO loop: what it yields is saved by Kedro before the loop continues."""
     from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
 
     inputs = RunInputs(

@@ -138,7 +138,7 @@ class GradingPool:
                 if decision.set_running_or_notify_cancel():
                     try:
                         decision.set_result(self._answer(worker, question, deadline))
-                    except Exception as error:  # it belongs to who asked, and the thread goes on
+                    except Exception as error:  # the caller gets the error, and the thread continues
                         decision.set_exception(error)
                 with self._lock:
                     self._spare += 1
@@ -147,7 +147,7 @@ class GradingPool:
 
     def _answer(self, worker: WorkerProcess, question: Question, deadline: float) -> Decision:
         if not worker.start(deadline - time.monotonic()):
-            return "late"  # it goes on starting, for the next question
+            return "late"  # it keeps starting, for the next question
         seconds = min(self._time_limit, deadline - time.monotonic())
         if seconds <= 0:
             return "late"

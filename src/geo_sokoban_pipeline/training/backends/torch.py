@@ -87,7 +87,7 @@ class TorchBackend:
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
-        # All three leave the gradients of the whole step in the parameters.
+        # Each branch leaves the gradients of the whole step in the parameters.
         if isinstance(batch, Demonstrations):
             metrics = self._sft_gradients(batch, objective)
         elif self._workers is None:

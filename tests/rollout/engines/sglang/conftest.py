@@ -1,4 +1,4 @@
-"""A policy that has learnt to response in the game's form, episodes with it, and how far two engines may differ."""
+"""A policy that has learnt to respond in the game's form, episodes with it, and how far two engines may differ."""
 
 from __future__ import annotations
 

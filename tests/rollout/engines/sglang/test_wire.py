@@ -1,4 +1,4 @@
-"""Requests and responses as JSON: what is sent, and which responses are no responses."""
+"""Requests and responses as JSON: what is sent, and which bodies are refused."""
 
 from __future__ import annotations
 
