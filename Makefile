@@ -31,6 +31,8 @@ export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some images set it. Without stored byte code every process compiles the libraries anew, ten seconds each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 COMMA := ,
 # All paths are relative, so that the checkout may lie in a folder with spaces.
@@ -115,8 +117,9 @@ format: $(DEV_STAMP) ## Rewrite the code in the project's format.
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
-docs: $(DEV_STAMP) ## Write docs/parameters.md from the option models and conf/base, then build the docs site into site/.
+docs: $(DEV_STAMP) ## Write docs/parameters.md, execute the notebooks on the stored runs, build the docs site into site/.
 	$(BIN)/python -m scripts.parameter_docs
+	$(BIN)/python scripts/notebook_pages.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(PEER_STAMP): pyproject.toml constraints.txt requirements/trl.txt

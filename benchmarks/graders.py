@@ -17,17 +17,19 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
 from geo_sokoban_pipeline.reporting.study_docs import read_section, replace_section
 from geo_sokoban_pipeline.rewards.math_answer import Grader, GradingPool
+from geo_sokoban_pipeline.rewards.math_answer.verdict import GraderName
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "graders.md"
 PAIRS = ROOT / os.environ.get("GEO_SOKOBAN_SHARED_DATA", "../shared/data") / "math_pairs.jsonl"
-GRADERS = ("default", "math-verify alone", "slime_exact")
+MathVerify = Literal["math-verify alone"]
+GRADERS: tuple[GraderName | MathVerify, ...] = ("default", "math-verify alone", "slime_exact")
 
 Pair = dict[str, Any]
 Verdict = Callable[[str, str], bool]
@@ -124,8 +126,12 @@ def time_table(spent: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
+def _judge(grader: Grader, response: str, label: str) -> bool:
+    return grader.grade(response, label, patience=600).correct
+
+
 def judge_pairs(
-    pairs: Sequence[Pair], names: Sequence[str] = GRADERS
+    pairs: Sequence[Pair], names: Sequence[GraderName | MathVerify] = GRADERS
 ) -> tuple[dict[str, list[bool]], dict[str, list[float]]]:
     """Verdicts and milliseconds by grader, for each pair."""
     found: dict[str, list[bool]] = {}
@@ -136,7 +142,7 @@ def judge_pairs(
             judge: Verdict = math_verify_alone
             if name != "math-verify alone":
                 grader = Grader(name, pool=pool)
-                judge = lambda response, label, grader=grader: grader.grade(response, label, patience=600).correct  # noqa: E731
+                judge = partial(_judge, grader)
             for answer in ("x + 1 + y", "2x < y", "\\sin(x)"):  # starts the worker, loads the library
                 judge(f"\\boxed{{{answer}}}", "x + y")
             found[name], spent[name] = verdicts(pairs, judge, partial(_processor_time, pool))

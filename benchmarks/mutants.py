@@ -56,7 +56,7 @@ NEAREST: dict[str, list[str]] = {
     "training/sft_control.py": ["tests/training/test_control.py"],
     "training/sft.py": ["tests/training/test_control.py", "tests/training/test_worker_group.py", *STEP, *LOOP],
     "training/worker*.py": ["tests/training/test_worker_jobs.py", "tests/training/test_worker_group.py"],
-    "training/shared_tensors.py": ["tests/training/test_worker_group.py"],
+    "distributed/*.py": ["tests/distributed/test_ranks.py", "tests/training/test_worker_group.py"],
     "training/runtime.py": ["tests/training/test_process.py", "tests/training/test_memory.py"],
     "training/collecting.py": ["tests/training/test_collecting.py", "tests/training/test_partial_rollouts.py", *LOOP],
     "training/checkpoint.py": [
@@ -247,7 +247,7 @@ def lines_of_texts(tree: ast.Module) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(tree):
         is_log = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOGGERS
-        if isinstance(node, ast.Raise | ast.Assert) or is_log:
+        if isinstance(node, ast.Raise | ast.Assert) or (isinstance(node, ast.Call) and is_log):
             lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
 

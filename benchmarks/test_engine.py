@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -25,8 +25,9 @@ from benchmarks.records import keep
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
-from geo_sokoban_pipeline.config.rollout import EnvOptions, RolloutOptions
+from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.sokoban import SokobanEnv
+from geo_sokoban_pipeline.envs.sokoban import env as sokoban
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
@@ -34,7 +35,6 @@ from geo_sokoban_pipeline.grpo.sampler import PromptSampler, SamplerOptions
 from geo_sokoban_pipeline.policies.patches import PatchReader
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
-from geo_sokoban_pipeline.rollout import episode
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -85,8 +85,8 @@ def make_tasks(rows: Rows, groups: int, group_size: int) -> list[EpisodeRequest]
 
 
 def make_settings(options: TrainOptions, rollout: RolloutOptions, **env: Any) -> RolloutSettings:
-    env_options = EnvOptions(args=options.env.args | env)
-    return RolloutSettings(env_options, options.reward, rollout, rollout.sampling, 0, "sokoban")
+    changed = options.env.model_copy(update={"args": options.env.args | env})
+    return RolloutSettings(changed, options.reward, rollout, rollout.sampling, 0, "sokoban")
 
 
 def rollout_timed(
@@ -99,7 +99,7 @@ def rollout_timed(
 
 
 @pytest.fixture(scope="module")
-def found():
+def found() -> Iterator[dict[str, Any]]:
     """Results of all tests of this file; written once all are done."""
     values: dict[str, Any] = {"engine": []}
     yield values
@@ -108,7 +108,9 @@ def found():
 
 
 @pytest.mark.parametrize(("turns", "threshold"), list(THRESHOLDS.items()))
-def test_cached_against_uncached(policy, options, rows, found, turns, threshold):
+def test_cached_against_uncached(
+    policy: Policy, options: TrainOptions, rows: Rows, found: dict[str, Any], turns: int, threshold: float
+) -> None:
     # Levels of six moves or more are hardly ever solved by chance, and deadlocks end no episode: episodes are long.
     hard = [row for row in rows if row["solution_length"] >= 6]
     tasks = make_tasks(hard, groups=EPISODES // 8, group_size=8)
@@ -138,7 +140,7 @@ def test_cached_against_uncached(policy, options, rows, found, turns, threshold)
 
 @dataclass
 class Observing:
-    """CPU-seconds of making observations: image, message, decoding a prompt's image, PNG file and patches.
+    """CPU-seconds of making observations: text, image, message, decoding a prompt's image, PNG file and patches.
 
     Reading the clock takes as long as finding a known image; what it takes is measured and left out.
     """
@@ -146,10 +148,11 @@ class Observing:
     seconds: float = 0.0
     calls: int = 0
     places: Sequence[tuple[Any, str]] = (
-        (SokobanEnv, "_observe"),
+        (sokoban, "observation_text"),
+        (sokoban, "render_observation"),
         (SokobanEnv, "format_observation"),
-        (episode, "_decode"),
         (PatchReader, "read"),
+        (PatchReader, "read_uri"),
     )
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +211,9 @@ class Novelty:
         return self.new / self.all
 
 
-def test_share_of_environments(policy, options, rows, found, monkeypatch):
+def test_share_of_environments(
+    policy: Policy, options: TrainOptions, rows: Rows, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups, size = options.grpo.groups, options.grpo.group_size
     settings, engine = make_settings(options, options.rollout), build_engine(policy, options.rollout)
     sampler = PromptSampler([row["solution_length"] for row in rows], SamplerOptions(kind="bucket"))

@@ -18,7 +18,7 @@ import yaml
 from kedro.io import DataCatalog
 from kedro.runner import SequentialRunner
 
-from geo_sokoban_pipeline.envs.rows import read_rows
+from geo_sokoban_pipeline.envs.rows import BadRow, read_rows
 from geo_sokoban_pipeline.pipelines.data import create_pipeline
 from geo_sokoban_pipeline.tasks import task_of
 
@@ -31,7 +31,7 @@ def real_size_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sample = ROOT / os.environ.get("GEO_SOKOBAN_SHARED_DATA", "../shared/data") / "geometry3k_small.parquet"
     if not sample.is_file():
         pytest.skip(f"no real rows at {sample}; set GEO_SOKOBAN_SHARED_DATA")
-    real = [row for _, row in read_rows(str(sample))]
+    real = [row for _, row in read_rows(str(sample)) if not isinstance(row, BadRow)]
     rows = [{**real[i % len(real)], "problem": f"{real[i % len(real)]['problem']} ({i})"} for i in range(ROWS)]
     path = tmp_path_factory.mktemp("rows") / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=100, use_dictionary=False)

@@ -11,6 +11,7 @@ import itertools
 import time
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems
@@ -20,8 +21,8 @@ ROUNDS = 3
 
 
 @pytest.mark.parametrize(("difficulty", "count", "threshold"), [("tiny", 500, 1.0), ("mixed", 132, 3.0)])
-def test_problems_per_second(benchmark, difficulty, count, threshold):
-    options, seeds = ProblemOptions(difficulty=difficulty), itertools.count()
+def test_problems_per_second(benchmark: BenchmarkFixture, difficulty: str, count: int, threshold: float) -> None:
+    options, seeds = ProblemOptions.model_validate({"difficulty": difficulty}), itertools.count()
     drawing, rendering = [], []
     for _ in range(ROUNDS):
         start = time.process_time()

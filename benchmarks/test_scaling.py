@@ -101,7 +101,7 @@ def cost_of_iterations(
         engine.update_weights(None, round_)
         costs: Costs = {}
         costs["rollout"], (episodes, _) = timed(lambda k=round_: collector.collect(k, sampler))  # type: ignore[misc]
-        costs["scoring"], _ = timed(lambda p=episodes: score_groups(p, grpo, options.reward.args))  # type: ignore[misc]
+        costs["scoring"], _ = timed(lambda p=episodes: score_groups(p, grpo, SOKOBAN, options.reward.args))  # type: ignore[misc]
         costs["rollout"] -= costs["scoring"]  # the collector has scored them already
         costs["update"], _ = timed(
             lambda p=episodes, k=round_: update_policy(p, policy, backend, grpo, options.optimizer, k, 0)  # type: ignore[misc]

@@ -23,14 +23,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests that need an SGLang server, so that one server does for all of them."""
+    """One process runs all tests that need an SGLang server, and one those of four ranks: each are started once."""
     from xdist.scheduler import LoadFileScheduling
 
-    class OneServer(LoadFileScheduling):
+    class StartOnce(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "sglang" if "sglang" in nodeid.split("::", maxsplit=1)[0] else super()._split_scope(nodeid)
+            path = nodeid.split("::", maxsplit=1)[0]
+            shared = (name for name in ("sglang", "training/test_ranks") if name in path)
+            return next(shared, None) or super()._split_scope(nodeid)
 
-    return OneServer(config, log) if config.getoption("dist") == "loadfile" else None
+    return StartOnce(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +42,7 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
     `GEO_SOKOBAN_SGLANG_URL` names one that runs already, so that nobody who works on the client waits for its start.
     """
     from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
-    from geo_sokoban_pipeline.rollout.engines.sglang.servers import end_servers
+    from geo_sokoban_pipeline.rollout.engines.sglang.servers import IDLE
     from servers import descendants, launch_options, need_environment
 
     need_environment()
@@ -51,7 +53,7 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
     url = engine.urls[0]
     engine.close()
     yield url
-    end_servers()
+    IDLE.end()
     assert descendants() == []
 
 

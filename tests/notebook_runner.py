@@ -23,6 +23,26 @@ def execute_notebook(path: Path, env: dict[str, str]) -> None:
     execute(nbformat.read(path, as_version=4), path.parent, env)
 
 
+def execute_here(path: Path, env: dict[str, str]) -> None:
+    """Run all code cells of a notebook in this process, with its folder as the working directory.
+
+    Raises:
+        Exception: the one that a cell raised; its traceback is printed.
+    """
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell(user_ns={})
+    before = Path.cwd()
+    with mock.patch.dict(os.environ, env):
+        os.chdir(path.parent)
+        try:
+            for cell in nbformat.read(path, as_version=4).cells:
+                if cell.cell_type == "code":
+                    shell.run_cell(cell.source).raise_error()
+        finally:
+            os.chdir(before)
+
+
 def execute(notebook: Any, folder: Path, env: dict[str, str]) -> None:
     """Run all cells of a notebook in a folder."""
     from nbclient import NotebookClient

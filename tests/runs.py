@@ -6,19 +6,37 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from forked import ForkedCommand
 from geo_sokoban_pipeline.runs.storage import file_digest, read_json
+from geo_sokoban_pipeline.trajectories.index import FOLDER
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
 ROOT = Path(__file__).parents[1]
 TRAJECTORY_KINDS = ("trajectories", "eval_trajectories", "held_out_trajectories")
 
 
-def kedro_command(*words: str, data_root: Path, conf_env: str = "test", **environment: str) -> subprocess.Popen[str]:
-    """Start `kedro run --env=<conf_env> …` on a data root of its own; output is captured."""
+class Command(Protocol):
+    """What tests use of a started command: of `subprocess.Popen`, or of a fork."""
+
+    @property
+    def returncode(self) -> int | None: ...
+    def communicate(self, timeout: float | None = None) -> tuple[str, Any]: ...
+    def kill(self) -> None: ...
+
+
+def kedro_command(
+    *words: str, data_root: Path, conf_env: str = "test", own_interpreter: bool = False, **environment: str
+) -> Command:
+    """Start `kedro run --env=<conf_env> …` on a data root of its own; output is captured.
+
+    The command runs in a fork that has imported the heavy libraries already, unless it asks for an interpreter of its
+    own, or for a hash seed, which only a new interpreter takes.
+    """
     env = {
         **os.environ,
         "GEO_SOKOBAN_DATA_ROOT": str(data_root),
@@ -26,8 +44,11 @@ def kedro_command(*words: str, data_root: Path, conf_env: str = "test", **enviro
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
         **environment,
     }
+    command = ["kedro", "run", f"--env={conf_env}", *words]
+    if not (own_interpreter or "PYTHONHASHSEED" in environment):
+        return ForkedCommand(command, ROOT, env)
     return subprocess.Popen(
-        [sys.executable, "-m", "kedro", "run", f"--env={conf_env}", *words],
+        [sys.executable, "-m", *command],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,
@@ -36,7 +57,7 @@ def kedro_command(*words: str, data_root: Path, conf_env: str = "test", **enviro
     )
 
 
-def finish(process: subprocess.Popen[str], expected: int = 0, timeout: float = 300) -> str:
+def finish(process: Command, expected: int = 0, timeout: float = 300) -> str:
     """Output of a started command, which must end with the expected exit code within so many seconds."""
     try:
         output, _ = process.communicate(timeout=timeout)
@@ -57,6 +78,9 @@ def read_run(data_root: Path, run: str = "train_sokoban", run_id: str = "default
         for path in sorted((outputs / kind).glob("iter=*/part-*.parquet")):
             name = path.relative_to(outputs).as_posix()
             episodes[name] = plain(read_trajectories(path).drop_columns(["timings"]))
+    for path in sorted((outputs / FOLDER).rglob("*.parquet")):
+        with pq.ParquetFile(path) as file:
+            episodes[path.relative_to(outputs).as_posix()] = plain(file.read().drop_columns(["run", "run_id"]))
     metrics = {
         path.name: {name: value for name, value in read_json(path).items() if not name.startswith("perf/")}
         for path in sorted((outputs / "metrics").glob("*.json"))

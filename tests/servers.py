@@ -87,8 +87,7 @@ def processes_with(setting: str) -> list[psutil.Process]:
 
 def strays() -> list[psutil.Process]:
     """Processes of servers that are not in the idle pool."""
-    kept = [server for several in servers._idle.values() for server in several]
-    wanted = {process.pid for server in kept for process in tree(psutil.Process(server.pid).ppid())}
+    wanted = {process.pid for server in servers.IDLE for process in tree(psutil.Process(server.pid).ppid())}
     return [process for process in descendants() if process.pid not in wanted]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from geo_sokoban_pipeline.config.grpo import TrainOptions as _TrainOptions
 from geo_sokoban_pipeline.envs.geo3k.task import GEO3K, GEO3K_MULTI_TURN
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
-from geo_sokoban_pipeline.parameters import ProjectParameters, study_model
+from geo_sokoban_pipeline.parameters import ProjectParameters, section_model
 
 
 def _inside(model: Any, path: str) -> Any:
@@ -24,7 +24,7 @@ EnvOptions = _inside(TrainOptions, "env")
 RewardOptions = _inside(TrainOptions, "reward")
 ControlOptions = _inside(ProjectParameters, "control_sokoban")
 StudyOptions = _inside(ProjectParameters, "study")
-StudyDefinition = study_model("default")
+StudyDefinition = section_model("study_default")
 Geo3kTrainOptions = GEO3K.train_config
 Geo3kMultiTurnTrainOptions = GEO3K_MULTI_TURN.train_config
 GeometryExpertOptions = _inside(Geo3kTrainOptions, "warm_start.teacher")

@@ -61,6 +61,8 @@ FREE = {
     "evaluation.checkpoint": "after training",
     "threads": "a warning, no refusal",
     "processes": "a warning, no refusal",
+    "sharding": "a warning, no refusal",
+    "replicas": "a warning, no refusal",
     **{
         f"rollout.server.{name}": "where servers are, how many, how they are spoken to"
         for name in (
@@ -115,6 +117,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "grpo.max_log_prob_difference": {"grpo.old_log_probs": "recompute"},
     "grpo.baseline": {"grpo.credit": "turn"},
     "processes": {"threads": 1},
+    "sharding": {"threads": 1, "processes": 4},
+    "replicas": {"threads": 1, "processes": 4, "sharding": "hybrid"},
 }
 MODELS = {model.__name__: model for model in (TrainOptions, Geo3kTrainOptions, Geo3kMultiTurnTrainOptions)}
 FIELDS = sorted({(name, path) for name, model in MODELS.items() for path in leaves(model)})
@@ -370,7 +374,7 @@ def test_a_loop_goes_on_only_with_what_it_began_with(other: RunInputs) -> None:
 def test_where_and_by_how_many_a_run_is_computed_is_in_no_fingerprint(model: type[TrainOptions]) -> None:
     for name, fingerprint in stages(model()).items():
         found = {path.split(".")[0] for path in fingerprint}
-        assert not found & {"placement", "processes", "threads"}, name
+        assert not found & {"placement", "processes", "replicas", "sharding", "threads"}, name
     assert {path for path in loop_parameters(model(), 0, {}) if path.startswith("loop.")} == {
         "loop.eval_interval",
         "loop.eval_prompts",

@@ -1,17 +1,21 @@
 """A name means one thing: no two modules and no two public classes of the package share one with different meaning.
 
-A reader who searches for a name finds the one place, or places that all play the role given here.
+A reader who searches for a name finds the one place, or places that all play the role given here. Names that begin with
+an underscore belong to the package alone: tests and benchmarks use public ones, so moving code does not touch them.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import geo_sokoban_pipeline
 
 PACKAGE = Path(geo_sokoban_pipeline.__file__).parent
+ROOT = Path(__file__).parents[1]
 # Kedro's names, and what a folder's other modules build on.
 BY_CONVENTION = {"base", "factory", "nodes", "pipeline"}
 # Each task has these files; some have a counterpart for what all tasks share.
@@ -19,8 +23,8 @@ OF_EACH_TASK = {"config", "data", "data_steps", "drawing", "env", "evaluation", 
 OF_EACH_TASK |= {"sources", "task"}
 # Subjects that several layers have a file on: its options (`config`), its checks (`preflight`), its hooks, datasets and
 # pipelines, or its reward. `metrics`: of episodes, those that a task uses and those built on them.
-SUBJECTS = {"audit", "geo3k", "grpo", "metrics", "own_code", "parameters", "policies", "policy", "rollout", "runs"}
-SUBJECTS |= {"servers", "sokoban", "stored", "study"}
+SUBJECTS = {"audit", "geo3k", "grpo", "metrics", "own_code", "parameters", "policy", "rollout", "runs"}
+SUBJECTS |= {"servers", "sokoban", "stored", "study", "trajectories"}
 
 
 def test_modules():
@@ -40,3 +44,44 @@ def test_public_classes():
             if node.name not in {ast.unparse(base).rpartition(".")[2] for base in node.bases}:
                 assert node.name not in seen, f"{node.name} in {path} and in {seen[node.name]}"
                 seen[node.name] = path
+
+
+def test_no_test_uses_private_names():
+    """Nor does a benchmark or a script: not as an attribute, an import, or a text that `setattr` gets."""
+    of_the_package = set(chain.from_iterable(private_names(parsed(path)) for path in PACKAGE.rglob("*.py")))
+    found = []
+    for path in chain.from_iterable((ROOT / folder).rglob("*.py") for folder in ("tests", "benchmarks", "scripts")):
+        tree = parsed(path)
+        foreign = of_the_package - private_names(tree)
+        found += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in used_names(tree) if name in foreign]
+    assert {"_remember", "_keys", "_decode"} < of_the_package, "methods, attributes and functions are seen"
+    assert found == []
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Names with one leading underscore that a file defines: classes, functions, variables, attributes of `self`."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(value=ast.Name("self"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return {name for name in names if name.startswith("_") and not name.startswith("__") and name != "_"}
+
+
+def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of each attribute, import, and text that `setattr` or `getattr` gets (its last part)."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name):
+                yield node.lineno, name
+            case ast.ImportFrom(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.Call(func=ast.Attribute(attr=called) | ast.Name(called), args=given) if "attr" in called:
+                texts = (word.value for word in given if isinstance(word, ast.Constant) and isinstance(word.value, str))
+                yield from ((node.lineno, text.rpartition(".")[2]) for text in texts)

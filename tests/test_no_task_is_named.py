@@ -11,14 +11,20 @@ import pytest
 
 SOURCES = Path(__file__).parents[1] / "src" / "geo_sokoban_pipeline"
 WORDS = re.compile(r"(?<!geo[_-])sokoban|geo3k|geometry", re.IGNORECASE)
+# Columns, metrics and words of single tasks: knowledge of a task that does not name it.
+HIDDEN = re.compile(
+    r"dist0|box_target|(level|problem|layout)_hash|by_length|(?<!font-)famil(y|ies)|boxed|deadlock|calc_score|random_legal"
+    r"|move_limit|plausible|tool_call|optimal_steps|distance_delta|turn_reward_avg|solution_length|layouts",
+    re.IGNORECASE,
+)
 # The tasks themselves, their rewards (a grader is called `geo3k` after its data set), and the registry.
 OWN = ("envs/", "rewards/", "tasks.py")
 # Files that still name one, with the reason; an entry that is not needed any more fails the test.
 STILL = {"config/launcher_env.py": "variables of the original launchers, which knew these tasks"}
 
 
-def named_in(path: Path) -> list[str]:
-    """`line: text` of names and strings that name a task; docstrings and comments may give examples."""
+def named_in(path: Path, words: re.Pattern[str] = WORDS) -> list[str]:
+    """`line: text` of names and strings that have one of the words; docstrings and comments may give examples."""
     text = path.read_text(encoding="utf-8")
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
@@ -31,12 +37,14 @@ def named_in(path: Path) -> list[str]:
         for token in tokenize.tokenize(file.readline):
             is_code = token.type in (tokenize.NAME, tokenize.STRING) and token.start not in docstrings
             # `geo_sokoban_pipeline` and the variables GEO_SOKOBAN_… are the project's own name.
-            if is_code and WORDS.search(token.string):
+            if is_code and words.search(token.string):
                 found.append(f"{token.start[0]}: {token.string[:80]}")
     return found
 
 
 FILES = {path.relative_to(SOURCES).as_posix(): path for path in sorted(SOURCES.rglob("*.py"))}
+# One schema for the files of all tasks: its columns are the contract, and null for a task without them.
+HIDDEN_STILL = tuple(f"trajectories/{name}.py" for name in ("arrow", "index", "schema", "validation"))
 OUTSIDE = [name for name in FILES if not name.startswith(OWN)]
 
 
@@ -49,5 +57,14 @@ def test_no_task_is_named(name: str) -> None:
         assert found == []
 
 
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_knowledge_of_a_task_hides(name: str) -> None:
+    found = named_in(FILES[name], HIDDEN)
+    if name in HIDDEN_STILL:
+        assert found, f"{name} knows nothing of a task any more: take it from the list"
+    else:
+        assert found == []
+
+
 def test_the_list_names_files_that_exist() -> None:
-    assert set(STILL) <= set(OUTSIDE)
+    assert {*STILL, *HIDDEN_STILL} <= set(OUTSIDE)

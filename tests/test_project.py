@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("datasets", "mlflow", "plotly", "ray", "sglang", "torch", "transformers")
+HEAVY = ("datasets", "huggingface_hub", "matplotlib", "mlflow", "numpy", "pandas", "PIL", "plotly", "pyarrow", "ray")
+HEAVY += ("sglang", "sympy", "torch", "transformers")
 
 REGISTRY = f"""
 import json, sys, time
@@ -49,7 +52,8 @@ def test_registry_is_light_and_fast():
 def test_kedro_lists_the_pipelines_and_logs_plain_lines_where_nobody_looks():
     done = run(sys.executable, "-m", "kedro", "registry", "list")
     assert done.returncode == 0, done.stderr
-    assert {"- __default__", "- data_sokoban"} <= set(done.stdout.splitlines())
+    kinds = ("data", "train", "evaluate", "rollout", "update")
+    assert {"- __default__", *(f"- {kind}_sokoban" for kind in kinds)} <= set(done.stdout.splitlines())
     assert "\x1b" not in done.stdout + done.stderr
     script = "import kedro.framework.project as p, logging; p.LOGGING; logging.getLogger(p.__name__).warning('here')"
     done = run(sys.executable, "-c", script)
@@ -74,22 +78,34 @@ def test_every_requirement_is_pinned_within_its_range():
     assert "+" not in pins["torch"]  # a local suffix would tie the project to one index
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 # Import names that differ from those of the packages.
-MODULES = {"huggingface-hub": "huggingface_hub", "pillow": "PIL", "pyyaml": "yaml", "pytest-xdist": "xdist"}
+MODULES = {
+    "ipython": "IPython",
+    "mkdocs-material": "mkdocs",
+    "pillow": "PIL",
+    "pytest-xdist": "xdist",
+    "pyyaml": "yaml",
+}
+# Modules of environments of their own, whose packages are in `requirements`.
+ELSEWHERE = {"trl"}
 # Tools that nothing imports, each with a file and what in it needs the tool.
 TOOLS = {
+    "ibis-framework": ("conf/base/catalog/07_model_output.yml", "ibis.FileDataset"),
     "kedro-viz": ("README.md", "kedro viz run"),
     "ipykernel": ("notebooks/01_explore_trajectories.ipynb", '"kernelspec"'),
     "jupyterlab": ("README.md", "jupyter lab"),
     "import-linter": ("Makefile", "lint-imports"),
-    "mkdocs-material": ("mkdocs.yml", "name: material"),
     "mypy": ("Makefile", "-m mypy"),
     "pre-commit": (".pre-commit-config.yaml", "repos:"),
-    "pytest-benchmark": ("benchmarks/test_sokoban_env.py", "(benchmark)"),
     "ruff": ("Makefile", "-m ruff"),
 }
 
 
+@cache
 def imports_of(*folders: str) -> set[str]:
     """First names of the modules that the Python files and notebooks of the folders import."""
     found: set[str] = set()
@@ -97,33 +113,51 @@ def imports_of(*folders: str) -> set[str]:
         if path.suffix == ".py":
             text = path.read_text(encoding="utf-8")
         elif path.suffix == ".ipynb":
-            text = "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+            text = re.sub(r"^[%!].*", "", code, flags=re.MULTILINE)
         else:
             continue
-        found |= set(re.findall(r"^\s*(?:import|from) (\w+)", text, flags=re.MULTILINE))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
     return found
 
 
-def test_every_requirement_is_used():
+def modules_of(*groups: str) -> set[str]:
+    """Import names of the packages in these groups of requirements; `dependencies` is one of them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    places = {"dependencies": imports_of("src"), "others": imports_of("src", "tests", "benchmarks", "notebooks")}
-    groups = [("dependencies", project["dependencies"])]
-    groups += [("others", lines) for lines in project["optional-dependencies"].values()]
-    unused = []
-    for place, lines in groups:
-        for name in (Requirement(line).name for line in lines):
-            path, words = TOOLS.get(name, ("pyproject.toml", name))
-            assert words in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not need {name}"
-            if name not in TOOLS and name != project["name"]:
-                unused += [name] if MODULES.get(name, name.replace("-", "_")) not in places[place] else []
-    assert unused == []
+    lists = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
+    names = {Requirement(line).name for group in groups for line in lists[group]} - {project["name"]}
+    return {MODULES.get(name, name.replace("-", "_")) for name in names}
+
+
+def foreign(modules: set[str]) -> set[str]:
+    """Those modules that neither Python nor the package is."""
+    return modules - set(sys.stdlib_module_names) - {"geo_sokoban_pipeline"}
+
+
+def test_every_requirement_is_used():
+    for tool, (path, words) in TOOLS.items():
+        assert words in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not need {tool}"
+    tools = {name.replace("-", "_") for name in TOOLS}
+    assert modules_of("dependencies") <= imports_of("src")
+    extras = modules_of("viz", "notebooks", "dev")
+    assert extras - tools <= imports_of("src", "tests", "benchmarks", "notebooks")
+
+
+def test_everything_imported_is_required():
+    assert foreign(imports_of("src")) <= modules_of("dependencies") | {"IPython"}  # the latter inside a notebook alone
+    others = foreign(imports_of("tests", "benchmarks", "notebooks", "scripts", "docs"))
+    folders = ("", "tests", "benchmarks", "scripts", "scripts/gpu_check", "scripts/sglang_cpu")
+    own = {path.stem for folder in folders for path in (ROOT / folder).iterdir()}
+    assert others - own - ELSEWHERE <= modules_of("dependencies", "viz", "notebooks", "dev")
 
 
 def test_what_the_notebooks_import_comes_with_their_extra():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    given = project["dependencies"] + project["optional-dependencies"]["notebooks"]
-    names = {MODULES.get(name, name.replace("-", "_")) for name in (Requirement(line).name for line in given)}
-    assert imports_of("notebooks") - set(sys.stdlib_module_names) <= {*names, "geo_sokoban_pipeline"}
+    assert foreign(imports_of("notebooks")) <= modules_of("dependencies", "notebooks")
 
 
 def test_the_environment_of_servers_is_pinned_wholly():

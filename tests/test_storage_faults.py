@@ -343,7 +343,7 @@ def test_a_folder_is_on_disk_before_its_name_and_its_manifest_is_last(name: str,
 def test_a_folder_that_cannot_be_exchanged_is_put_aside_and_back(
     fresh: Callable[[Case], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(storage, "exchange_folders", lambda first, second: False)
     case = CASES["a folder in place of one"]
     folder = fresh(case)
     ended, calls = play(folder, lambda: case.act(folder), nothing)

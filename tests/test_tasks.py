@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from geo_sokoban_pipeline.envs.base import prompt_key
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.tasks import TASKS, task_of
 from runs import ROOT
@@ -45,16 +44,16 @@ def test_difficulty(task, row, difficulty):
 
 
 @pytest.mark.parametrize(
-    ("row", "key"),
+    ("task", "row", "key"),
     [
-        ({"id": "a", "level_hash": "l"}, "l"),
-        ({"id": "a", "problem_hash": "p"}, "p"),
-        ({"id": "a", "level_hash": None}, "a"),
-        ({"id": 7}, "7"),
+        ("sokoban", {"id": "a", "level_hash": "l"}, "l"),
+        ("geo3k_multi_turn", {"id": "a", "problem_hash": "p"}, "p"),
+        ("sokoban", {"id": "a", "level_hash": None}, "a"),
+        ("geo3k", {"id": 7}, "7"),
     ],
 )
-def test_prompt_key(row, key):
-    assert prompt_key(row) == key
+def test_key_of_a_prompt(task, row, key):
+    assert task_of(task).key_of(row) == key
 
 
 @pytest.fixture

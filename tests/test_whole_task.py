@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,12 @@ def project(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     shutil.copytree(EXAMPLE / "conf", tmp_path / "conf", dirs_exist_ok=True)
     return tmp_path
+
+
+def visible(page: str) -> str:
+    """Text of a page without scripts, styles and parameters."""
+    text = re.sub(r"<(script|style|svg).*?</\1>", " ", page, flags=re.DOTALL)
+    return re.sub(r"<[^>]*>", " ", text)
 
 
 def run(project: Path, *words: str) -> str:
@@ -65,7 +72,7 @@ def test_a_fourth_task_is_trained_to_its_report(project: Path) -> None:
     assert ones["off"] == sum((cell["dots"] - 1) * cell["episodes"] for cell in ones["by_dots"]) / 16
     assert [cell["solve_rate"] for cell in ones["by_dots"]] == [float(cell["dots"] == 1) for cell in ones["by_dots"]]
 
-    files = sorted((project / "data" / "07_model_output" / "train_dots").rglob("trajectories/*/*.parquet"))
+    files = sorted((project / "data" / "07_model_output" / "train_dots").glob("*/trajectories/*/*.parquet"))
     tables = [read_trajectories(path) for path in files]
     assert len(tables) == 2
     for table in tables:
@@ -74,7 +81,11 @@ def test_a_fourth_task_is_trained_to_its_report(project: Path) -> None:
         assert {episode.difficulty for episode in table_to_trajectories(table)} <= {"1", "2", "3", "4"}
 
     page = (reports / "report.html").read_text(encoding="utf-8")
-    assert "random number" in page
+    assert "random number" in page and "Accuracy by dots" in page
+    # Words of other tasks.
+    assert not re.search(
+        r"\b(optimal|solver|moves?|levels?|deadlock\w*|boards?|box(es)?|problems?|tool)\b", visible(page)
+    )
 
 
 def test_the_registry_names_what_it_cannot_use(project: Path) -> None:

@@ -56,7 +56,7 @@ def test_its_code_ends_with_a_gain(tmp_path):
         )
         said = process.stdout + process.stderr
         assert process.returncode == 0, said[-4000:]
-    assert "warm start: it imitates an expert that takes one of each row's candidates" in said
+    assert "warm start: SFT on an expert that takes one of each row's candidates" in said
     assert "no group to train on" not in said
 
     rows = read_json(data / "08_reporting" / "train_geo3k" / "cells" / "eval_summary.json")["rows"]

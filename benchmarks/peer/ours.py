@@ -115,7 +115,7 @@ def run_ours(
             updated = time.process_time()
             stored.save(contract.validate(name_parts(iteration, trajectories, policy.table_context)))
             clock_ended, ended = time.perf_counter(), time.process_time()
-            times = {
+            times: dict[str, Any] = {
                 "wall": clock_ended - clock,
                 "cpu": ended - began,
                 "generation": collected - began,

@@ -14,7 +14,7 @@ from benchmarks.peer.env import REWARD_ARGS, FixedLengthEnv, build_env
 from transformers import ProcessorMixin, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from geo_sokoban_pipeline.envs.base import prompt_key
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.policies.chat import split_placeholders
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rewards.sokoban import compute_reward
@@ -66,7 +66,7 @@ class ToolEnv:
         """Start the level of a dataset row; returns the content of the first prompt."""
         row = json.loads(sample)
         self._env: FixedLengthEnv = build_env(row, {"turns": self.turns})
-        self._level = prompt_key(row)
+        self._level = SOKOBAN.key_of(row)
         observation, _ = self._env.reset()
         images = _content(self._env.format_observation(observation))[:1]
         return split_placeholders(row["prompt"], images)

@@ -134,8 +134,8 @@ def _roll_out(policy: Policy, work: Work) -> list[Trajectory]:
 def _prompts(count: int) -> list[dict[str, object]]:
     counts = {"train": count, "validation": 1, "eval": 1}
     options = SokobanDataOptions.model_validate({"cell_px": 64, "instruction": "full", "counts": counts})
-    levels, _, _ = read_levels(options)  # type: ignore[arg-type]
-    rows: list[dict[str, object]] = make_prompts(levels, options)[0].to_dict("records")  # type: ignore[arg-type]
+    levels, _, _ = read_levels(options)
+    rows: list[dict[str, object]] = make_prompts(levels, options)[0].to_dict("records")
     return rows
 
 

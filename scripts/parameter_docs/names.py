@@ -7,6 +7,13 @@ TRL 1.16.0 and verl 0.9.1: a name stands here only where the setting means the s
 from __future__ import annotations
 
 UNITS = {
+    # Audits
+    "audit.versions": "policy versions",
+    "scored_share": "share",
+    "log_prob_tolerance": "nats",
+    "image_effect": "nats",
+    # Sites
+    "pages": "episodes",
     # Data
     "height": "cells",
     "width": "cells",
@@ -138,8 +145,15 @@ UNITS = {
     "samples": "episodes per prompt",
     "threads": "threads",
     "processes": "processes",
+    "replicas": "copies",
     "iteration": "iteration",
     "checkpoint": "iteration, where it is a number",
+    "first_iteration": "iteration",
+    "last_iteration": "iteration",
+    "min_reward": "reward",
+    "min_gap": "reward",
+    "limit": "episodes",
+    "occlusion": "episodes",
     # Pre-flight, control, studies
     "imitation_steps": "optimizer steps",
     "rows": "rows",

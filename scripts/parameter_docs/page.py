@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_expert
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
-from geo_sokoban_pipeline.parameters import ProjectParameters, study_model
+from geo_sokoban_pipeline.parameters import ProjectParameters, section_model
 from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, FormatRewardOptions, ToleranceRewardOptions
 from geo_sokoban_pipeline.rewards.sokoban import BOUNDS as REWARD_BOUNDS
 from geo_sokoban_pipeline.rewards.sokoban import sokoban_reward
@@ -185,11 +185,11 @@ def all_sections() -> list[tuple[str, list[dict[str, Section]]]]:
     groups.append(("Training", training))
     stored = [
         place
-        for kind in ("rollout", "update", "evaluate", "control", "check")
+        for kind in ("rollout", "update", "evaluate", "regrade", "export", "browse", "score", "control", "check")
         for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")
-    ]
+    ] + [{"": one} for one in single["audit"]]
     groups.append(("Other commands", stored))
-    studies = [{"": one} for one in (*single["study"], *sections_of(study_model("default"), "study_*"))]
+    studies = [{"": one} for one in (*single["study"], *sections_of(section_model("study_default"), "study_*"))]
     groups.append(("Studies", studies))
     return groups
 
@@ -308,8 +308,8 @@ def _kind(shape: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
         size = f" of {len(parts)} ×" if shape.get("prefixItems") else " of"
         return f"list{size} {inner}"
     if kind == "object":
-        inner = shape.get("additionalProperties")
-        return f"mapping of {_kind(inner, schema)}" if isinstance(inner, Mapping) and inner else "mapping"
+        values = shape.get("additionalProperties")
+        return f"mapping of {_kind(values, schema)}" if isinstance(values, Mapping) and values else "mapping"
     word = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}.get(
         str(kind), "any value"
     )

@@ -8,6 +8,7 @@ environment imports this module at every start, so torch itself is imported only
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 _OPERATORS = ("nms", "qnms")
 
@@ -16,9 +17,9 @@ class _Declarer:
     """A finder that finds nothing: it sees that torchvision is about to be imported."""
 
     def __init__(self) -> None:
-        self.library = None  # torch forgets the declarations of a library that is garbage
+        self.library: Any = None  # torch forgets the declarations of a library that is garbage
 
-    def find_spec(self, name, path=None, target=None):  # noqa: ANN001, ANN201 - the protocol of finders
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # the protocol of finders
         if name == "torchvision" and self.library is None:
             import torch
 

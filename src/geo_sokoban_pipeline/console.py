@@ -114,7 +114,11 @@ def _is_refused() -> bool:
 
 
 class Progress:
-    """Counts the units of work done of a known total; `advance` may carry a short note such as a loss."""
+    """Counts the units of work done of a known total; `advance` may carry a short note such as a loss.
+
+    Away from a terminal, where rich draws a bar, it logs a line now and then: readable in files, and every handler of
+    the log gets it, unlike a bar of tqdm.
+    """
 
     def __init__(self, description: str, total: int, done: int = 0) -> None:
         self.description = description

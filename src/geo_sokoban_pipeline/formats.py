@@ -1,4 +1,4 @@
-"""Numbers as text for people: one way to write a share, an interval, a duration.
+"""Values as text for people: one way to write a share, an interval, a duration, a type.
 
 Missing and non-finite numbers become a dash, never 0 and never `nan`.
 """
@@ -6,7 +6,7 @@ Missing and non-finite numbers become a dash, never 0 and never `nan`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 DASH = "–"
@@ -88,6 +88,24 @@ def points(difference: float, low: float, high: float) -> str:
 def p_value(value: float) -> str:
     """`p = 0.032`, or `p < 0.001`."""
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of nested mappings; an empty mapping is a value."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def type_name(value: Any) -> str:
+    """The type of a value with its article, for sentences such as "it returned an int": `a list`, `an int`, `None`."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    # Types with a u at the start are spoken with a consonant: a uint8, a UUID.
+    return f"an {name}" if name[0].lower() in "aeio" else f"a {name}"
 
 
 START = "start"  # the first policy of a run without a warm start

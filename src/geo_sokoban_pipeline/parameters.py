@@ -6,33 +6,36 @@ from the registered tasks: `<task>`, `<kind>_<task>`, and `study_<name>` of thei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BeforeValidator, Field, StringConstraints, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from geo_sokoban_pipeline.config import study
-from geo_sokoban_pipeline.config.base import RunId, Seed, Setting, StrictModel, with_defaults
-from geo_sokoban_pipeline.config.grpo import EvaluatePipelineOptions, RolloutPipelineOptions, UpdatePipelineOptions
+from geo_sokoban_pipeline.config.base import RunId, RunNames, Seed, Setting, StrictModel, with_defaults
+from geo_sokoban_pipeline.config.grpo import (
+    BrowsePipelineOptions,
+    EvaluatePipelineOptions,
+    ExportPipelineOptions,
+    RegradePipelineOptions,
+    RolloutPipelineOptions,
+    ScorePipelineOptions,
+    UpdatePipelineOptions,
+)
+from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.masking import holds_password, mask_addresses
 from geo_sokoban_pipeline.tasks import TASKS
 
-# A run id, or a training pipeline and a run id.
-_RUN_NAME = r"^(train_[a-z0-9_]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$"
 # By kind of pipeline on a stored run: the model of its section, and what it is for.
 _ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
     "rollout": (RolloutPipelineOptions, "Collecting without training."),
     "update": (UpdatePipelineOptions, "Training on stored trajectories."),
     "evaluate": (EvaluatePipelineOptions, "Evaluation of any checkpoint."),
+    "regrade": (RegradePipelineOptions, "Stored episodes under another reward or other advantages."),
+    "export": (ExportPipelineOptions, "Stored episodes as training data for other trainers."),
+    "browse": (BrowsePipelineOptions, "The site of stored episodes."),
+    "score": (ScorePipelineOptions, "Scores of the tokens of stored episodes."),
     "control": (study.ControlOptions, "More SFT instead of GRPO, to compare with."),
 }
-
-
-def split_runs(value: Any) -> Any:
-    """Names of runs from a list, or from one text with `+` between them, as `default+seed2`."""
-    return value.split("+") if isinstance(value, str) else value
-
-
-RunNames = Annotated[list[Annotated[str, StringConstraints(pattern=_RUN_NAME)]], BeforeValidator(split_runs)]
 
 
 class TrackingOptions(StrictModel):
@@ -67,6 +70,7 @@ class _General(StrictModel):
     )
     seed: Seed = Field(0, description="Seed of the run: initial weights, warm start, rollouts. Not of the data.")
     tracking: TrackingOptions = TrackingOptions()
+    audit: AuditOptions = Field(default_factory=AuditOptions, description="Audits of stored runs.")
 
 
 def _studies() -> dict[str, Any]:
@@ -76,7 +80,7 @@ def _studies() -> dict[str, Any]:
         for name, task in TASKS.items()
     }
     further = create_model("EvaluationSetOptions", __base__=study.EvaluationSetOptions, **overrides)
-    sets = (tuple[further, ...], Field((), description="Further sets of evaluation levels."))
+    sets = (tuple[further, ...], Field((), description="Further sets of evaluation prompts."))
     definition = create_model("StudyDefinition", __base__=study.StudyDefinition, **overrides, evaluations=sets)
     for model in (further, definition):
         model.__doc__, model.TASKS = model.__base__.__doc__, tuple(TASKS)
@@ -119,7 +123,8 @@ class ProjectParameters(_Sections):
     """The root of `conf/*/parameters*`."""
 
 
-def study_model(name: str) -> type[study.StudyDefinition]:
-    """Model of the section `study_<name>`."""
-    model: type[study.StudyDefinition] = ProjectParameters.model_fields[f"study_{name}"].annotation  # type: ignore[assignment]
+def section_model(name: str) -> type[Any]:
+    """Model of a section, such as `study_default` or `train_sokoban`."""
+    model: Any = ProjectParameters.model_fields[name].annotation
+    assert isinstance(model, type), "every section is annotated with its model"
     return model

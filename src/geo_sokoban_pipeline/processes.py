@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_SECONDS = 0.2
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _REQUESTS_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,6 +40,19 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it was gone before the kernel was asked
         sys.exit(128 + number)
+
+
+@contextlib.contextmanager
+def gloo_on_loopback() -> Iterator[None]:
+    """Have process groups that are made here listen on the loopback interface alone, unless one is named."""
+    if _GLOO_INTERFACE in os.environ:
+        yield
+        return
+    os.environ[_GLOO_INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
+    try:
+        yield
+    finally:
+        del os.environ[_GLOO_INTERFACE]
 
 
 def tethered(command: list[str]) -> list[str]:

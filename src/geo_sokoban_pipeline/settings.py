@@ -48,6 +48,8 @@ def load_extra_hooks(words: str) -> tuple[Any, ...]:
 
 _terminal = TerminalHooks()
 
+# Kedro takes the instances from here, so hooks that a variable names are made at import too; without it nothing is.
+# Installed packages need no variable: Kedro finds theirs by the entry point `kedro.hooks`.
 HOOKS = (
     ParameterHooks(),
     RunHooks(),
@@ -62,7 +64,7 @@ HOOKS = (
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-telemetry",)
 
 CONFIG_LOADER_CLASS = ProjectConfigLoader
-CONFIG_LOADER_ARGS = {
+CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
     "custom_resolvers": {"oc.env": oc.env, "launch": launch_value},

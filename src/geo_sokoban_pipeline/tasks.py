@@ -107,7 +107,10 @@ def check_registry() -> None:
 
 @cache
 def _load() -> tuple[dict[str, Task], TaskError | None]:
-    """The tasks that come before the first registration that cannot be used, and what is wrong with that."""
+    """The tasks that come before the first registration that cannot be used, and what is wrong with that.
+
+    Read once per process: what is registered does not change during a command.
+    """
     tasks: dict[str, Task] = {}
     places: dict[str, str] = {}
     try:

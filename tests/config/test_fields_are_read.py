@@ -21,7 +21,8 @@ WATCHERS = ("runs/fingerprint.py", "preflight/")
 # Fields whose reading has no name in the code: (model, field or * for all) → (file, what stands there).
 ELSEWHERE = {
     ("GradingOptions", "preset"): ("rewards/geo3k.py", 'given.get("preset")'),
-    ("BarOptions", "*"): ("studies/results.py", "bar.model_dump("),
+    ("CriterionOptions", "*"): ("studies/results.py", "criterion.model_dump("),
+    ("ExportPipelineOptions", "*"): ("pipelines/stored/nodes.py", "Selection(**options.model_dump("),
     ("SamplingOverrides", "*"): ("config/grpo.py", "self.evaluation.sampling.model_dump("),
     ("CheckPipelineOptions", "imitation_steps"): ("preflight/resources.py", ".imitation_steps"),
     ("CheckPipelineOptions", "rows"): ("preflight/flight.py", "settings.rows"),

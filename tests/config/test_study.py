@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
-from geo_sokoban_pipeline.config.study import BarOptions
+from geo_sokoban_pipeline.config.study import CriterionOptions
 from task_options import ControlOptions, StudyDefinition, StudyOptions
 
 SET = {"name": "longer", "title": "Longer"}
@@ -32,9 +32,9 @@ SET = {"name": "longer", "title": "Longer"}
         (StudyDefinition, {"evaluations": [SET, SET]}, "evaluations names something twice: longer, longer"),
         (StudyDefinition, {"evaluations": [{**SET, "name": "8x8/two"}]}, "string should match pattern"),
         (StudyDefinition, {"max_minutes": 0}, "study.max_minutes=0"),
-        (BarOptions, {"player": "final"}, "a bar needs exactly one of at_least and at_most"),
-        (BarOptions, {"player": "final", "at_least": 1, "at_most": 2}, "a bar needs exactly one of"),
-        (BarOptions, {"player": "final", "at_least": 1, "apart": True}, "apart=true needs `over`"),
+        (CriterionOptions, {"player": "final"}, "a criterion needs exactly one of at_least and at_most"),
+        (CriterionOptions, {"player": "final", "at_least": 1, "at_most": 2}, "a criterion needs exactly one of"),
+        (CriterionOptions, {"player": "final", "at_least": 1, "apart": True}, "apart=true needs `over`"),
         (ControlOptions, {"imitate": "expert"}, "input should be 'teacher' or 'optimal'"),
         (ControlOptions, {"share": 0}, "study.share=0: input should be greater than 0"),
     ],

@@ -33,6 +33,8 @@ def test_evaluation_inherits_the_sampling_of_the_rollout() -> None:
         ({"grpo": {"reduction": "constant"}}, "needs constant_denominator"),
         ({"grpo": {"credit": "episode", "baseline": "board"}}, "needs credit=turn"),
         ({"policy": {"source": "folder"}}, "path is empty"),
+        ({"sharding": "hybrid", "processes": 4, "replicas": 3, "threads": 1}, "such as processes=4 with replicas=2"),
+        ({"sharding": "full", "processes": 4, "replicas": 2, "threads": 1}, "only hybrid takes replicas"),
     ],
 )
 def test_combinations_that_could_not_train(changes: dict[str, Any], message: str) -> None:

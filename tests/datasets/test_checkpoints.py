@@ -35,12 +35,12 @@ def checkpoints(tmp_path: Path) -> CheckpointsDataset:
 
 
 @pytest.fixture
-def resume(checkpoints: CheckpointsDataset) -> ViewDataset:
-    return ViewDataset(str(checkpoints._path), RESUME)
+def resume(checkpoints: CheckpointsDataset, tmp_path: Path) -> ViewDataset:
+    return ViewDataset(str(tmp_path / "checkpoints"), RESUME)
 
 
-def weights(checkpoints: CheckpointsDataset, iteration: int) -> Path:
-    return checkpoints._path / f"iter={iteration:05d}" / "state" / "weights.safetensors"
+def weights(tmp_path: Path, iteration: int) -> Path:
+    return tmp_path / "checkpoints" / f"iter={iteration:05d}" / "state" / "weights.safetensors"
 
 
 def truncate(path: Path) -> None:
@@ -86,12 +86,12 @@ def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_exists_only_when_complete(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
+def test_exists_only_when_complete(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
     assert not checkpoints.exists()
     checkpoints.save(Complete(3))
     assert checkpoints.exists()
     assert resume.load()["complete"] == {"iterations": 3}
-    assert json.loads((checkpoints._path / "COMPLETE.json").read_text())["iterations"] == 3
+    assert json.loads((tmp_path / "checkpoints" / "COMPLETE.json").read_text())["iterations"] == 3
 
 
 @pytest.mark.parametrize("data", [{"iter=00003": writer("3")}, Rewind(1), Rewind(5)])
@@ -101,11 +101,11 @@ def test_a_run_taken_up_again_is_not_complete(data: Any, checkpoints: Checkpoint
     assert not checkpoints.exists()
 
 
-def test_a_new_checkpoint_says_which_ones_stay(checkpoints: CheckpointsDataset) -> None:
+def test_a_new_checkpoint_says_which_ones_stay(checkpoints: CheckpointsDataset, tmp_path: Path) -> None:
     checkpoints.save({"iter=00003": writer("3", keep=[0, 2, 3, 77])})
     left = ["iter=00000", "iter=00002", "iter=00003"]
     assert list(checkpoints.load()) == left
-    assert sorted(path.name for path in checkpoints._path.iterdir()) == left
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == left
 
 
 def test_a_checkpoint_that_fails_takes_no_other_one_away(checkpoints: CheckpointsDataset) -> None:
@@ -114,20 +114,22 @@ def test_a_checkpoint_that_fails_takes_no_other_one_away(checkpoints: Checkpoint
     assert list(checkpoints.load()) == ["iter=00000", "iter=00001", "iter=00002"]
 
 
-def test_rewind_goes_back(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
-    (checkpoints._path / ".iter=00003.0123abcd.tmp").mkdir()
+def test_rewind_goes_back(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / ".iter=00003.0123abcd.tmp").mkdir()
     checkpoints.save(Rewind(0))
     assert resume.load()["iteration"] == 0
-    assert [path.name for path in checkpoints._path.iterdir()] == ["iter=00000"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["iter=00000"]
 
 
-def test_unsealed_folders_do_not_exist(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
-    (checkpoints._path / "iter=00002" / "manifest.json").unlink()
+def test_unsealed_folders_do_not_exist(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "iter=00002" / "manifest.json").unlink()
     assert list(checkpoints.load()) == ["iter=00000", "iter=00001"]
     assert resume.load()["iteration"] == 1
 
 
-def test_a_writer_that_fails_leaves_nothing(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
+def test_a_writer_that_fails_leaves_nothing(
+    checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path
+) -> None:
     def fail(folder: Path) -> dict[str, Any]:
         (folder / "half").write_text("x")
         raise ValueError("NaN in the weights")
@@ -135,7 +137,7 @@ def test_a_writer_that_fails_leaves_nothing(checkpoints: CheckpointsDataset, res
     with pytest.raises(DatasetError, match="NaN in the weights"):
         checkpoints.save({"iter=00003": NewCheckpoint(fail)})
     assert resume.load()["iteration"] == 2
-    assert len(list(checkpoints._path.iterdir())) == 3
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 
 
 def test_only_new_checkpoints_are_saved(checkpoints: CheckpointsDataset) -> None:
@@ -145,9 +147,9 @@ def test_only_new_checkpoints_are_saved(checkpoints: CheckpointsDataset) -> None
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_to_the_newest_is_named_with_the_way_out(
-    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, resume: ViewDataset
+    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path
 ) -> None:
-    damage(weights(checkpoints, 2))
+    damage(weights(tmp_path, 2))
     with pytest.raises(DatasetError, match=r"delete .*iter=00002 to continue from iteration 00001") as caught:
         resume.load()
     assert isinstance(caught.value.__cause__, CorruptFolderError)
@@ -155,19 +157,21 @@ def test_damage_to_the_newest_is_named_with_the_way_out(
     assert f"iter=00002/{named}" in str(caught.value) or f"iter=00002/state/{named}" in str(caught.value)
 
 
-def test_the_newest_intact_one_is_found(checkpoints: CheckpointsDataset, resume: ViewDataset) -> None:
-    truncate(weights(checkpoints, 2))
-    alter(weights(checkpoints, 1))
+def test_the_newest_intact_one_is_found(checkpoints: CheckpointsDataset, resume: ViewDataset, tmp_path: Path) -> None:
+    truncate(weights(tmp_path, 2))
+    alter(weights(tmp_path, 1))
     with pytest.raises(DatasetError, match=r"iter=00002 and .*iter=00001 to continue from iteration 00000"):
         resume.load()
-    truncate(weights(checkpoints, 0))
+    truncate(weights(tmp_path, 0))
     with pytest.raises(DatasetError, match="No intact checkpoint is left"):
         resume.load()
 
 
 @pytest.mark.parametrize("damage", [truncate, remove, break_manifest])
-def test_truncated_checkpoints_are_not_listed(damage: Callable[[Path], None], checkpoints: CheckpointsDataset) -> None:
-    damage(weights(checkpoints, 0))
+def test_truncated_checkpoints_are_not_listed(
+    damage: Callable[[Path], None], checkpoints: CheckpointsDataset, tmp_path: Path
+) -> None:
+    damage(weights(tmp_path, 0))
     with pytest.raises(DatasetError, match="iter=00000"):
         checkpoints.load()
 

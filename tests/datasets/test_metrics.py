@@ -40,10 +40,10 @@ def test_rows_come_in_order(metrics: MetricsDataset) -> None:
         (True, True),
     ],
 )
-def test_values_become_plain_json(value: object, stored: object, metrics: MetricsDataset) -> None:
+def test_values_become_plain_json(value: object, stored: object, metrics: MetricsDataset, tmp_path: Path) -> None:
     metrics.save({"iter=00000": {"x": value}})
     assert metrics.load() == [{"x": stored}]
-    assert json.loads((metrics._path / "iter=00000.json").read_text()) == {"x": stored}
+    assert json.loads((tmp_path / "metrics" / "iter=00000.json").read_text()) == {"x": stored}
 
 
 @pytest.mark.parametrize("row", [{"x": "text"}, {"x": [1]}, [1], "row"])
@@ -53,13 +53,27 @@ def test_other_values_are_refused(row: object, metrics: MetricsDataset) -> None:
     assert metrics.load() == []
 
 
-def test_damaged_row_is_named(metrics: MetricsDataset) -> None:
+def test_damaged_row_is_named(metrics: MetricsDataset, tmp_path: Path) -> None:
     metrics.save({"iter=00000": {"x": 1}})
-    (metrics._path / "iter=00000.json").write_text('{"x":')
+    (tmp_path / "metrics" / "iter=00000.json").write_text('{"x":')
     with pytest.raises(DatasetError, match=r"iter=00000\.json is not readable JSON"):
         metrics.load()
 
 
-def test_preview_shows_the_last_rows(metrics: MetricsDataset) -> None:
-    metrics.save({f"iter=0000{i}": {"iteration": i, **({"eval": 1.0} if i == 3 else {})} for i in range(4)})
-    assert metrics.preview(2) == {"index": [0, 1], "columns": ["eval", "iteration"], "data": [[None, 2], [1.0, 3]]}
+def test_preview_shows_curves(metrics: MetricsDataset) -> None:
+    assert metrics.preview() is None
+    reward = "rollout/raw_reward"
+    metrics.save(
+        {f"iter=0000{i}": {"iteration": i, reward: i / 2, **({"eval": 1.0} if i == 1 else {})} for i in range(2)}
+    )
+    shown = metrics.preview()
+    assert [(curve["name"], curve["x"], curve["y"], curve["visible"]) for curve in shown["data"]] == [
+        (reward, [0, 1], [0.0, 0.5], True),
+        ("eval", [0, 1], [None, 1.0], False),
+    ]
+    (menu,) = shown["layout"]["updatemenus"]
+    assert [(choice["label"], choice["args"]) for choice in menu["buttons"]] == [
+        (reward, [{"visible": [True, False]}]),
+        ("eval", [{"visible": [False, True]}]),
+    ]
+    assert json.loads(json.dumps(shown)) == shown

@@ -45,12 +45,12 @@ def contents(dataset: IterationPartitions) -> dict[str, str]:
     return {name: read() for name, read in dataset.load().items()}
 
 
-def test_a_run_that_has_not_begun_is_empty(notes: Notes) -> None:
+def test_a_run_that_has_not_begun_is_empty(notes: Notes, tmp_path: Path) -> None:
     assert notes.load() == {}
     assert not notes.exists()
     notes.save({})
-    assert not notes._path.exists()
-    notes._path.mkdir()
+    assert not (tmp_path / "notes").exists()
+    (tmp_path / "notes").mkdir()
     assert notes.load() == {}
     assert not notes.exists()
 
@@ -109,10 +109,10 @@ def test_rewind_takes_all_parts_and_leftovers(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["iter=00000", "part-000.txt", "part-001.txt"]
 
 
-def test_temporary_and_foreign_files_are_invisible(notes: Notes) -> None:
+def test_temporary_and_foreign_files_are_invisible(notes: Notes, tmp_path: Path) -> None:
     notes.save({"iter=00000": "x"})
     for name in (".iter=00001.txt.ab.tmp", "iter=00001.txt.tmp", "iter=xyz.txt", "readme.txt"):
-        (notes._path / name).write_text("y")
+        (tmp_path / "notes" / name).write_text("y")
     assert list(notes.load()) == ["iter=00000"]
 
 
@@ -121,7 +121,7 @@ def test_temporary_and_foreign_files_are_invisible(notes: Notes) -> None:
     [(errno.ENOSPC, "disk full"), (errno.EDQUOT, "disk full"), (errno.EACCES, "right"), (errno.EROFS, "right")],
 )
 def test_storage_errors_say_path_bytes_and_way_out(
-    number: int, word: str, notes: Notes, monkeypatch: pytest.MonkeyPatch
+    number: int, word: str, notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     notes.save({"iter=00000": "committed"})
 
@@ -137,7 +137,7 @@ def test_storage_errors_say_path_bytes_and_way_out(
     for text in ("iter=00001.txt", "about 12,345 bytes", "data_root", "stays readable"):
         assert text in str(caught.value)
     assert contents(notes) == {"iter=00000": "committed"}
-    assert [path.name for path in notes._path.iterdir()] == ["iter=00000.txt"]
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["iter=00000.txt"]
 
 
 def test_a_full_device_is_recognised(tmp_path: Path) -> None:
@@ -147,15 +147,15 @@ def test_a_full_device_is_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_closed_folder_is_recognised(notes: Notes) -> None:
+def test_a_closed_folder_is_recognised(notes: Notes, tmp_path: Path) -> None:
     notes.save({"iter=00000": "committed"})
-    notes._path.chmod(0o555)
+    (tmp_path / "notes").chmod(0o555)
     try:
         with pytest.raises(DatasetError, match="no right to write, about 1 bytes needed"):
             notes.save({"iter=00001": "x"})
         assert contents(notes) == {"iter=00000": "committed"}
     finally:
-        notes._path.chmod(0o755)
+        (tmp_path / "notes").chmod(0o755)
 
 
 @pytest.mark.parametrize("text", ['IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })'])

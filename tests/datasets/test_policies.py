@@ -30,18 +30,18 @@ def policy(tmp_path: Path) -> PolicyDataset:
     return dataset
 
 
-def test_writer_is_stored_and_loaded(policy: PolicyDataset) -> None:
+def test_writer_is_stored_and_loaded(policy: PolicyDataset, tmp_path: Path) -> None:
     loaded = policy.load()
     assert policy.exists()
-    assert loaded.path == policy._path
+    assert loaded.path == tmp_path / "policy"
     assert loaded.manifest["source"] == "tiny"
     assert (loaded.path / "processor" / "tokenizer.json").read_text() == '{"a": 1}'
 
 
-def test_own_folder_is_left_alone(policy: PolicyDataset) -> None:
-    before = {path: path.stat().st_mtime_ns for path in policy._path.rglob("*")}
+def test_own_folder_is_left_alone(policy: PolicyDataset, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "policy").rglob("*")}
     policy.save(policy.load())
-    assert {path: path.stat().st_mtime_ns for path in policy._path.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "policy").rglob("*")} == before
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -56,7 +56,7 @@ def test_other_folder_is_taken_over(
     final = PolicyDataset(str(tmp_path / "final"))
     final.save(policy.load())
     assert final.load().manifest == policy.load().manifest
-    assert (tmp_path / "final" / "config.json").samefile(policy._path / "config.json") is links
+    assert (tmp_path / "final" / "config.json").samefile(tmp_path / "policy" / "config.json") is links
 
 
 def test_replacing_keeps_the_source_intact(policy: PolicyDataset, tmp_path: Path) -> None:
@@ -75,17 +75,17 @@ def test_absent_policy(tmp_path: Path) -> None:
     assert ViewDataset(str(tmp_path / "none"), STATE).load() is None
 
 
-def test_state_of_a_stored_policy(policy: PolicyDataset) -> None:
-    state = ViewDataset(str(policy._path), STATE)
+def test_state_of_a_stored_policy(policy: PolicyDataset, tmp_path: Path) -> None:
+    state = ViewDataset(str(tmp_path / "policy"), STATE)
     assert state.exists()
     assert state.load().manifest == policy.load().manifest
     with pytest.raises(DatasetError, match="only reads"):
         state.save({})
 
 
-def test_damage_is_named(policy: PolicyDataset) -> None:
-    (policy._path / "config.json").write_text("{ }")
-    for dataset in (policy, ViewDataset(str(policy._path), STATE)):
+def test_damage_is_named(policy: PolicyDataset, tmp_path: Path) -> None:
+    (tmp_path / "policy" / "config.json").write_text("{ }")
+    for dataset in (policy, ViewDataset(str(tmp_path / "policy"), STATE)):
         with pytest.raises(DatasetError, match=r"config\.json differs") as caught:
             dataset.load()
         assert isinstance(caught.value.__cause__, CorruptFolderError)
@@ -93,7 +93,7 @@ def test_damage_is_named(policy: PolicyDataset) -> None:
 
 def test_damaged_source_is_not_taken_over(policy: PolicyDataset, tmp_path: Path) -> None:
     source = policy.load()
-    (policy._path / "config.json").write_text("{ }")
+    (tmp_path / "policy" / "config.json").write_text("{ }")
     with pytest.raises(CorruptFolderError):
         write_policy(tmp_path / "final", source)
     assert not (tmp_path / "final").exists()
@@ -117,32 +117,36 @@ def test_full_disk_keeps_the_old_policy(policy: PolicyDataset, tmp_path: Path, m
     assert policy.load().manifest["source"] == "tiny"
 
 
-def test_a_failed_replacement_keeps_the_old_policy(policy: PolicyDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_replacement_keeps_the_old_policy(
+    policy: PolicyDataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     rename = Path.replace
 
     def fail(path: Path, target: Path) -> Path:
-        if target == policy._path and not path.name.endswith(".old.tmp"):
+        if target == tmp_path / "policy" and not path.name.endswith(".old.tmp"):
             raise OSError(5, "Input/output error")
         return rename(path, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", fail)
         # Not every file system exchanges two folders in one step.
-        patch.setattr("geo_sokoban_pipeline.runs.storage._exchange", lambda first, second: False)
+        patch.setattr("geo_sokoban_pipeline.runs.storage.exchange_folders", lambda first, second: False)
         with pytest.raises(OSError, match="Input/output error"):
-            write_policy(policy._path, lambda folder: (folder / "config.json").write_text("[]") and {})
+            write_policy(tmp_path / "policy", lambda folder: (folder / "config.json").write_text("[]") and {})
     assert policy.load().manifest["source"] == "tiny"
-    assert [path.name for path in policy._path.parent.iterdir()] == ["policy"]
-    write_policy(policy._path, lambda folder: (folder / "config.json").write_text("[]") and {})
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    write_policy(tmp_path / "policy", lambda folder: (folder / "config.json").write_text("[]") and {})
     assert (policy.load().path / "config.json").read_text() == "[]"
-    assert [path.name for path in policy._path.parent.iterdir()] == ["policy"]
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
 @pytest.mark.parametrize(
     ("name", "named"), [("model-00002.safetensors", True), ("processor/chat.json", True), ("notes.txt", False)]
 )
-def test_foreign_files_that_could_be_loaded_are_named(policy: PolicyDataset, name: str, named: bool) -> None:
-    (policy._path / name).write_text("{}")
+def test_foreign_files_that_could_be_loaded_are_named(
+    policy: PolicyDataset, name: str, named: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "policy" / name).write_text("{}")
     if named:
         with pytest.raises(DatasetError, match=rf"{name} is not listed in .*manifest\.json. Take it away"):
             policy.load()

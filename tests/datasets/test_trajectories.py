@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ from kedro.runner import SequentialRunner
 from kedro.validation.exceptions import DataValidationError
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline.datasets import TrajectoriesDataset, TrajectoriesFrameDataset
+from geo_sokoban_pipeline.datasets import (
+    EpisodesDataset,
+    MetricsDataset,
+    PromptsDataset,
+    ReportDataset,
+    TrajectoriesDataset,
+    TrajectoriesFrameDataset,
+)
+from geo_sokoban_pipeline.datasets.tables import FrameDataset
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.trajectories.parquet import TornFileError, name_parts
 from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, validate_trajectories
-from geo_sokoban_pipeline.trajectories.types import TrajectoryBatch, trajectories_to_table
+from geo_sokoban_pipeline.trajectories.types import TrajectoryBatch, table_to_trajectories, trajectories_to_table
 
 
 def make_catalog(folder: Path) -> DataCatalog:
@@ -158,24 +166,34 @@ def test_frame_is_a_view(tmp_path: Path) -> None:
         dataset.save({})
 
 
-def test_preview_is_json_without_bytes(tmp_path: Path) -> None:
-    dataset = TrajectoriesDataset(str(tmp_path))
-    assert dataset.preview() == {"index": [], "columns": TRAJECTORY_SCHEMA.names, "data": []}
+PREVIEWER = "geo_sokoban_pipeline.reporting.previews.preview_episodes"
+
+
+def test_preview_shows_the_newest_episodes(tmp_path: Path) -> None:
+    dataset = TrajectoriesDataset(str(tmp_path), previewer=PREVIEWER)
+    assert dataset.preview() == ""
     dataset.save({"iter=00000/part-000": batch(0), "iter=00001/part-000": batch(1, 8)})
-    preview = dataset.preview(nrows=6)
-    assert len(preview["data"]) == len(preview["index"]) == 6
-    assert json.loads(json.dumps(preview)) == preview
-    row = dict(zip(preview["columns"], preview["data"][0], strict=True))
-    assert row["iteration"] == 1
-    assert "bytes>" in row["images"]
-    assert max(len(cell) for cell in row.values() if isinstance(cell, str)) < 120
+    preview = dataset.preview(nrows=3)
+    newest = table_to_trajectories(dataset.load()["iter=00001/part-000"]())[-3:]
+    assert [name.replace("_", "ˍ") in preview for name in (one.trajectory_id for one in newest)] == [True] * 3
+    assert preview.count("<b>") == 3 and preview.count("data:image/png;base64,") >= 9
+    assert TrajectoriesDataset(str(tmp_path)).preview() == ""
 
 
-def test_viz_takes_the_preview(tmp_path: Path) -> None:
-    import inspect
-
-    annotation = inspect.signature(TrajectoriesDataset.preview).return_annotation
-    assert getattr(annotation, "__name__", str(annotation)) == "TablePreview"  # as kedro-viz looks it up
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [
+        (TrajectoriesDataset, "HTMLPreview"),
+        (PromptsDataset, "HTMLPreview"),
+        (ReportDataset, "HTMLPreview"),
+        (MetricsDataset, "PlotlyPreview"),
+        (EpisodesDataset, "TablePreview"),
+        (FrameDataset, "TablePreview"),
+    ],
+)
+def test_viz_takes_the_preview(dataset: type, kind: str) -> None:
+    annotation = inspect.signature(dataset.preview).return_annotation
+    assert getattr(annotation, "__name__", str(annotation)) == kind  # as kedro-viz looks it up
 
 
 def test_space_needed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

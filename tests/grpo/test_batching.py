@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.grpo.batching import plan_micro_batches, split_steps
+from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
+from geo_sokoban_pipeline.training.batch import split_steps
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 

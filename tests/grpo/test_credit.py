@@ -7,41 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.grpo.advantages import returns, scale_by_rms, turn_advantages, turn_values
+from geo_sokoban_pipeline.grpo.advantages import returns, scale_by_rms, turn_advantages
 
 NUMBERS = st.floats(-10, 10, allow_nan=False)
-
-
-def test_three_turn_episode_of_the_seed():
-    """Level L solved in three turns: 0.343333 + 5 + 2 = 7.343333."""
-    values = turn_values([0.01, 0.01, 1.01], [2, 2, 1, 0], 5.0)
-    np.testing.assert_allclose(values, [0.01 / 3, 0.01 / 3 + 1, 1.01 / 3 + 1 + 5])
-    assert returns(values, 1.0)[0] == pytest.approx(7.343333, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "distances", "bonus", "aggregate", "weight", "expected"),
-    [
-        ([1.01], [1, 0], 5.0, "mean", 1.0, [7.01]),
-        ([-0.01, 0.99], None, 0.0, "sum", 1.0, [-0.01, 0.99]),
-        ([0.0, 0.0], [3, 1, 2], 0.0, "sum", 0.1, [0.2, -0.1]),
-        ([1.0, 2.0], [3, 1, 2], 1.0, "mean", 0.0, [0.5, 2.0]),
-        ([], [3], 0.0, "mean", 1.0, []),
-    ],
-)
-def test_turn_values(rewards, distances, bonus, aggregate, weight, expected):
-    np.testing.assert_allclose(turn_values(rewards, distances, bonus, aggregate, weight), expected)
-
-
-@given(st.data(), st.integers(1, 12), NUMBERS, st.sampled_from(["mean", "sum"]), st.floats(0, 2))
-def test_undiscounted_return_of_turn_0_is_the_reward_of_the_episode(data, count, bonus, aggregate, weight):
-    rewards = data.draw(st.lists(NUMBERS, min_size=count, max_size=count))
-    distances = data.draw(st.lists(st.integers(0, 20), min_size=count + 1, max_size=count + 1))
-    total = np.mean(rewards) if aggregate == "mean" else np.sum(rewards)
-    reward = total + bonus + weight * (distances[0] - distances[-1])
-    values = turn_values(rewards, distances, bonus, aggregate, weight)
-    assert returns(values, 1.0)[0] == pytest.approx(reward, abs=1e-9)
-    assert values.sum() == pytest.approx(reward, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +38,10 @@ def test_baseline_is_the_mean_of_the_episodes_alive_at_the_turn():
 
 def test_baseline_of_the_same_board():
     values, keys = [[1.0, 3.0], [5.0, 2.0]], [["a", "b"], ["a", "a"]]
-    advantages = turn_advantages(values, [0, 0], gamma=1.0, baseline="board", board_keys=keys)
+    advantages = turn_advantages(values, [0, 0], gamma=1.0, baseline="board", observation_keys=keys)
     np.testing.assert_allclose(advantages[0], [4 - 13 / 3, 0])  # board "b" was seen once
     np.testing.assert_allclose(advantages[1], [7 - 13 / 3, 2 - 13 / 3])
-    other_group = turn_advantages(values, [0, 1], gamma=1.0, baseline="board", board_keys=keys)
+    other_group = turn_advantages(values, [0, 1], gamma=1.0, baseline="board", observation_keys=keys)
     assert other_group[0].tolist() == [0.0, 0.0]
 
 
@@ -133,14 +101,12 @@ def test_clip_is_symmetric_and_last():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: turn_values([1.0], [1], 0.0), "1 entries for 1 turns"),
-        (lambda: turn_values([1.0], None, 0.0, "median"), "aggregate='median'"),
-        (lambda: turn_values([float("nan")], None, 0.0), r"turn_rewards\[0\]=nan"),
+        (lambda: returns([1.0, float("nan")], 1.0), r"values\[1\]=nan"),
         (lambda: returns([1.0], 1.5), "gamma=1.5"),
         (lambda: turn_advantages([[1.0]], [0, 1], 1.0), "1 episodes"),
         (lambda: turn_advantages([[1.0]], [0], 1.0, "max"), "normalize='max'"),
         (lambda: turn_advantages([[1.0]], [0], 1.0, baseline="state"), "baseline='state'"),
-        (lambda: turn_advantages([[1.0]], [0], 1.0, baseline="board"), r"board_keys\[0\]"),
+        (lambda: turn_advantages([[1.0]], [0], 1.0, baseline="board"), r"observation_keys\[0\]"),
         (lambda: scale_by_rms([[1.0]], [True, False]), "one entry per episode"),
     ],
 )

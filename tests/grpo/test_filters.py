@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geo_sokoban_pipeline.grpo.filters import GroupSignal, drop_counts, keep_groups, zero_std_counts
+from geo_sokoban_pipeline.grpo.scoring import GroupSignal, drop_counts, keep_groups, zero_std_counts
 
 EQUAL = GroupSignal([0.9] * 8, [False] * 8)
 SOLVED = GroupSignal([6.8, 7.0], [True, True])

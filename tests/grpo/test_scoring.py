@@ -9,6 +9,8 @@ import pytest
 
 from builders import make_trajectories
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.scoring import adds_up, apply_scores, assistant_turns, newest_version, score_groups
 from geo_sokoban_pipeline.training.batch import sampled_by
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -37,7 +39,7 @@ def play(rewards: list[list[float]], solved: list[bool], group: int = 0, dist0: 
 
 def score(episodes: list[Trajectory], options: GrpoOptions, args: dict[str, Any], **limits: int) -> dict[str, float]:
     """Score and apply, as the loop does; the metrics."""
-    scores = score_groups(episodes, options, args, **limits)
+    scores = score_groups(episodes, options, SOKOBAN, args, **limits)
     apply_scores(episodes, scores)
     return scores.metrics
 
@@ -50,13 +52,13 @@ def test_scoring_changes_nothing_and_applying_it_twice_is_applying_it_once(credi
     episodes += failed
     options = GrpoOptions(credit=credit, normalize="rms", filter="zero_variance", min_groups=0)
     before = [repr(episode) for episode in episodes]
-    scores = score_groups(episodes, options, SUM)
+    scores = score_groups(episodes, options, SOKOBAN, SUM)
     assert [repr(episode) for episode in episodes] == before
     assert [score is None for score in scores.episodes] == [False, False, True, False]
     apply_scores(episodes, scores)
     once = [repr(episode) for episode in episodes]
     assert once != before and once[2] == before[2], "an episode without a reward stays as it is"
-    apply_scores(episodes, score_groups(episodes, options, SUM))
+    apply_scores(episodes, score_groups(episodes, options, SOKOBAN, SUM))
     assert [repr(episode) for episode in episodes] == once
     assert scores.trained_groups == 1
 
@@ -110,6 +112,14 @@ def test_turns_keep_the_credit_that_was_trained_on(credit: str) -> None:
     assert np.allclose(given[0][1::2], [0.3, -0.01 + 0.1 + 1.0])
     assert np.allclose(given[1][1::2], [0.3, 0.0])
     assert [sum(row[1::2]) for row in given] == pytest.approx([episode.reward for episode in episodes])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "parts", "values"),
+    [([0.5, 1.0], {"final_bonus": 2.0}, [0.5, 3.0]), ([0.5], {}, [0.5]), ([], {"final_bonus": 2.0}, [])],
+)
+def test_turns_of_a_task_that_says_nothing_about_credit(rewards: Any, parts: Any, values: Any) -> None:
+    assert Task.turn_values(SOKOBAN, rewards, [{} for _ in rewards], parts, {}) == values
 
 
 @pytest.mark.parametrize(

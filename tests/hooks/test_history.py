@@ -13,7 +13,7 @@ def outcomes(project):
 
 
 def test_every_command_of_a_run_leaves_its_time(project, monkeypatch):
-    monkeypatch.setattr("geo_sokoban_pipeline.runs.provenance._RENEWAL", 0.0)
+    monkeypatch.setattr("geo_sokoban_pipeline.runs.provenance.RENEWAL_SECONDS", 0.0)
     project.fail_at = 1
     project.failure = KeyboardInterrupt()  # no hook of Kedro sees it, as with a kill
     with pytest.raises(KeyboardInterrupt):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
+from kedro.framework.project import configure_project, pipelines
 
-from geo_sokoban_pipeline.config.base import validate_parameters
-from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, _announce, _Run, write_result
+from geo_sokoban_pipeline.hooks.terminal import TerminalHooks, write_result
 from geo_sokoban_pipeline.runs.folders import RunFolders
-from task_options import TrainOptions
 
 
 def row(policy, mode, rate, low=None, high=None):
@@ -37,17 +37,24 @@ def test_the_headline(summary, text):
     assert write_result(summary) == text
 
 
-def make_run(tmp_path, stored, iterations, *, warm=True):
+def start_hooks(tmp_path, stored, iterations, *, warm=True):
+    """The hooks of a command that trains a run of which this much is stored."""
     folders = RunFolders.of(tmp_path, "train_sokoban", "default")
-    options = {"loop": {"iterations": iterations}}
-    run = _Run("train_sokoban", "default", folders, validate_parameters(options, TrainOptions))
     for number in range(max(0, stored - 3), stored):
         (folders.models / f"checkpoints/iter={number:05d}").mkdir(parents=True)
         (folders.models / f"checkpoints/iter={number:05d}/manifest.json").write_text("{}")
     if warm:
         (folders.models / "policy").mkdir(parents=True)
         (folders.models / "policy/manifest.json").write_text("{}")
-    return run
+    configure_project("geo_sokoban_pipeline", preserve_logging=True)
+    loader = {
+        "parameters": {"train_sokoban": {"loop": {"iterations": iterations}}},
+        "globals": {"data_root": str(tmp_path)},
+    }
+    hooks = TerminalHooks()
+    hooks.after_context_created(SimpleNamespace(config_loader=loader, project_path=tmp_path, env="test"))
+    hooks.before_pipeline_run(pipelines["train_sokoban"])
+    return hooks
 
 
 @pytest.mark.parametrize(
@@ -68,14 +75,11 @@ def make_run(tmp_path, stored, iterations, *, warm=True):
     ],
 )
 def test_from_where_a_run_goes_on(tmp_path, caplog, stored, iterations, warm, lines, left):
-    run = make_run(tmp_path, stored, iterations, warm=warm)
-    caplog.set_level(logging.INFO)
-    _announce(run, run.options)
-    said = [record.getMessage() for record in caplog.records]
+    caplog.set_level(logging.INFO, "geo_sokoban_pipeline.hooks.terminal")
+    hooks = start_hooks(tmp_path, stored, iterations, warm=warm)
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("hooks.terminal")]
     assert len(said) == len(lines)
     for text, line in zip(said, lines, strict=True):
         assert text.startswith(f"train_sokoban/default: {line}")
-    hooks = TerminalHooks()
-    hooks._runs = [run]
     (told,) = hooks.tell_interrupted()
     assert told.startswith(f"train_sokoban/default: stopped. {left}")

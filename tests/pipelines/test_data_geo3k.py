@@ -5,9 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -314,17 +311,6 @@ def test_published_splits_that_overlap(tmp_path, rule, excluded, caplog):
 # The hub, played by local folders of the same layout
 
 
-@pytest.fixture
-def offline_hub(monkeypatch, tmp_path):
-    """`datasets` without a network, its cache in a folder of the test."""
-    import datasets.config
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def from_hub(folder, **changes):
     return {"source": "hub", "hub": {"dataset": str(folder), **changes}, "counts": ALL}
 
@@ -354,17 +340,3 @@ def test_the_hub_says_what_is_missing(tmp_path, offline_hub):
     ):
         assert part in str(error.value)
     assert not (tmp_path / "data").exists()
-
-
-def test_building_the_pipeline_imports_nothing_heavy():
-    script = (
-        "import sys\nfrom geo_sokoban_pipeline.pipelines.data import create_pipeline\n"
-        "from geo_sokoban_pipeline.tasks import TASKS\ncreate_pipeline(TASKS['geo3k'])\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'mlflow', 'plotly', 'pandas', 'pyarrow', 'sympy', 'PIL'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -190,17 +187,6 @@ def test_errors_come_before_any_file(tmp_path, parameters, error, message):
 # The hub, played by a local folder of the same layout
 
 
-@pytest.fixture
-def offline_hub(monkeypatch, tmp_path):
-    """`datasets` without a network, its cache in a folder of the test."""
-    import datasets.config
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def hub_parameters(folder, **changes):
     return {"source": "hub", "hub": {"dataset": str(folder), **changes}, "counts": ALL}
 
@@ -240,17 +226,3 @@ def test_offline(tmp_path, offline_hub):
 
 def test_unique_ids():
     assert unique_ids(["a", "b", "a", "a_2", "a"]) == ["a", "b", "a_3", "a_2", "a_4"]
-
-
-def test_building_the_pipeline_imports_nothing_heavy():
-    script = (
-        "import sys\nfrom geo_sokoban_pipeline.pipelines.data import create_pipeline\n"
-        "from geo_sokoban_pipeline.tasks import TASKS\ncreate_pipeline(TASKS['sokoban'])\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'mlflow', 'plotly', 'pandas', 'pyarrow'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"

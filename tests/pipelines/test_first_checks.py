@@ -7,7 +7,7 @@ import pytest
 OWN = {
     "plus.py": "def reward(outcome, args): return 1.0 + outcome.metrics['success']\n",
     "success.py": "def reward(outcome, args):\n    return outcome.env['success']\n",
-    "last.py": "def reward(outcome, args):\n    return outcome.infos[-1]['turn_reward']\n",
+    "last.py": "def reward(result, args):\n    return result.infos[-1]['turn_reward']\n",
     "text.py": "def reward(outcome, args): return 'good'\n",
     "expert.py": "class Expert:\n    def respond(self, env, generator): return 7\n\n"
     "def build_teacher(name, patience, noise): return Expert()\n",
@@ -48,8 +48,8 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (
             T,
             f"{REWARD}/last.py",
-            f"{T}: an episode whose first response is cut off, so that outcome.infos is empty, fails: IndexError: "
-            "list index out of range, in @/last.py, line 2: return outcome.infos[-1]['turn_reward']. See docs/",
+            f"{T}: an episode whose first response is truncated, so that result.infos is empty, fails: IndexError: "
+            "list index out of range, in @/last.py, line 2: return result.infos[-1]['turn_reward']. See docs/",
         ),
         (T, f"{REWARD}/text.py", "reward.function=@/text.py: must return a dict with the key 'reward' (float), or a"),
         (T, f"{T}.env.factory=@/world.py", "KeyError: 'no such column', in @/world.py, line 2: return sample["),
@@ -64,8 +64,8 @@ REWARD = f"{T}.grpo.credit=episode,{T}.reward.args={{}},{T}.reward.function=@"
         (
             "train_geo3k",
             "train_geo3k.grpo.credit=turn",
-            "train_geo3k.grpo.credit=turn: needs a reward made of turn rewards, distance and final bonus, but the "
-            "infos of geo_sokoban_pipeline.envs.geo3k.answer_env.build_env hold no turn_reward. Set train_geo3k.",
+            "train_geo3k.grpo.credit=turn: needs a reward made of turn rewards and final bonus, but the infos of "
+            "geo_sokoban_pipeline.envs.geo3k.answer_env.build_env hold no turn_reward. Set train_geo3k.",
         ),
         (
             T,

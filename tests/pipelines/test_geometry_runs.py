@@ -172,4 +172,4 @@ def test_pre_flight(run):
     assert table["states"]["failure"] == 0
     assert checks["data", "stored prompts"]["state"] == "ok"
     assert checks["run", f"train_{task}/default"]["found"].startswith("finished after 3 iterations")
-    assert "teacher plausible" in checks["own code", "one episode"]["found"]
+    assert "expert plausible" in checks["own code", "one episode"]["found"]

@@ -72,7 +72,7 @@ def test_the_demonstration(sglang_server, tmp_path):
     words = ("--pipelines=rollout_sokoban", f"--params={counts}")
     output = finish(kedro_command(*words, data_root=tmp_path, conf_env="sglang_cpu"), timeout=600)
     assert processes_with(f"GEO_SOKOBAN_DATA_ROOT={tmp_path}") == []
-    (path,) = (tmp_path / "07_model_output").rglob("iter=*/part-*.parquet")
+    (path,) = (tmp_path / "07_model_output").glob("*/*/trajectories/iter=*/part-*.parquet")
     episodes = read_trajectories(path).to_pylist()
     assert {json.loads(episode["sampling"])["engine"] for episode in episodes} == {"sglang"}, output[-2000:]
     assert {episode["status"] for episode in episodes} <= {"completed", "truncated"}

@@ -55,7 +55,7 @@ def test_rollout_repeats_the_iteration_after_a_checkpoint(clone, checkpoint):
     clone.run("rollout_sokoban", params={"rollout_sokoban": source(checkpoint=checkpoint)})
     name = f"trajectories/iter={iteration:05d}/part-000.parquet"
     made = read_run(clone.root, "rollout_sokoban")["episodes"]
-    assert list(made) == [name]
+    assert list(made) == [name, f"episodes/{name}"]
     # Log-probs that the update adds are no part of the rollout; with the default settings there are none.
     assert before["episodes"][name][0]["old_log_probs"] is None
     for one, other in zip(made[name], before["episodes"][name], strict=True):

@@ -124,7 +124,7 @@ def test_control_of_a_finished_run(clone, count_calls, imitate):
     assert manifest["history"][-1]["step"] == budget["steps"] > 0
     assert budget["steps"] >= budget["grpo_cpu_seconds"] / budget["cpu_seconds_per_step"]
     assert read_json(folder.parent / "budget.json")["budget"] == budget
-    ((_, start, rows, _, options, _, planned),) = continued
+    ((_, start, rows, _, options, _, planned, _),) = continued
     assert planned.first == 24 * 8  # after the last demonstration of the warm start
     assert start.name == "policy" and (start / "optimizer.safetensors").is_file()
     assert options.warm_start.teacher.name == ("solver" if imitate == "optimal" else "direct")

@@ -13,6 +13,7 @@ from geo_sokoban_pipeline.grpo.loss import token_log_probs
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from stock_pixels import pixel_values
 
 SIZES = [(96, 96), (32, 64), (96, 96), (64, 32), (128, 96), (96, 96)]
 
@@ -31,7 +32,7 @@ def library_inputs(policy: Policy, token_ids: np.ndarray, images: Sequence[Encod
     ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None]
     inputs = {"input_ids": ids, "mm_token_type_ids": (ids == policy.codec.image_pad_id).int()}
     if len(images):
-        pixels = np.concatenate([policy.reader.pixel_values(image) for image in images])
+        pixels = pixel_values(policy.reader, images)
         inputs["pixel_values"] = torch.from_numpy(pixels)
         inputs["image_grid_thw"] = torch.tensor([image.grid for image in images])
     return inputs

@@ -1,4 +1,4 @@
-"""A mixture of experts leaves the process in the layout of the published checkpoints, by whichever way it leaves."""
+"""A mixture of experts: its products under mixed precision, and the published layout wherever its weights go."""
 
 from __future__ import annotations
 
@@ -9,36 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.policies.experts import check_orientation
-from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
+from geo_sokoban_pipeline.policies.experts import check_orientation, mix_experts
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy, store_in_compute_type
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from policies.mixtures import EXPERTS, HIDDEN, INNER, build_config
 
-EXPERTS, HIDDEN, INNER = 4, 64, 24
 LAYER = "model.language_model.layers.0.mlp.experts"
-
-
-def build_config(tiny_policy, **changes):
-    from transformers import Qwen3VLMoeConfig
-
-    own = tiny_policy.model.config
-    text = {**own.text_config.to_dict(), "num_experts": EXPERTS, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
-    text |= {"moe_intermediate_size": INNER, "mlp_only_layers": [], **changes}
-    text.pop("model_type")
-    vision = {name: value for name, value in own.vision_config.to_dict().items() if name != "model_type"}
-    ids = ("image", "video", "vision_start", "vision_end")
-    marks = {f"{name}_token_id": getattr(own, f"{name}_token_id") for name in ids}
-    return Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **marks)
-
-
-@pytest.fixture(scope="module")
-def mixture(tiny_policy) -> Policy:
-    from transformers import Qwen3VLMoeForConditionalGeneration
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen3VLMoeForConditionalGeneration(build_config(tiny_policy))
-    return Policy(model.float().eval(), tiny_policy.tokenizer, tiny_policy.image_processor)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +73,7 @@ def test_a_checkpoint_is_loaded_back(mixture, tmp_path):
     resumed.load_state(tmp_path)
     assert_same(dict(resumed.policy.model.named_parameters()), dict(trained.model.named_parameters()))
     engine = TransformersEngine(Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor))
-    engine.update_weights(backend.iter_weights(), 1)
+    engine.update_weights(WeightSource(backend.iter_weights, lambda: 0), 1)
     assert_same(dict(engine.policy.model.named_parameters()), dict(trained.model.named_parameters()))
 
 
@@ -116,3 +94,54 @@ def test_states_are_those_of_the_library_at_few_positions_too(mixture):
     torch.testing.assert_close(mixture.network.logits(full), expected, atol=1e-4, rtol=1e-4)
     picked = expected[torch.arange(2)[:, None], wanted]
     torch.testing.assert_close(mixture.network.logits(few), picked, atol=1e-4, rtol=1e-4)
+
+
+def rows_and_block(mixture):
+    block = copy.deepcopy(mixture.model.model.language_model.layers[0].mlp)
+    with torch.no_grad():
+        for weight in block.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) / HIDDEN**0.5)
+        # Scores of two experts that are one in bfloat16: rounded products would choose either.
+        block.gate.weight[1] = block.gate.weight[0] * (1 + 2**-12)
+    return torch.randn(2, 50, HIDDEN, generator=torch.Generator().manual_seed(2)), block
+
+
+def outcome(block, hidden, compute):
+    """(output, gradients by name) with or without mixed precision, and the types that the experts multiplied."""
+    block.zero_grad()
+    kinds = []
+    watch = block.experts.register_forward_hook(
+        lambda experts, given, output: kinds.append((given[0].dtype, experts.gate_up_proj.dtype, output.dtype))
+    )
+    with torch.autocast("cpu", torch.bfloat16, enabled=compute):
+        output = mix_experts(block, hidden)
+    watch.remove()
+    output.float().square().sum().backward()
+    return output.detach(), {name: weight.grad.clone() for name, weight in block.named_parameters()}, kinds
+
+
+def test_experts_multiply_in_the_compute_type_and_are_chosen_in_that_of_the_weights(mixture):
+    hidden, block = rows_and_block(mixture)
+    exact, exact_gradients, kinds = outcome(block, hidden, compute=False)
+    assert torch.equal(exact, block(hidden)) and kinds == [(torch.float32,) * 3]
+    rounded, gradients, kinds = outcome(block, hidden, compute=True)
+    assert rounded.dtype == torch.bfloat16 and kinds == [(torch.bfloat16,) * 3]
+    # Another expert would give another row altogether; 2 % of the largest value is what bfloat16 loses.
+    error = (rounded.float() - exact).abs()
+    assert 0 < error.max() < 0.02 * exact.abs().max()
+    for name, gradient in gradients.items():
+        assert gradient.dtype == torch.float32, name
+        assert (gradient - exact_gradients[name]).norm() < 0.02 * exact_gradients[name].norm(), name
+
+
+@torch.no_grad()
+def test_rounding_the_weights_of_experts_once_changes_no_bit(mixture):
+    policy = Policy(copy.deepcopy(mixture.model), mixture.tokenizer, mixture.image_processor, compute="bfloat16")
+    tokens, positions = torch.arange(8)[None] + 10, torch.arange(8).expand(3, 1, 8)
+    with policy.computing():
+        expected = policy.network(tokens, positions)
+    store_in_compute_type(policy)
+    layer = policy.model.model.language_model.layers[0].mlp
+    assert layer.experts.down_proj.dtype == torch.bfloat16 and layer.gate.weight.dtype == torch.float32
+    with policy.computing():
+        assert torch.equal(policy.network(tokens, positions), expected)

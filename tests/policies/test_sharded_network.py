@@ -52,6 +52,18 @@ def learn(policy, batch, **setting):
     ids=["at once", "logits in chunks", "vision in parts", "checkpointing"],
 )
 def test_sharded_units_give_the_same_gradients(policy, mesh, setting):
+    compare(policy, mesh, **setting)
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_sharded_experts_do_too(mixture, mesh, compute):
+    policy = copy.deepcopy(mixture)
+    policy.compute = compute
+    compare(policy, mesh, gradient_checkpointing=True)
+
+
+def compare(policy, mesh, **setting):
+    """Learn from some samples with the policy and with a sharded copy."""
     plain, sharded = copy.deepcopy(policy), copy.deepcopy(policy)
     network = sharded.network
     for layer in network.language.layers:

@@ -7,11 +7,12 @@ import torch
 
 from geo_sokoban_pipeline.policies import qwen3_vl
 from policies.library import read_noise
+from stock_pixels import pixel_values
 
 
 @torch.no_grad()
 def library_features(policy, image):
-    pixels = torch.from_numpy(policy.reader.pixel_values(image))
+    pixels = torch.from_numpy(pixel_values(policy.reader, [image]))
     return policy.model.model.visual(pixels, grid_thw=torch.tensor([image.grid]))
 
 

@@ -12,6 +12,7 @@ from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
+from geo_sokoban_pipeline.studies.plan import merge
 from task_options import PolicyOptions
 
 # Every number that a test here expects; neither the recipe of conf/ nor a default of the options may change one.
@@ -66,14 +67,6 @@ BASE: dict[str, Any] = {
         "threads": 1,
     },
 }
-
-
-def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for name, value in changes.items():
-        both = isinstance(value, dict) and isinstance(result.get(name), dict)
-        result[name] = merge(result[name], value) if both else value
-    return result
 
 
 @pytest.fixture

@@ -59,7 +59,8 @@ def kept_bytes(policy: Policy, run: Any) -> int:
     """Bytes that autograd keeps of a forward pass, weights and their copies in another type left out."""
     kept: dict[int, tuple[int, Tensor]] = {}
     weights = {parameter.untyped_storage().data_ptr() for parameter in policy.model.parameters()}
-    shapes = {tuple(shape) for p in policy.model.parameters() if p.ndim > 1 for shape in (p.shape, p.shape[::-1])}
+    matrices = [p for p in policy.model.parameters() if p.ndim > 1]
+    shapes = {tuple(shape) for p in matrices for shape in (p.shape, p.shape[::-1], p.mT.shape)}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -14,7 +14,6 @@ from geo_sokoban_pipeline.preflight.resources import (
     DiskPlan,
     check_memory,
     check_paths,
-    check_shared_memory,
     check_space,
     check_writable,
     free_memory,
@@ -160,8 +159,12 @@ def test_size(count: float, text: str) -> None:
         ("weights", {"grpo": {"groups": 64}}, 1.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384}}, 2.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384, "steps": 0}}, 1.0),
-        # Two processes: gradients of each, and of one a second time where it hands them over.
-        ("gradients", {"processes": 2, "threads": 1}, 3.0),
+        # Two processes: their own, and the sum.
+        ("gradients", {"processes": 2, "threads": 1}, 2.0),
+        ("gradients", {"processes": 4, "threads": 1, "sharding": "full"}, 0.25),
+        ("optimizer moments", {"processes": 4, "threads": 1, "sharding": "hybrid", "replicas": 2}, 0.5),
+        # An engine's, and the shard.
+        ("weights", {"processes": 4, "threads": 1, "sharding": "full"}, 1.25),
     ],
 )
 def test_parts_of_the_memory_grow_with_what_makes_them(
@@ -231,15 +234,6 @@ def test_memory_that_is_there(free: int, state: str) -> None:
     assert whole.state == state
     ways_out = {"ok": "", "warning": "rollout.max_conversations", "failure": "a smaller model"}
     assert ways_out[state] in whole.way_out and bool(whole.way_out) == (state != "ok")
-
-
-@pytest.mark.parametrize(
-    ("processes", "weights", "state"), [(1, 10**18, None), (2, 1, "ok"), (4, 1, "ok"), (2, 10**18, "failure")]
-)
-def test_memory_that_processes_share(tmp_path: Path, processes: int, weights: int, state: str | None) -> None:
-    found = check_shared_memory(processes, weights, tmp_path)
-    assert [check.state for check in found] == ([] if state is None else [state])
-    assert check_shared_memory(processes, weights, tmp_path / "absent") == []
 
 
 def test_free_memory_is_that_of_this_machine() -> None:

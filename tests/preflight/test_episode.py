@@ -63,7 +63,7 @@ def rows(sokoban_rows: Any) -> list[dict[str, Any]]:
     [
         ("no_such_module.name", "no module 'no_such_module'"),
         ("few.py", "cannot be called with"),
-        ("number.py", "is a int"),
+        ("number.py", "is an int"),
     ],
 )
 def test_unusable_own_code(make_subject: Any, files: Path, parameter: str, spec: str, text: str) -> None:
@@ -86,7 +86,7 @@ def test_one_episode_says_what_it_costs(make_subject: Any, encoding: Policy, row
     assert shape.image_tokens == 9 and shape.patches == 36  # 96×96 pixels
     assert shape.prompt > shape.observation > shape.image_tokens
     assert 0 < shape.response <= options.rollout.max_tokens_per_turn
-    assert shape.longest(options, 0) == shape.prompt + 10 * (8 + shape.observation)
+    assert shape.longest(options) == shape.prompt + 10 * (8 + shape.observation)
 
 
 def test_the_longest_prompt_counts(make_subject: Any, encoding: Policy, rows: list[dict[str, Any]]) -> None:
@@ -141,7 +141,7 @@ def test_an_own_environment_needs_no_expert_without_a_warm_start(
 )
 def test_longest_episode(make_subject: Any, rollout: dict[str, Any], longest: int | None) -> None:
     shape = EpisodeShape(prompt=30, observation=20, response=6, patches=36, image_tokens=9, image_bytes=400)
-    assert shape.longest(make_subject(train_sokoban={"rollout": rollout}).options, 32_768) == longest
+    assert shape.longest(make_subject(train_sokoban={"rollout": rollout}).options) == longest
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +13,7 @@ from geo_sokoban_pipeline.preflight.first_checks import check_starting_policy
 from geo_sokoban_pipeline.preflight.stored import check_stored_run, stages
 from geo_sokoban_pipeline.runs.fingerprint import FingerprintError
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError
+from geo_sokoban_pipeline.studies.plan import merge
 
 RUN = "train_sokoban"
 INPUTS = {"input.prompts": "abc", "input.policy": "def"}
@@ -36,11 +35,6 @@ GIVEN = {
 
 def parameters(**changes):
     return ProjectParameters.model_validate(merge(GIVEN, changes))
-
-
-def merge(base, changes):
-    both = {name: merge(base[name], value) for name, value in changes.items() if isinstance(base.get(name), dict)}
-    return {**base, **changes, **both}
 
 
 def store(models, given, checkpoints=(0, 9, 10)):
@@ -214,13 +208,3 @@ def test_starting_policy(tmp_path, monkeypatch, policy, error, message):
     # A run that has its copy does not look for the original again.
     write(tmp_path / "base_policy", {})
     check_starting_policy(RUN, tmp_path, given)
-
-
-def test_the_checks_import_nothing_heavy():
-    script = (
-        "import sys\nimport geo_sokoban_pipeline.settings\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'huggingface_hub', 'mlflow', 'pandas', 'pyarrow'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

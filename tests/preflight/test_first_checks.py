@@ -119,7 +119,7 @@ def test_both_episodes_are_found(tmp_path):
     options = parameters({"reward": own(tmp_path, "return len(outcome.infos)")})
     row = sample_level(options.sokoban)
     whole, cut = try_own_code(RUN, row, getattr(options, RUN), 0)
-    assert (whole.found, cut.found) == ("reward 2", "reward 0 where the first response is cut off, without infos")
+    assert (whole.found, cut.found) == ("reward 2", "reward 0 where the first response is truncated, without infos")
     assert try_own_code(RUN, row, getattr(parameters({}), RUN), 0) == []  # nothing of it is anybody's own
 
 

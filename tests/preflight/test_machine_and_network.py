@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import py_compile
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,6 +17,7 @@ import pytest
 from geo_sokoban_pipeline.preflight.machine import (
     check_accelerator,
     check_attention,
+    check_byte_code,
     check_libraries,
     check_threads,
     check_torchvision,
@@ -57,6 +60,21 @@ def test_torchvision_of_another_torch(tmp_path: Path, monkeypatch: pytest.Monkey
     check = check_torchvision()
     assert check.state == "failure"
     assert "torchvision 0.1 is built for torch==1.0" in check.found
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "stored", "state"), [(False, False, "ok"), (True, True, "ok"), (True, False, "warning")]
+)
+def test_byte_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbidden: bool, stored: bool, state: str) -> None:
+    """The library of that name which Python would import, compiled or not."""
+    library = tmp_path / "torch.py"
+    library.touch()
+    if stored:
+        py_compile.compile(str(library))
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", forbidden)
+    assert check_byte_code().state == state
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from geo_sokoban_pipeline.preflight.stored import (
     check_run,
     find_damage,
     find_damaged_rows,
-    newest_checkpoints,
     read_stored,
     stages,
 )
+from geo_sokoban_pipeline.runs.folders import sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import RunLock, find_holder
 from geo_sokoban_pipeline.runs.storage import write_folder
 
@@ -147,8 +147,6 @@ def test_foreign_files_are_nobodys_damage(make_subject: Any) -> None:
         (folder / "iter=copy" / "part-000.parquet").write_text("mine")
     (subject.outputs / "metrics" / "iter=old.json").write_text("mine")
     assert find_damage(subject.models, subject.outputs) == []
-    assert [path.name for path in newest_checkpoints(subject.models / "checkpoints")] == [
-        f"iter={k:05d}" for k in range(3)
-    ]
+    assert [path.name for path in sealed_checkpoints(subject.models).values()] == [f"iter={k:05d}" for k in range(3)]
     (check,) = check_run(subject)
     assert check.state == "ok"

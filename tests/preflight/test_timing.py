@@ -10,7 +10,7 @@ import torch
 
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.preflight.checks import Subject
-from geo_sokoban_pipeline.preflight.resources import _ready_policy, time_iteration
+from geo_sokoban_pipeline.preflight.resources import ready_policy, time_iteration
 from geo_sokoban_pipeline.runs.storage import write_folder
 
 BRIEF = {"grpo": {"groups": 2, "group_size": 2, "filter": "none"}, "rollout": {"max_turns": 2}}
@@ -32,7 +32,7 @@ def test_a_fresh_run_is_not_timed_with_the_old_policy(
 ) -> None:
     learn(make_subject(), tiny_policy)
     subject = make_subject(train_sokoban={"warm_start": {"steps": 0}}, fresh=fresh)
-    policy, seconds = _ready_policy(subject, [], None, tmp_path / "made")
+    policy, seconds = ready_policy(subject, [], None, tmp_path / "made")
     weight = next(policy.model.parameters())
     assert bool((weight == 1).all()) == stored
     assert seconds is None
@@ -43,7 +43,7 @@ def test_the_policy_built_here_has_the_type_and_attention_of_the_options(
     make_subject: Any, tmp_path: Path, dtype: str, attention: str
 ) -> None:
     chosen = {"policy": {"dtype": dtype, "attention": attention}, "warm_start": {"steps": 0}}
-    policy, _ = _ready_policy(make_subject(train_sokoban=chosen), [], None, tmp_path / "made")
+    policy, _ = ready_policy(make_subject(train_sokoban=chosen), [], None, tmp_path / "made")
     assert policy.model.dtype == getattr(torch, dtype)
     assert policy.model.config._attn_implementation == attention
 

@@ -152,6 +152,7 @@ def _finish(
         images=images,
         image_grid_thw=[(1, 6, 6)] * len(images),
         response="".join(turn.text for turn in turns[1:]),
+        difficulty=str(int(metrics["optimal_steps"])),
         reward=reward,
         reward_parts={"final_bonus": bonus, "distance_delta": delta, "dist0": metrics["dist0"]},
         metrics=metrics,

@@ -107,6 +107,7 @@ def _finish(
         images=[encode_png(image)],
         image_grid_thw=[(1, 6, 8)],
         label=row["answer"],
+        difficulty=row["family"],
         response=" ".join(responses),
         reward=metrics["success"],
         metrics={**metrics, "turns": float(len(responses))},

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from builders import make_png, make_trajectories
+from geo_sokoban_pipeline.envs.geo3k.task import GEO3K
 from geo_sokoban_pipeline.envs.sokoban import Board
-from geo_sokoban_pipeline.envs.sokoban.board_images import play_moves, read_board
-from geo_sokoban_pipeline.envs.sokoban.drawing import render_png
+from geo_sokoban_pipeline.envs.sokoban.drawing import play_moves, read_board, render_png
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.reporting.episodes import (
     describe_end,
     episode_frames,
@@ -35,6 +37,33 @@ def test_all_seven_kinds_of_cells_are_read():
     for text in ("#######\n#@ $.*#\n#######", "######\n#+ $ #\n######"):
         board = Board.from_text(text)
         assert read_board(render_png(board, 16)) == (board, 16)
+
+
+def test_cells_with_what_stands_there():
+    cells = SOKOBAN.image_parts(render_png(Board.from_text("#####\n#@$.#\n#####"), 16))
+    assert [cell.content for cell in cells[5:10]] == ["wall", "player", "box", "target", "wall"]
+    assert [(cell.left, cell.top, cell.width, cell.height) for cell in cells[5:7]] == [
+        (0, 16, 16, 16),
+        (16, 16, 16, 16),
+    ]
+    assert len(cells) == 15
+
+
+@pytest.mark.parametrize(
+    ("size", "columns", "rows"), [((96, 64), 6, 4), ((300, 150), 8, 8), ((20, 10), 1, 1), ((1000, 40), 8, 2)]
+)
+def test_other_images_have_a_grid(size, columns, rows):
+    """Its parts cover every pixel once."""
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, "PNG")
+    for task in (SOKOBAN, GEO3K):
+        parts = task.image_parts(buffer.getvalue())
+        assert len(parts) == columns * rows
+        covered = np.zeros(size[::-1], int)
+        for part in parts:
+            covered[part.top : part.top + part.height, part.left : part.left + part.width] += 1
+            assert part.content is None
+        assert (covered == 1).all()
 
 
 @pytest.mark.parametrize("image", [make_png(96, 3), make_png(32, 1)])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from geo_sokoban_pipeline.formats import count, duration, joined, number, percent, percent_range, signed
+from geo_sokoban_pipeline.formats import count, duration, joined, number, percent, percent_range, signed, type_name
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,23 @@ from geo_sokoban_pipeline.formats import count, duration, joined, number, percen
 )
 def test_number_as_text(written, expected):
     assert written.replace("\u202f", " ") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "None"),
+        (1, "an int"),
+        (True, "a bool"),
+        (1.0, "a float"),
+        ([], "a list"),
+        ({}, "a dict"),
+        (ValueError(), "a ValueError"),
+        (AttributeError(), "an AttributeError"),
+        (np.uint8(1), "a uint8"),
+        (np.int64(1), "an int64"),
+        (np.zeros(1), "a ndarray"),
+    ],
+)
+def test_type_with_its_article(value, expected):
+    assert type_name(value) == expected

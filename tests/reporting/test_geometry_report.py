@@ -11,9 +11,9 @@ import pytest
 from geo_sokoban_pipeline.reporting import notebook as show
 from geo_sokoban_pipeline.reporting.report import build_report, write_headline
 from geo_sokoban_pipeline.reporting.report_tables import (
+    difficulty_chart,
     evaluation_columns,
     kind_tables,
-    length_chart,
     notes_of,
     response_table,
 )
@@ -104,13 +104,13 @@ def test_tables_by_kind(task):
     assert families.by == "family" and families.names == ["warm start", "after GRPO", "expert (plausible)"]
     assert [name for name, _ in families.lines] == sorted(name for name, _ in families.lines)
     assert len(families.lines) == 5
-    assert length_chart(make_run(task).summary) is None
+    assert difficulty_chart(make_run(task).summary) is None
 
 
 def test_gallery_has_every_family_with_its_image_and_responses(task, page):
     pairs = choose_gallery(make_run(task).held_out, 2)
     families = {row["family"] for row in make_data(task)[0]}
-    assert {pair.length for pair in pairs} == families
+    assert {pair.kind for pair in pairs} == families
     assert all(pair.after.task_id == pair.before.task_id for pair in pairs)
     data = agents_of(page)
     endings = [episode["frames"][-1]["note"] for episode in data["episodes"]]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
+from PIL import Image
 
-from builders import PAD
+from builders import PAD, make_png
+from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.reporting import notebook as show
 from reporting.material import make_levels, make_trained, play, token_texts
 from reporting.run_numbers import make_metrics, make_summary
@@ -43,6 +48,38 @@ def test_displays_need_no_script():
     assert "<svg" in shown[0].data and "after GRPO, sampled" in shown[1].data
     assert shown[2].data.count("data:image/png") == 6
     assert "data:image/gif" in shown[3].data and "tok made" in shown[4].data
+
+
+def test_images_of_all_kinds_have_their_captions():
+    png = make_png(32, 1)
+    with Image.open(io.BytesIO(png)) as opened:
+        shown = show.show_images([png, png_data_uri(png), opened.copy()], ["one <b>", "two"]).data
+    assert shown.count("data:image/png;base64,") == 3
+    assert "one &lt;b&gt;" in shown and "two" in shown
+
+
+def test_tokens_are_shaded_by_their_score():
+    tokens = pd.DataFrame({"turn": [1, 1, 3], "token": ["<script>", "Up", "Down"], "image_reliance": [0.0, 2.0, -1.0]})
+    shown = show.show_scores(tokens).data
+    assert "<script" not in shown and "&lt;script&gt;" in shown
+    assert re.findall(r'title="([^"]*)" style="background:rgba\(([\d,]+),([\d.]+)\)', shown) == [
+        ("+0.000", "220,38,38", "0.00"),
+        ("+2.000", "37,99,235", "0.60"),
+        ("-1.000", "220,38,38", "0.30"),
+    ]
+    assert re.findall(r"turn (\d)", shown) == ["1", "3"]
+
+
+def test_a_map_lies_on_its_image():
+    """Blue where a part is needed, red where it misleads, unchanged where it does nothing."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 20), "white").save(buffer, "PNG")
+    parts = pd.DataFrame([(0, 0, 20, 20, 2.0), (20, 0, 10, 20, -2.0), (30, 0, 10, 20, 0.0)])
+    parts.columns = ["left", "top", "width", "height", "drop"]
+    drawn = show.draw_occlusion(buffer.getvalue(), parts, width=80)
+    assert drawn.size == (80, 40)
+    blue, red, white = (drawn.getpixel((x, 20)) for x in (20, 50, 70))
+    assert blue == (80, 130, 239) and red == (227, 81, 81) and white == (255, 255, 255)
 
 
 def test_newest_episodes():

@@ -9,14 +9,22 @@ import json
 import re
 from html.parser import HTMLParser
 
+import pyarrow as pa
 import pytest
 
 from geo_sokoban_pipeline.envs.sokoban import Board
 from geo_sokoban_pipeline.formats import signed
+from geo_sokoban_pipeline.reporting.curves import tags_chart
 from geo_sokoban_pipeline.reporting.episodes import describe_end
 from geo_sokoban_pipeline.reporting.report import ReportInputs, build_report
-from geo_sokoban_pipeline.reporting.training_episodes import choose_extremes, follow_prompts, summarise_training
+from geo_sokoban_pipeline.reporting.training_episodes import (
+    choose_extremes,
+    follow_prompts,
+    summarise_training,
+    tag_shares,
+)
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories.index import INDEX_SCHEMA
 from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 from reporting.material import (
     lazily,
@@ -279,6 +287,20 @@ def test_lost_levels_are_named_with_their_turn():
         assert describe_end(episode) == f"Deadlocked at turn 3: {wanted}."
 
 
+def test_a_page_beside_a_site_links_into_it():
+    """Players of the best and worst episodes and their tokens are then those of the site."""
+    plain, linked = (build_report(make_inputs(site=site)) for site in (None, "../../browse_sokoban/default/site"))
+    addresses = [one for one in Page(linked).attributes("href") if one.startswith("../../browse_sokoban")]
+    start = "../../browse_sokoban/default/site/index.html"
+    pages = [one.removeprefix(f"{start}#/").partition("?")[0] for one in addresses]
+    extremes = choose_extremes(make_trained())
+    shown = [*extremes.best, *extremes.worst]
+    assert addresses[0] == start and pages.count("group") == len(shown)
+    assert f"{start}#/episode?run=train_sokoban/default&id={shown[0].trajectory_id}" in addresses
+    assert 'class="tokens"' in plain and 'class="tokens"' not in linked
+    assert len(linked) < len(plain) and "browse_sokoban" not in plain
+
+
 def test_validations_follow_the_same_prompts():
     parts = {}
     for version, skill in ((0, 0.2), (5, 0.5), (10, 1.0)):
@@ -292,7 +314,8 @@ def test_validations_follow_the_same_prompts():
         parts[f"iter={version:05d}/part-000"] = lazily(episodes)
     found = follow_prompts(parts)
     assert (found.versions, found.mode) == ([0, 5, 10], "greedy")
-    assert [row.name for row in found.prompts] == [f"optimal: {number}" for number in (1, 2, 4, 5, 7, 8)]
+    names = ["optimal: 1 move", *(f"optimal: {number} moves" for number in (2, 4, 5, 7, 8))]
+    assert [row.name for row in found.prompts] == names
     assert all(row.answers[-1].solved for row in found.prompts)
     assert [len(row.answers[-1].text) for row in found.prompts] == [1, 2, 4, 5, 7, 8]
     assert set(found.prompts[-1].answers[-1].text) <= set("↑↓←→")
@@ -314,8 +337,61 @@ def test_curves_come_from_the_training_episodes():
     assert row["episodes/equal_groups"] == pytest.approx(equal / 6)
     assert row["part/final_bonus"] == pytest.approx(sum(e.reward_parts["final_bonus"] for e in episodes) / 24)
     assert row["episodes/lost"] == pytest.approx(sum(e.metrics["lost"] for e in episodes) / 24)
-    assert found.parts == ["distance_delta", "final_bonus"]
+    assert task_of("sokoban").report.reward_parts(found.parts, {}) == ["distance_delta", "final_bonus"]
     assert list(found.kinds) == sorted(found.kinds, key=int)
     length = next(iter(found.kinds))
     wanted = [e.metrics["success"] for e in episodes if e.difficulty == length]
     assert found.kinds[length] == [{"iteration": 199, "success": pytest.approx(sum(wanted) / len(wanted))}]
+
+
+def make_index(tags):
+    """Rows of an index that matter here, of (split, iteration, tags)."""
+    splits, iterations, names = zip(*tags, strict=True) if tags else ((), (), ())
+    fields = [INDEX_SCHEMA.field(name) for name in ("split", "iteration", "tags")]
+    return pa.table([splits, iterations, names], schema=pa.schema(fields))
+
+
+def test_tags_are_shares_of_the_training_episodes():
+    rows = [("train", 3, ["deadlock"]), ("train", 3, []), ("train", 4, ["deadlock", "no_move"]), ("train", 4, [])]
+    index = make_index([*rows, ("train", 4, []), ("train", 4, ["no_move"]), ("validation", 4, ["hedge"])])
+    assert tag_shares(index) == [
+        {"iteration": 3, "tag/deadlock": 0.5, "tag/no_move": 0.0},
+        {"iteration": 4, "tag/deadlock": 0.25, "tag/no_move": 0.5},
+    ]
+    page = Page(build_report(make_inputs(index=index)))
+    assert "What goes wrong" in page.text and "no move" in page.text and "hedge" not in page.text
+
+
+@pytest.mark.parametrize("tags", [[], [("train", 0, []), ("train", 1, [])], [("validation", 0, ["hedge"])]])
+def test_without_tags_there_is_no_chart(tags):
+    assert tags_chart(tag_shares(make_index(tags))) is None
+
+
+def test_the_most_frequent_tags_are_drawn():
+    names = [f"tag_{number}" for number in range(9)]
+    index = make_index([("train", step, names[number:]) for step in range(2) for number in range(9)])
+    chart = tags_chart(tag_shares(index))
+    assert chart.note.startswith("The 6 most frequent of 9.")
+    assert [f"tag {number}" in chart.svg for number in range(9)] == [number > 2 for number in range(9)]
+
+
+def test_the_audit_has_a_row_for_each_check_and_its_findings_as_text():
+    def check(name, entry, findings=(), notes=()):
+        subject = f"train_sokoban.{entry}" if entry else "sokoban"
+        return {"check": name, "subject": subject, "checked": 5, "findings": findings, "notes": notes, "episodes": ()}
+
+    checks = [
+        check("replay", "trajectories", ["iter=00001/part-000: a/b: <script>reward"], ["hidden by the finding"]),
+        check("replay", "eval_trajectories"),
+        check("groups", "trajectories", (), ["1 of 12 groups without a signal"]),
+        check("splits", "", (), ["prompts: 2 of 5 rows repeat another one"]),
+    ]
+    found = build_report(make_inputs(audit={"checks": checks, "findings": 1}))
+    section = found.split('<section id="audit">')[1].split("</section>")[0]
+    assert "<strong>1 finding.</strong>" in section
+    assert "trajectories: iter=00001/part-000: a/b: &lt;script&gt;reward" in section
+    assert "hidden by the finding" not in section
+    assert "<td>10</td>" in section, "both entries together"
+    assert "trajectories: 1 of 12 groups without a signal" in section
+    assert "<div>prompts: 2 of 5 rows repeat another one</div>" in section
+    assert '<section id="audit">' not in build_report(make_inputs())

@@ -6,10 +6,10 @@ import dataclasses
 from xml.etree import ElementTree
 
 import pytest
+from scripts.readme_pictures import draw_responses
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.reporting.episodes import episode_frames
-from geo_sokoban_pipeline.reporting.showcase import draw_responses
 from geo_sokoban_pipeline.reporting.training_episodes import choose_gallery
 from reporting.problem_material import make_run
 
@@ -49,7 +49,7 @@ def test_responses_are_escaped_and_stay_on_their_card():
 
 
 def test_nothing_to_show():
-    with pytest.raises(ValueError, match="no problems to show: give the episodes of an evaluation"):
+    with pytest.raises(ValueError, match="no prompts to show: give the episodes of an evaluation"):
         draw_responses([])
 
 

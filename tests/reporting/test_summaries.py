@@ -14,9 +14,9 @@ from geo_sokoban_pipeline.reporting import curves
 from geo_sokoban_pipeline.reporting.report import write_headline
 from geo_sokoban_pipeline.reporting.report_tables import (
     data_table,
+    difficulty_chart,
     evaluation_rows,
     kind_tables,
-    length_chart,
     parameter_tables,
     timings,
 )
@@ -110,7 +110,7 @@ def test_headline_of_a_whole_run():
 def test_headline_without_an_evaluation(summary):
     assert write_headline(summary).main == "No evaluation is stored for this run."
     assert evaluation_rows(summary) == ([], [])
-    assert kind_tables(summary) == [] and length_chart(summary) is None
+    assert kind_tables(summary) == [] and difficulty_chart(summary) is None
 
 
 def test_headline_of_one_policy():

@@ -6,9 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.rewards import sokoban_reward
-from geo_sokoban_pipeline.rewards.sokoban import compute_reward
+from geo_sokoban_pipeline.rewards.sokoban import compute_reward, turn_values
+
+NUMBERS = st.floats(-10, 10, allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -90,3 +94,46 @@ def test_unknown_distances_are_no_parts() -> None:
 def test_arguments_of_the_reward_are_checked(args: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compute_reward(finished(), args)
+
+
+# Credit per turn.
+
+
+def test_three_turn_episode_of_the_seed():
+    """Level L solved in three turns: 0.343333 + 5 + 2 = 7.343333."""
+    values = turn_values([0.01, 0.01, 1.01], [2, 2, 1, 0], 5.0)
+    assert values == pytest.approx([0.01 / 3, 0.01 / 3 + 1, 1.01 / 3 + 1 + 5])
+    assert sum(values) == pytest.approx(7.343333, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "distances", "bonus", "aggregate", "weight", "expected"),
+    [
+        ([1.01], [1, 0], 5.0, "mean", 1.0, [7.01]),
+        ([-0.01, 0.99], None, 0.0, "sum", 1.0, [-0.01, 0.99]),
+        ([0.0, 0.0], [3, 1, 2], 0.0, "sum", 0.1, [0.2, -0.1]),
+        ([1.0, 2.0], [3, 1, 2], 1.0, "mean", 0.0, [0.5, 2.0]),
+        ([], [3], 0.0, "mean", 1.0, []),
+    ],
+)
+def test_turn_values(rewards, distances, bonus, aggregate, weight, expected):
+    assert turn_values(rewards, distances, bonus, aggregate, weight) == pytest.approx(expected)
+
+
+@given(st.data(), st.integers(1, 12), NUMBERS, st.sampled_from(["mean", "sum"]), st.floats(0, 2))
+def test_turns_add_up_to_the_reward_of_the_episode(data, count, bonus, aggregate, weight):
+    rewards = data.draw(st.lists(NUMBERS, min_size=count, max_size=count))
+    distances = data.draw(st.lists(st.integers(0, 20), min_size=count + 1, max_size=count + 1))
+    reward = sokoban_reward(rewards, bonus, distances[0], distances[-1], aggregate=aggregate, distance_weight=weight)[
+        "total_reward"
+    ]
+    assert sum(turn_values(rewards, distances, bonus, aggregate, weight)) == pytest.approx(reward, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("distances", "aggregate", "message"),
+    [([1], "mean", "1 entries for 1 turns"), (None, "median", "aggregate='median'")],
+)
+def test_turns_that_cannot_be_credited(distances, aggregate, message):
+    with pytest.raises(ValueError, match=message):
+        turn_values([1.0], distances, 0.0, aggregate)

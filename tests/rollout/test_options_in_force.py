@@ -190,7 +190,7 @@ def _function(bench: Bench) -> None:
     # Its result is checked, and the error names it.
     wrong = f"{__name__}.wrong_rollout"
     with pytest.raises(
-        TypeError, match=rf"rollout\.function={wrong}: must return a list of Trajectory.* returned dict"
+        TypeError, match=rf"rollout\.function={wrong}: must return a list of Trajectory.* returned a dict"
     ):
         load_rollout_fn(RolloutOptions(function=wrong))(None, None, [], settings)
 

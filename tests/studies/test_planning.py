@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from geo_sokoban_pipeline.config.base import ParameterError
-from geo_sokoban_pipeline.parameters import study_model
+from geo_sokoban_pipeline.parameters import section_model
 from geo_sokoban_pipeline.studies.plan import merge, plan_members
 from geo_sokoban_pipeline.studies.run import StudyFolder
 
@@ -25,7 +25,7 @@ BASE = {"train_sokoban": TRAIN, "sokoban": read("sokoban")["sokoban"], "tracking
 
 
 def plan(study, name="default", root=ROOT):
-    return plan_members(name, study_model("default").model_validate(study), BASE, root)
+    return plan_members(name, section_model("study_default").model_validate(study), BASE, root)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_parameters_of_members():
 @pytest.mark.parametrize(("asked", "share", "given"), [(4, 1, 1), (4, 2, 2), (4, 8, 4), (1, 8, 1)])
 def test_processes_of_a_member(asked, share, given):
     base = {**BASE, "train_sokoban": {**TRAIN, "processes": asked, "threads": None}}
-    (member,) = plan_members("x", study_model("default")(seeds=(0,)), base, Path("/data"), share)
+    (member,) = plan_members("x", section_model("study_default")(seeds=(0,)), base, Path("/data"), share)
     assert (member.params["train_sokoban"]["threads"], member.params["train_sokoban"]["processes"]) == (1, given)
     # How many cores there were is no reason to repeat a run.
     assert not {"threads", "processes"} & member.parameters["train_sokoban"].keys()
@@ -125,7 +125,7 @@ def test_members_of_geometry():
     train = read(f"train_{task}")[f"train_{task}"]
     base = {f"train_{task}": train, task: {"counts": {"train": 8, "validation": 4, "eval": 4}}, "tracking": {}}
     sets = [{"name": "hard", "title": "Hard", task: {"problems": {"difficulty": "hard"}}}]
-    study = study_model("default").model_validate(
+    study = section_model("study_default").model_validate(
         {"task": task, "seeds": [3], "controls": ["optimal"], "evaluations": sets}
     )
     trained, control, evaluation = plan_members("tools", study, base, ROOT)
@@ -144,7 +144,7 @@ def test_members_of_geometry():
 
 def test_data_of_another_task_are_refused():
     with pytest.raises(ValueError, match="sokoban: this study is of the task geo3k"):
-        study_model("default").model_validate({"task": "geo3k", "sokoban": {"height": 7}})
+        section_model("study_default").model_validate({"task": "geo3k", "sokoban": {"height": 7}})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_wrong_overrides_are_named(study, message):
 def test_a_password_reaches_no_file_of_a_member():
     base = {**BASE, "tracking": {"uri": "postgresql://u:swordfish@h/db"}}
     with pytest.raises(ParameterError, match=r"tracking: uri=postgresql://\*\*\*@h/db: a password must not stand"):
-        plan_members("default", study_model("default").model_validate({"seeds": [1]}), base, ROOT)
+        plan_members("default", section_model("study_default").model_validate({"seeds": [1]}), base, ROOT)
 
 
 @pytest.mark.parametrize("name", ["default", "from_zero", "long"])

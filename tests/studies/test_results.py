@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geo_sokoban_pipeline.parameters import study_model
+from geo_sokoban_pipeline.parameters import section_model
 from geo_sokoban_pipeline.runs.storage import write_json
 from geo_sokoban_pipeline.studies.plan import StudyRun, plan_members
 from geo_sokoban_pipeline.studies.results import (
     ResultsError,
-    _check_prompts,
-    _describe_machine,
-    _loop_curve,
-    _rows,
-    _sft_curve,
+    check_prompts,
     collect_results,
+    describe_machine,
+    evaluation_rows,
+    loop_curve,
+    sft_curve,
 )
 from geo_sokoban_pipeline.studies.run import StudyFolder
 
@@ -40,13 +40,23 @@ def test_rows_of_a_run_and_of_an_evaluation_have_the_same_names():
         ("final_blank", "sampled"),
         ("random", "-"),
     )
-    assert [row["player"] for row in _rows(run)] == ["warm_start", "final", "final_blank", "random"]
+    assert [row["player"] for row in evaluation_rows(run, "sokoban")] == [
+        "warm_start",
+        "final",
+        "final_blank",
+        "random",
+    ]
     name = "long-seed0@/somewhere/final_policy"
     patient = ("teacher (direct), never gives up", "-")
     other = summary([name], (name, "sampled"), (f"{name}_blank", "sampled"), ("teacher (direct)", "-"), patient)
-    assert [row["player"] for row in _rows(other)] == ["final", "final_blank", "teacher", "teacher_patient"]
+    assert [row["player"] for row in evaluation_rows(other, "sokoban")] == [
+        "final",
+        "final_blank",
+        "teacher",
+        "teacher_patient",
+    ]
     control = summary(["control_optimal"], ("control_optimal", "sampled"))
-    assert _rows(control) == [
+    assert evaluation_rows(control, "sokoban") == [
         {"player": "control_optimal", "mode": "sampled", "solved": 3, "episodes": 4, "by_length": [[1, 3, 4]]}
     ]
 
@@ -61,7 +71,7 @@ def test_curve_of_the_loop():
         {"perf/cpu_time": 1.0, "perf/save_cpu_time": None},
         {"perf/cpu_time": 1.0, "perf/save_cpu_time": 0.5} | rates("eval/validation/", 0.75),
     ]
-    assert _loop_curve(rows) == [[0.0, 0.25, 0.5], [4.5, 0.5, 0.5], [7.0, 0.75, 0.5]]
+    assert loop_curve(rows) == [[0.0, 0.25, 0.5], [4.5, 0.5, 0.5], [7.0, 0.75, 0.5]]
 
 
 def test_curve_of_imitation_has_only_played_rows():
@@ -69,7 +79,7 @@ def test_curve_of_imitation_has_only_played_rows():
         {"step": 1, "cpu_seconds": 1.0, "validation_loss": 2.0},
         {"step": 2, "cpu_seconds": 2.04, "sampled_solve_rate": 0.125, "greedy_solve_rate": 0.25},
     ]
-    assert _sft_curve(history) == [[2.0, 0.125, 0.25]]
+    assert sft_curve(history) == [[2.0, 0.125, 0.25]]
 
 
 @pytest.mark.parametrize(
@@ -86,17 +96,17 @@ def test_rows_of_one_table_are_of_the_same_prompts(tmp_path, hashes, good):
     for member, found in zip(members, hashes, strict=True):
         write_json(member.summary, {"prompts_hash": found})
     if good:
-        _check_prompts(members)
+        check_prompts(members)
     else:
-        message = "x, x-optimal and x-teacher have played different evaluation prompts: .* Give fresh=true"
+        message = "x, x-optimal and x-teacher were evaluated on different prompts: .* Give fresh=true"
         with pytest.raises(ResultsError, match=message):
-            _check_prompts(members)
+            check_prompts(members)
 
 
 def test_everything_that_made_a_study_is_named():
     one = {"workers": 2, "maker": {"cores": 2, "processor": "A", "commit": "a", "torch": "2", "version": "1"}}
     other = {"workers": 1, "maker": {"cores": 2, "processor": None, "commit": "b", "torch": "2", "version": "1"}}
-    machine = _describe_machine({"x": one, "y": other, "z": {"workers": 1, "maker": {}}}, ["y", "z"])
+    machine = describe_machine({"x": one, "y": other, "z": {"workers": 1, "maker": {}}}, ["y", "z"])
     assert (machine["workers"], machine["other_workers"], machine["commit"]) == (1, 2, ["a", "b", None])
     assert (machine["processor"], machine["torch"]) == (["A", None], ["2", None])
 
@@ -154,7 +164,7 @@ def write_member(member: StudyRun, at: int) -> None:
 
 def test_results_of_a_study_are_those_of_its_members(tmp_path):
     """Each number at its place: by seed and member, of the policy, the clock and the set of levels that are meant."""
-    study = study_model("default").model_validate(
+    study = section_model("study_default").model_validate(
         {
             "seeds": [4, 7],
             "controls": ["teacher"],

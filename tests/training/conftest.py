@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.policy_folder import write_policy
+from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
 from geo_sokoban_pipeline.training.sft import run_sft
 from task_options import TinyPolicyOptions, TrainOptions
+from training.four_ranks import FourRanks
 from training.setup import SIZES, Setup, copied, settings, shaken
+
+
+@pytest.fixture(scope="session")
+def four_ranks(setup: Setup) -> Iterator[FourRanks]:
+    """Ranks that all tests of several ranks share."""
+    ranks = FourRanks(copied(setup.policy), setup.options)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def batches(setup: Setup) -> dict[str, list[TrainSample]]:
+    """Batches of real episodes with values for every term of the objective, among them awkward ones."""
+    rng = np.random.default_rng(0)
+    made = []
+    for episode in setup.episodes:
+        sample = build_sample(episode, setup.policy)
+        count = len(sample.targets)
+        advantages, ref = rng.normal(size=(2, count)).astype(np.float32)
+        made.append(replace(sample, advantages=advantages, ref_log_probs=sample.old_log_probs + 0.1 * ref))
+    text = []
+    for sample in made[:3]:
+        # What was an image becomes text of the same length.
+        ids = np.where(sample.input_ids == setup.policy.codec.image_pad_id, sample.labels[0], sample.input_ids)
+        text.append(replace(sample, input_ids=ids, images=[]))
+    return {"all": made, "one": made[:1], "mixed": [*text, *made[:2]], "text": text}
 
 
 @pytest.fixture(scope="session")

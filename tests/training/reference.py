@@ -26,6 +26,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+from stock_pixels import pixel_values
 
 # Options that the warm start and GRPO's optimizer have both.
 SHARED_NAMES = (
@@ -145,7 +146,7 @@ def demonstrated_log_probs(policy: Policy, sample: TrainSample) -> Tensor:
     """Log-probs of the demonstrated tokens, at temperature 1."""
     ids = torch.tensor(np.append(sample.input_ids, sample.labels[-1]))[None]
     inputs = {"input_ids": ids, "mm_token_type_ids": (ids == policy.codec.image_pad_id).int()}
-    inputs["pixel_values"] = torch.tensor(np.concatenate([policy.reader.pixel_values(i) for i in sample.images]))
+    inputs["pixel_values"] = torch.tensor(pixel_values(policy.reader, sample.images))
     inputs["image_grid_thw"] = torch.tensor([image.grid for image in sample.images])
     policy.model.model.rope_deltas = None
     logits = policy.model(**inputs).logits[0].float()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.studies.plan import merge
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from task_options import TrainOptions
 
@@ -70,7 +71,7 @@ def copied(policy: Policy) -> Policy:
 
 def settings(base: TrainOptions, changes: Mapping[str, Any]) -> TrainOptions:
     """Options at the small size with changes by dotted name, such as `grpo.passes`."""
-    values = _merged(base.model_dump(), SMALL)
+    values = merge(base.model_dump(), SMALL)
     for name, value in changes.items():
         *sections, field = name.split(".")
         place = values
@@ -93,14 +94,6 @@ def shaken(policy: Policy, share: float = 0.1) -> Policy:
 def weights(policy: Policy) -> Tensor:
     """All weights of a policy as one copied vector."""
     return torch.cat([parameter.detach().flatten().clone() for parameter in policy.model.parameters()])
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for name, value in changes.items():
-        both = isinstance(value, dict) and isinstance(result.get(name), dict)
-        result[name] = _merged(result[name], value) if both else value
-    return result
 
 
 def by_iteration(chunks: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -181,22 +182,19 @@ def test_a_control_is_the_warm_start_continued_bit_for_bit(tiny_policy, sokoban_
     assert not same_weights(whole, forgetful)
 
 
-def test_timing_leaves_no_trace_and_sees_the_cost_of_an_expert(
-    tiny_policy, sokoban_rows, options, tmp_path, monkeypatch
-):
+def test_timing_leaves_no_trace_and_sees_the_cost_of_an_expert(tiny_policy, sokoban_rows, options, tmp_path):
     rows = sokoban_rows(24, max_solution=3)
     _, backend, history = imitate(tiny_policy, rows, options)
     folder = write_policy(tmp_path / "policy", CheckpointWriter(backend, {"history": history}))
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._TIMED", 4)
-    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._WARMING", 1)
     torch.manual_seed(5)
     drawn = torch.get_rng_state()
     costs = {}
     for turns in (1, 3):
         expert = options.warm_start.teacher.model_copy(update={"name": "random", "max_turns": turns})
         warm = options.warm_start.model_copy(update={"teacher": expert, "episodes_per_step": 16})
-        costs[turns] = time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0)
+        chosen = options.model_copy(update={"warm_start": warm})
+        costs[turns] = time_steps(folder, rows, chosen, 0, untimed=1, timed=4)
     assert costs[3] > costs[1] > 0
     assert torch.equal(drawn, torch.get_rng_state())
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
@@ -222,10 +220,8 @@ def build_teacher(name, patience, noise):
 """
 
 
-def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path, monkeypatch):
+def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path):
     """An expert that is slow in the first timed round alone makes the control no shorter."""
-    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._TIMED", 2)
-    monkeypatch.setattr("geo_sokoban_pipeline.training.sft_control._WARMING", 1)
     rows = sokoban_rows(24, max_solution=3)
     (tmp_path / "busy.py").write_text(BUSY, encoding="utf-8")
     expert = options.warm_start.teacher.model_copy(update={"factory": str(tmp_path / "busy.py"), "max_turns": 1})
@@ -234,7 +230,8 @@ def test_the_cheapest_round_counts(tiny_policy, sokoban_rows, options, tmp_path,
         tmp_path / "policy",
         CheckpointWriter(build_backend(copy.deepcopy(tiny_policy), sft_optimizer(warm, options.optimizer)), {}),
     )
-    assert time_steps(folder, rows, options.model_copy(update={"warm_start": warm}), 0) < 0.15
+    chosen = options.model_copy(update={"warm_start": warm})
+    assert time_steps(folder, rows, chosen, 0, untimed=1, timed=2) < 0.15
 
 
 def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):
@@ -256,5 +253,10 @@ def test_looking_on_changes_nothing(tiny_policy, sokoban_rows, options):
 def test_demonstrations_of_one_pool_are_drawn_uniformly(tiny_policy, sokoban_rows, options):
     """What `repeat_prompts` relies on: rows without a length are one difficulty, whatever their true lengths."""
     rows = sokoban_rows(24, max_solution=3)
-    pool = repeat_prompts(rows, {str(row["level_hash"]): 1 for row in rows[:4]}, SOKOBAN)
-    assert Demonstrator(pool, tiny_policy, options, 0, "training")._labels == ["None"]
+    chosen = [*(row for row in rows if row["solution_length"] == 1)][:1]
+    chosen += [*(row for row in rows if row["solution_length"] == 2)][:3]
+    pool = repeat_prompts(rows, {str(row["level_hash"]): 1 for row in chosen}, SOKOBAN)
+    expert = Demonstrator(pool, tiny_policy, control_options(options, ControlOptions(imitate="optimal")), 0, "training")
+    drawn = Counter(expert.demonstrate(number).images[0].key for number in range(160))
+    # Drawn by length first, the single level of its length would come 80 times.
+    assert len(drawn) == 4 and all(25 <= count <= 55 for count in drawn.values()), drawn

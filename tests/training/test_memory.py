@@ -55,7 +55,7 @@ def run_and_measure(folder: Path) -> tuple[int, int]:
     parameters = ",".join(f"{name}={value}" for name, value in PARAMETERS.items())
     words = ("--pipelines=train_sokoban", "--to-nodes=train_sokoban.train_grpo", f"--params={parameters}")
     hook = {"GEO_SOKOBAN_EXTRA_HOOKS": "memory_hook:MemoryHook", "GEO_SOKOBAN_MEMORY_FILE": str(file)}
-    finish(kedro_command(*words, data_root=folder / "data", **hook), timeout=600)
+    finish(kedro_command(*words, data_root=folder / "data", own_interpreter=True, **hook), timeout=600)
     resident = {int(k): int(size) for k, size in (line.split() for line in file.read_text().splitlines())}
     assert len(resident) == ITERATIONS
     # The least of many: what iterations need for themselves, and what allocators hold back, comes and goes.

@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -48,6 +49,8 @@ OTHERS = {"task", "policy", "env", "reward", "rollout", "evaluation"}
 # Effects that need other processes, or counted memory: fields and the tests that show them.
 ELSEWHERE = {
     "processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit"),
+    "sharding": ("test_ranks_equal_one.py", "test_steps_of_four_ranks_are_those_of_one"),
+    "replicas": ("test_ranks_equal_one.py", "test_steps_of_four_ranks_are_those_of_one"),
     "optimizer.gradient_checkpointing": ("test_step_memory.py", "test_checkpointing_keeps_two_rows_a_token_and_layer"),
     "optimizer.vision_patches": ("test_step_memory.py", "test_vision_passes_bound_the_peak_of_a_step"),
 }
@@ -143,7 +146,7 @@ def dropped_groups(setup: Setup, _: Path) -> None:
     }
     for (kind, least), groups in wanted.items():
         changes = {"grpo.filter": kind, "grpo.min_groups": least, "grpo.credit": "episode"}
-        apply_scores(episodes, score_groups(episodes, settings(setup.options, changes).grpo, {}))
+        apply_scores(episodes, score_groups(episodes, settings(setup.options, changes).grpo, SOKOBAN, {}))
         assert sorted({episode.group_index for episode in episodes if episode.trained}) == groups, (kind, least)
 
 
@@ -152,7 +155,7 @@ def gap_of_trainer_and_engine(setup: Setup, _: Path) -> None:
     """The trained policy is not the one that played: the mean gap decides, from either side of the bound."""
     options = settings(setup.options, {"grpo.old_log_probs": "recompute"})
     episodes = copy.deepcopy(setup.episodes)
-    apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
+    apply_scores(episodes, score_groups(episodes, options.grpo, SOKOBAN, options.reward.args))
     backend = TorchBackend(copied(setup.trained), options.optimizer)
     samples = [build_sample(episode, setup.policy) for episode in episodes]
     gaps = [np.abs(values - s.rollout_log_probs) for values, s in zip(backend.log_probs(samples), samples, strict=True)]
@@ -187,7 +190,7 @@ class Products(TorchDispatchMode):
 def size_of_passes(setup: Setup, _: Path) -> None:
     """Rows of logits that are computed at once; that the step stays the same is a case of the reference step."""
     episodes = copy.deepcopy(setup.episodes)
-    apply_scores(episodes, score_groups(episodes, setup.options.grpo, setup.options.reward.args))
+    apply_scores(episodes, score_groups(episodes, setup.options.grpo, SOKOBAN, setup.options.reward.args))
     samples = [build_sample(episode, setup.policy) for episode in episodes]
     tokens = sum(len(sample.targets) for sample in samples)
 

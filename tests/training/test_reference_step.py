@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
 from geo_sokoban_pipeline.grpo.scoring import apply_scores, score_groups
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.grpo_loop import update_policy
@@ -64,7 +65,7 @@ def updated(setup: Setup, changes: dict[str, Any], case: StepCase) -> tuple[Tens
     backend = TorchBackend(policy, options.optimizer, options.rollout.sampling.temperature)
     scorer = TorchBackend(setup.policy, options.optimizer, options.rollout.sampling.temperature)
     episodes = played(setup, case)
-    apply_scores(episodes, score_groups(episodes, options.grpo, options.reward.args))
+    apply_scores(episodes, score_groups(episodes, options.grpo, SOKOBAN, options.reward.args))
     metrics = update_policy(
         episodes, policy, backend, options.grpo, options.optimizer, case.iteration, 7, scorer.log_probs
     )

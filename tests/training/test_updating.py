@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetti
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.grpo_loop import scheduled_rate
+from stock_pixels import pixel_values
 from task_options import TrainOptions
 
 # Sums of a few hundred float32 terms in another order.
@@ -47,7 +48,7 @@ def samples(tiny_policy: Policy, sokoban_rows: Any, train_options: TrainOptions)
 def library_log_probs(policy: Policy, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
     """Log-probs of the trained tokens by the library's plain forward pass over the whole episode."""
     ids = torch.from_numpy(np.append(sample.input_ids, sample.labels[-1]))[None]
-    pixels = torch.from_numpy(np.concatenate([policy.reader.pixel_values(image) for image in sample.images]))
+    pixels = torch.from_numpy(pixel_values(policy.reader, sample.images))
     logits = policy.model(
         input_ids=ids,
         pixel_values=pixels,

@@ -1,4 +1,4 @@
-"""Jobs of a worker process, run in this one: demonstrations and gradients are those that the driver would compute."""
+"""Jobs of a worker, run in this process: demonstrations, gradients and log-probs are those of the driver."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 import torch
 
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.grpo.loss import SftObjective
-from geo_sokoban_pipeline.training.backends.torch import LogProbs, PassSetting, SftGradients
+from geo_sokoban_pipeline.training.backends.ranks import BuildBackend, LogProbs, SftStep
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
-from geo_sokoban_pipeline.training.shared_tensors import share_like
 from geo_sokoban_pipeline.training.worker import SetDemonstrations, Worker
 from training import reference
 from training.setup import Setup, copied
 
-SETTING = PassSetting(1.0, 8192, 16_384)
+RATE = 0.5
 
 
 def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
-    policy = copied(setup.policy)
-    gradients = share_like(dict(policy.model.named_parameters()))
-    worker = Worker(policy, setup.options, gradients)
+    worker = Worker(copied(setup.policy), setup.options)
     SetDemonstrations(setup.rows, 5, "training")(worker)
-    part = SftGradients(range(2, 5), SftObjective(), SETTING)(worker)
-    assert all(parameter.grad is None for parameter in policy.model.parameters()), "moved to the shared buffer"
+    BuildBackend(OptimizerOptions(clip=1e6), 1.0)(worker)
+    worker.backend.optimizers = Descent(dict(worker.policy.model.named_parameters()))
+    before = {name: weight.detach().clone() for name, weight in worker.policy.model.named_parameters()}
+    row = SftStep(range(2, 5), SftObjective(), RATE)(worker)
 
     own = copied(setup.policy)
     expert = Demonstrator(setup.rows, own, setup.options, 5, "training")
@@ -31,13 +31,31 @@ def test_demonstrations_and_gradients_of_a_worker(setup: Setup) -> None:
     values = [reference.demonstrated_log_probs(own, sample) for sample in samples]
     loss = -torch.cat(values).mean()
     loss.backward()
-    assert part.tokens == sum(len(sample.targets) for sample in samples)
-    assert part.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
-    wanted = {name: p.grad for name, p in own.model.named_parameters() if p.grad is not None}
-    assert set(part.names) == set(wanted)
-    for name, gradient in gradients.views().items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5, msg=name)
+    assert row["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
+    for name, parameter in worker.policy.model.named_parameters():
+        wanted = dict(own.model.named_parameters())[name].grad
+        gradient = torch.zeros_like(parameter) if wanted is None else wanted
+        torch.testing.assert_close((before[name] - parameter) / RATE, gradient, rtol=1e-3, atol=1e-5, msg=name)
+        with torch.no_grad():
+            parameter.copy_(before[name])
 
-    scored = LogProbs(samples, SETTING)(worker)
-    for row, value in zip(scored, values, strict=True):
-        np.testing.assert_allclose(row, value.detach(), atol=1e-4)
+    scored = LogProbs(samples)(worker)
+    for row_, value in zip(scored, values, strict=True):
+        np.testing.assert_allclose(row_, value.detach(), atol=1e-4)
+
+
+class Descent:
+    """In place of the optimizers: plain gradient descent, whose step shows the gradients."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor]) -> None:
+        self.parameters = parameters
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=learning_rate)
+
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None

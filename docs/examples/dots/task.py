@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import ExpertOptions
 from geo_sokoban_pipeline.envs.base import Breakdown, Column, DataStep, Task, Vocabulary, Words
 from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, count_solved, mean_of, read_record
+from geo_sokoban_pipeline.envs.report import TaskReport
 
 SPLITS = ("train", "validation", "eval")
 _SIDE, _CELL = 3, 32  # of the grid, in cells; of a cell, in pixels
@@ -108,8 +109,8 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any]) -> DotsEnv:
     return DotsEnv(sample["answer"])
 
 
-def reward(outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
-    return {"reward": outcome.metrics["success"]}
+def reward(result: Any, args: Mapping[str, Any]) -> dict[str, float]:
+    return {"reward": result.metrics["success"]}
 
 
 class Counter:
@@ -139,6 +140,11 @@ class DotsRecord(EpisodeRecord):
     dots: int
 
 
+class DotsReport(TaskReport):
+    difficulty = "dots"
+    rivals = ("random number",)
+
+
 class DotsTask(Task):
     name = "dots"
     title = "counting dots"
@@ -166,8 +172,11 @@ class DotsTask(Task):
         ("user", "assistant", "How", " many", "?"), "0 1 2 3 4 5 6 7 8 9", ("<answer>", "</answer>")
     )
     difficulty = "dots"
+    ordered = True
+    optimal = "counts"
     plain_response = "<answer>1</answer>"
     columns = (Column("off by", lambda row: row.get("off"), "number", note="mean distance from the right number"),)
+    report = DotsReport()
     breakdowns = (Breakdown("dots", lambda row: {cell["dots"]: cell for cell in row.get("by_dots") or []}),)
 
     def baselines(self, options: TrainOptions, training: Any) -> Mapping[str, ExpertOptions]:

@@ -1,7 +1,8 @@
 """Base of all options: strict models, bounded numbers, and one readable text with all errors in parameters.
 
 An error line always has the same shape, `full.path=value: what is allowed. Did you mean …?`, and all errors are
-reported at once, so that one run shows everything to correct.
+reported at once, so that one run shows everything to correct. The texts are ours, because pydantic's name the class of
+a model instead of the parameter's path, and no near name.
 
 Every number has a lower and an upper bound, so that no value passes here and fails hours later. The types below are the
 bounds that many fields share; a field with reasons of its own states its own.
@@ -18,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, create_model
 
 from geo_sokoban_pipeline.masking import mask_addresses
 
@@ -101,7 +102,7 @@ def with_defaults(model: type[Model], defaults: Mapping[str, Any]) -> type[Model
         for limit in info.metadata:
             kind = Annotated[kind, limit]
         description = info.description if setting.description is None else setting.description
-        fields[name] = (kind, Field(setting.value, description=description, exclude_if=info.exclude_if))
+        fields[name] = (kind, Field(setting.value, description=description))
     made: type[Model] = create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
     root = next(base for base in made.__mro__[1:] if "is_made" not in base.__dict__)
     made.is_made = True  # type: ignore[attr-defined]
@@ -149,6 +150,16 @@ def _as_run_name(value: Any) -> str:
 
 
 RunName = Annotated[str, BeforeValidator(_as_run_name)]
+
+
+def split_runs(value: Any) -> Any:
+    """Names of runs from a list, or from one text with `+` between them, as `default+seed2`."""
+    return value.split("+") if isinstance(value, str) else value
+
+
+# Run ids, or a training pipeline and a run id each.
+_RUN_PATH = r"^(train_[a-z0-9_]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$"
+RunNames = Annotated[list[Annotated[str, StringConstraints(pattern=_RUN_PATH)]], BeforeValidator(split_runs)]
 
 
 def validate_parameters(params: Mapping[str, Any], model: type[Model], *, prefix: str = "") -> Model:

@@ -13,6 +13,7 @@ from geo_sokoban_pipeline.config.base import (
     Iterations,
     RunId,
     RunName,
+    RunNames,
     Share,
     StrictModel,
 )
@@ -41,7 +42,7 @@ from geo_sokoban_pipeline.config.rollout import (
 class GrpoOptions(StrictModel):
     """Group-relative policy optimisation (arXiv 2402.03300) and its variants."""
 
-    groups: Count = Field(32, description="Prompts of an iteration; each is played by one group of episodes.")
+    groups: Count = Field(32, description="Prompts of an iteration; each is rolled out by one group of episodes.")
     group_size: Count = Field(8, description="Episodes of each prompt.")
     credit: Literal["episode", "turn"] = Field("turn", description="One advantage per episode, or one per turn.")
     gamma: float = Field(0.95, gt=0, le=1, description="Discount per turn, with credit per turn.")
@@ -51,7 +52,7 @@ class GrpoOptions(StrictModel):
     )
     advantage_clip: float | None = Field(4.0, gt=0, le=1e6, description="Largest absolute advantage. None: unlimited.")
     baseline: Literal["turn", "board"] = Field(
-        "turn", description="Group's mean at the same turn, or at the same board."
+        "turn", description="Group's mean at the same turn, or at the same observation (`board`)."
     )
     filter: Literal["none", "zero_variance", "mixed_success"] = Field(
         "mixed_success",
@@ -137,7 +138,7 @@ class GrpoOptions(StrictModel):
                 "mixed_versions=keep needs old_log_probs=rollout: a fresh pass has only the newest weights to compare."
             )
         if self.credit == "episode" and self.baseline == "board":
-            raise ValueError("baseline=board needs credit=turn: an episode as a whole has no board.")
+            raise ValueError("baseline=board needs credit=turn: an episode as a whole has many observations.")
         return self
 
 
@@ -199,7 +200,7 @@ class LoopOptions(StrictModel):
     iterations: Iterations = Field(150, description="Iterations in total; raising it extends a finished run.")
     save_interval: Count = Field(1, description="Iterations between checkpoints; the last one is always saved.")
     eval_interval: CountOrZero = Field(30, description="Iterations between validations; 0: none.")
-    eval_prompts: Count | None = Field(160, description="Validation prompts played. None: all.")
+    eval_prompts: Count | None = Field(160, description="Validation prompts that are rolled out. None: all.")
     keep_last: Count | None = Field(3, description="Newest checkpoints kept. None: all.")
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
 
@@ -207,16 +208,16 @@ class LoopOptions(StrictModel):
 class EvaluationOptions(StrictModel):
     """The evaluation at the end of a run, and of the pipelines evaluate_*."""
 
-    prompts: Count | None = Field(None, description="Evaluation prompts played. None: all.")
+    prompts: Count | None = Field(None, description="Evaluation prompts that are rolled out. None: all.")
     samples: Count = Field(1, description="Sampled episodes of a prompt; pass@k needs several.")
     sampling: SamplingOverrides = Field(
         default_factory=SamplingOverrides, description="How sampled episodes are sampled where not as in the rollout."
     )
-    greedy: bool = Field(True, description="Play every prompt greedily as well.")
-    blank_images: bool = Field(True, description="Play every prompt with blank images as well.")
-    shuffled_images: bool = Field(False, description="Play every prompt with another prompt's images as well.")
+    greedy: bool = Field(True, description="Roll out every prompt greedily as well.")
+    blank_images: bool = Field(True, description="Roll out every prompt with blank images as well.")
+    shuffled_images: bool = Field(False, description="Roll out every prompt with another prompt's images as well.")
     solver_states: Count = Field(
-        200_000, description="States that the solver's row may search per level; beyond them it gives the level up."
+        200_000, description="States that a baseline with a search may visit per prompt; beyond them it gives up."
     )
     checkpoint: Literal["final", "best"] = Field("final", description="Which checkpoint becomes the final policy.")
 
@@ -250,9 +251,17 @@ class TrainOptions(StrictModel):
         1,
         ge=1,
         le=1024,
-        description="Processes that roll out and train side by side and share one model. Each uses `threads` threads, "
-        "and about 0.6 GB beside the weights.",
+        description="Processes (ranks) that roll out and train side by side. Each uses `threads` threads, about 0.6 GB,"
+        " and memory for its own weights, gradients and moments.",
     )
+
+    sharding: Literal["none", "full", "hybrid"] = Field(
+        "none",
+        description="What the processes hold while they train: `none`, a copy of weights, gradients and moments each; "
+        "`full`, a part of each (FSDP2); `hybrid`, copies whose parts are shared by several processes. The engine of "
+        "a process keeps whole weights beside them.",
+    )
+    replicas: int = Field(1, ge=1, le=1024, description="Copies with sharding=hybrid; they divide the processes.")
 
     @field_validator("backend", mode="before")
     @classmethod
@@ -298,13 +307,35 @@ class TrainOptions(StrictModel):
             raise ValueError(
                 f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them."
             )
+        if self.processes % self.replicas:
+            raise ValueError(
+                f"replicas={self.replicas} with processes={self.processes}: equally many processes must share each "
+                "copy, such as processes=4 with replicas=2."
+            )
+        if self.sharding != "hybrid" and self.replicas != 1:
+            raise ValueError(f"replicas={self.replicas} with sharding={self.sharding}: only hybrid takes replicas.")
         if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
             raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
         return self
 
 
+Comparison = Literal["==", "!=", ">", ">=", "<", "<=", "in", "not in"]
+
+
+def check_range(first_iteration: int, last_iteration: int | None) -> None:
+    """Check that iterations are left between the two.
+
+    Raises:
+        ValueError: the last one is before the first one.
+    """
+    if last_iteration is not None and last_iteration < first_iteration:
+        raise ValueError(
+            f"last_iteration={last_iteration} is before first_iteration={first_iteration}: no iteration is left."
+        )
+
+
 class SourceOptions(StrictModel):
-    """Whose stored data a pipeline rollout_*, update_* or evaluate_* works on."""
+    """Whose stored data a pipeline works on."""
 
     run: RunName = Field(description="Namespace of the run.")
     run_id: RunId = Field("default", description="Run id of the run. Left out: the run_id of the command.")
@@ -322,14 +353,104 @@ class SourceOptions(StrictModel):
 class RolloutPipelineOptions(StrictModel):
     """What a pipeline rollout_* takes beside the options of train_*."""
 
-    source: SourceOptions = Field(description="Whose policy plays.")
-    iterations: Iterations = Field(1, description="Iterations that are played with the same weights.")
+    source: SourceOptions = Field(description="Whose policy is rolled out.")
+    iterations: Iterations = Field(1, description="Iterations that are rolled out with the same weights.")
 
 
 class UpdatePipelineOptions(StrictModel):
     """What a pipeline update_* takes beside the options of train_*."""
 
     source: SourceOptions = Field(description="Whose trajectories are trained on.")
+
+
+class RegradePipelineOptions(StrictModel):
+    """What a pipeline regrade_* takes beside the options of train_*."""
+
+    source: SourceOptions = Field(description="Whose episodes are graded again; all its iterations.")
+
+
+class ExportPipelineOptions(StrictModel):
+    """Which stored episodes become training data for other trainers, and as what."""
+
+    source: SourceOptions = Field(description="Whose episodes are exported; all its iterations, unless limited below.")
+    tables: tuple[Literal["tokens", "chat", "pairs"], ...] = Field(
+        ("tokens", "chat", "pairs"),
+        min_length=1,
+        description="`tokens`: ids and labels; `chat`: messages and images; `pairs`: chosen and rejected sample of a "
+        "group.",
+    )
+    first_iteration: int = Field(0, ge=0, le=LAST_ITERATION, description="First iteration that is read.")
+    last_iteration: int | None = Field(
+        None, ge=0, le=LAST_ITERATION, description="Last iteration that is read. None: the newest."
+    )
+    solved: bool = Field(True, description="`tokens`, `chat`: only episodes that reached their goal.")
+    min_reward: float | None = Field(
+        None, ge=-1_000_000, le=1_000_000, description="`tokens`, `chat`: least reward of an episode. None: any."
+    )
+    best_of_group: bool = Field(False, description="`tokens`, `chat`: only the best episode of each group.")
+    min_gap: float = Field(1e-6, gt=0, le=1_000_000, description="`pairs`: least difference of the two rewards.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ExportPipelineOptions:
+        check_range(self.first_iteration, self.last_iteration)
+        return self
+
+
+class ScorePipelineOptions(StrictModel):
+    """Which stored episodes a pipeline score_* scores, and what it computes of each sampled token."""
+
+    source: SourceOptions = Field(description="Whose episodes are scored, and under which policy.")
+    split: Literal["train", "validation", "evaluation"] = Field(
+        "train", description="Episodes of training, of the validations, or of the evaluation; with `ids` of all three."
+    )
+    ids: tuple[str, ...] = Field((), description="Trajectory ids. Empty: all that fulfil the other conditions.")
+    first_iteration: int = Field(0, ge=0, le=LAST_ITERATION, description="First iteration.")
+    last_iteration: int | None = Field(None, ge=0, le=LAST_ITERATION, description="Last iteration. None: the newest.")
+    filter: tuple[tuple[str, Comparison, Any], ...] = Field(
+        (),
+        description="Conditions on columns of the index of episodes, all of which must hold, such as "
+        "`[[success, ==, false], [n_turns, >, 3]]`.",
+    )
+    tags: tuple[str, ...] = Field((), description="Only episodes with one of these tags. Empty: with or without.")
+    limit: Count | None = Field(
+        256, description="Episodes at most, evenly spread over those that fulfil the conditions. None: all of them."
+    )
+    top_k: int = Field(5, ge=0, le=1000, description="Likeliest tokens that are stored at each position.")
+    image_reliance: bool = Field(True, description="Score every episode once more with blank images.")
+    occlusion: CountOrZero = Field(
+        0,
+        description="Episodes, evenly spread over the scored ones, of which each part of each image is covered by "
+        "itself. Each part takes a pass of its own.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ScorePipelineOptions:
+        check_range(self.first_iteration, self.last_iteration)
+        return self
+
+
+class BrowsePipelineOptions(StrictModel):
+    """Which stored episodes the site of a pipeline browse_* shows."""
+
+    source: SourceOptions = Field(description="Whose episodes are shown: training, validations and evaluation.")
+    runs: RunNames = Field(
+        default_factory=list,
+        description="Further runs to compare with: run ids of the same pipeline, or `train_<task>/<run id>`.",
+    )
+    first_iteration: int = Field(0, ge=0, le=LAST_ITERATION, description="First iteration of training episodes.")
+    last_iteration: int | None = Field(
+        None, ge=0, le=LAST_ITERATION, description="Last iteration of training episodes. None: the newest."
+    )
+    pages: Count | None = Field(
+        20_000,
+        description="Episodes at most that get a page of their own, with tokens and images; whole groups, evaluations "
+        "before training, evenly spread. The list has all episodes. None: all of them.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> BrowsePipelineOptions:
+        check_range(self.first_iteration, self.last_iteration)
+        return self
 
 
 class EvaluatePipelineOptions(StrictModel):

@@ -158,7 +158,7 @@ class WarmStartOptions(StrictModel):
     validate_every: Count = Field(100, description="Steps between validations on held-out demonstrations.")
     validation_episodes: Count = Field(64, description="Held-out demonstrations of a validation.")
     play_every: CountOrZero = Field(
-        250, description="Steps between played validations (loop.eval_prompts prompts), one at the end; 0: none."
+        250, description="Steps between validations by rollout (loop.eval_prompts prompts), one at the end; 0: none."
     )
     stop_below: float | None = Field(
         None,

@@ -26,7 +26,7 @@ class RewardOptions(StrictModel):
     """The reward of a finished episode, named by dotted path or `.py` file."""
 
     function: str = Field(
-        description="`reward(outcome, args) -> dict` with a key `reward`: a dotted path, `file.py` or `file.py:name`.",
+        description="`reward(result, args) -> dict` with a key `reward`: a dotted path, `file.py` or `file.py:name`.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Passed to the function, which checks them.")
 

@@ -147,11 +147,18 @@ class ServerOptions(StrictModel):
         "masked wherever they would be shown or stored.",
     )
 
-    update: Literal["tensors", "disk"] = Field(
-        "tensors", description="How weights reach a server: in the request itself, or through a folder both can read."
+    update: Literal["tensors", "disk", "group"] = Field(
+        "tensors",
+        description="How weights reach the servers: in requests; through a folder that both can read; or by a process "
+        "group with all servers, which must reach this machine (nccl where trainer and servers compute on GPUs of "
+        "their own; else gloo).",
     )
     bucket_bytes: int = Field(
-        512 << 20, ge=1, le=1 << 40, description="Weights in one request at most, one tensor at least."
+        512 << 20,
+        ge=1,
+        le=1 << 40,
+        description="Weights that are sent at once, or written to one file, at most; one tensor at least. This process "
+        "needs the memory of two buckets.",
     )
     update_folder: str | None = Field(
         None, description="Folder for weights on their way, with update disk; as large as the model. None: temporary."

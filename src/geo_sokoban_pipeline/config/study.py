@@ -1,4 +1,5 @@
-"""Options of studies: seeds of one recipe with their controls, further evaluation sets, and the criteria to meet.
+"""Options of studies: seeds of one recipe with their controls, further evaluation sets, and the criteria to meet; and
+those of pre-flight and audit.
 
 A study changes the base parameters by nested overrides only, so that its recipe is always `train_<task>` plus what its
 own file says.
@@ -10,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seconds, StrictModel
+from geo_sokoban_pipeline.config.base import Count, CountOrZero, Seconds, Share, StrictModel
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 
 Imitated = Literal["teacher", "optimal"]
@@ -23,7 +24,7 @@ class ControlOptions(StrictModel):
     source: SourceOptions = Field(description="Run whose warm start is continued.")
     imitate: Imitated = Field(
         "teacher",
-        description="`teacher`: the warm start's own expert and prompts. `optimal`: the solver or the label, "
+        description="`teacher`: the warm start's own expert and prompts. `optimal`: the task's best expert, "
         "on the prompts that the source run's GRPO drew, each as often as it was drawn.",
     )
     share: float = Field(
@@ -35,24 +36,26 @@ class ControlOptions(StrictModel):
     )
 
 
-class BarOptions(StrictModel):
-    """A claim about one player that each seed has to fulfil; differences and rates are in points of solve rate."""
+class CriterionOptions(StrictModel):
+    """A criterion that every seed of a study has to meet; rates and differences are in points of solve rate."""
 
-    player: str = Field(description="Row of the evaluation, such as final, warm_start, final_blank, control_teacher.")
-    mode: Literal["sampled", "greedy"] = Field("sampled", description="How policies choose their moves.")
-    over: str | None = Field(None, description="Row that is subtracted. None: the bar is on the rate itself.")
-    at_least: float | None = Field(None, ge=-100, le=100, description="Least points. None: no lower bar.")
-    at_most: float | None = Field(None, ge=-100, le=100, description="Most points. None: no upper bar.")
-    apart: bool = Field(False, description="The two 95 % Wilson intervals must not overlap.")
+    player: str = Field(
+        description="Row of the evaluation that is judged, such as final, warm_start, final_blank, control_teacher."
+    )
+    mode: Literal["sampled", "greedy"] = Field("sampled", description="How policies decode.")
+    over: str | None = Field(None, description="Row that is subtracted. None: the rate itself is judged.")
+    at_least: float | None = Field(None, ge=-100, le=100, description="Least points. None: no lower limit.")
+    at_most: float | None = Field(None, ge=-100, le=100, description="Most points. None: no upper limit.")
+    apart: bool = Field(False, description="Whether the 95 % Wilson intervals of `player` and `over` must not overlap.")
     measure: Literal["solved", "first_attempt"] = Field(
         "solved",
         description="Rate of solved episodes, or of those whose first attempt is correct.",
     )
 
     @model_validator(mode="after")
-    def _check(self) -> BarOptions:
+    def _check(self) -> CriterionOptions:
         if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("a bar needs exactly one of at_least and at_most.")
+            raise ValueError("a criterion needs exactly one of at_least and at_most.")
         if self.apart and self.over is None:
             raise ValueError("apart=true needs `over`, the row whose interval must lie apart.")
         return self
@@ -104,7 +107,7 @@ class StudyDefinition(DataOverrides):
         0.97,
         gt=0,
         le=100,
-        description="CPU-seconds that a control must have spent at least, in multiples of GRPO's. None: no bar.",
+        description="CPU-seconds that a control must have spent at least, in multiples of GRPO's. None: not judged.",
     )
     max_growth: float | None = Field(
         None,
@@ -112,8 +115,8 @@ class StudyDefinition(DataOverrides):
         le=1000,
         description="Percent by which memory after 200 iterations may exceed that after 20. None: not judged.",
     )
-    evaluations: tuple[EvaluationSetOptions, ...] = Field((), description="Further sets of evaluation levels.")
-    bars: tuple[BarOptions, ...] = Field((), description="What every seed has to reach.")
+    evaluations: tuple[EvaluationSetOptions, ...] = Field((), description="Further sets of evaluation prompts.")
+    bars: tuple[CriterionOptions, ...] = Field((), description="Criteria that every seed has to meet.")
 
     @model_validator(mode="after")
     def _check(self) -> StudyDefinition:
@@ -151,7 +154,7 @@ class StudyOptions(StrictModel):
     )
 
 
-# Options of the pre-flight.
+# Options of the pre-flight and of audits.
 
 
 class CheckPipelineOptions(StrictModel):
@@ -163,6 +166,33 @@ class CheckPipelineOptions(StrictModel):
         description="Steps of the warm start before the timed rollout, where the run has no policy of its own yet: "
         "one that has learnt nothing ends its episodes at once. 0: none.",
     )
-    rows: Count = Field(100, description="Levels that are generated, or rows that are read, to look at the data.")
+    rows: Count = Field(100, description="Rows that are made or read to look at the data.")
     network_timeout: Seconds = Field(5.0, description="Seconds that a server has to answer.")
     memory_share: float = Field(0.9, gt=0, le=1, description="Share of the free memory that the plan may take.")
+
+
+class AuditOptions(StrictModel):
+    """What the pipelines audit_* look at; every file and every episode is checked without a model anyway."""
+
+    versions: CountOrZero = Field(
+        3,
+        description="Policy versions whose log-probs are recomputed under their stored checkpoints, evenly spread; "
+        "each one is loaded once. 0: none, and no model is loaded.",
+    )
+    scored_share: Share = Field(
+        0.1, description="Share of the episodes of these versions that are scored, evenly spread; at least one each."
+    )
+    log_prob_tolerance: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="Largest mean |stored − recomputed| of a version's tokens in nats; an episode may have ten times "
+        "as much. None: 0.0001 where this process sampled in float32, else 0.1.",
+    )
+    image_effect: float = Field(
+        0.0001,
+        ge=0,
+        le=100,
+        description="Least mean change of a response token's log-prob in nats when all images are blank; a policy "
+        "below it is blind.",
+    )

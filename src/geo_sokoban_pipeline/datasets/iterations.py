@@ -1,4 +1,4 @@
-"""Data of a run by iteration: one partition per file or folder, each written whole, loaded when it is called for.
+"""Data of a run by iteration, its checkpoints among them: a partition is written whole and loaded when called for.
 
 A folder that is missing or empty is a run that has not begun, never an error. Saving `{}` does nothing, so a loop may
 yield it where nothing is due. Saving a `Rewind` takes a run back to an iteration.
@@ -6,18 +6,17 @@ yield it where nothing is due. Saving a `Rewind` takes a run back to an iteratio
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from kedro.io import AbstractDataset, DatasetError
 
-from geo_sokoban_pipeline.datasets.tables import shorten
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.storage import (
     COMPLETE_FILE,
     MANIFEST,
@@ -32,19 +31,6 @@ from geo_sokoban_pipeline.runs.storage import (
     write_folder,
     write_json,
 )
-from geo_sokoban_pipeline.trajectories.parquet import (
-    OtherVersionError,
-    TornFileError,
-    check_file,
-    read_trajectories,
-    write_trajectories,
-)
-from geo_sokoban_pipeline.trajectories.schema import TRAJECTORY_SCHEMA, TrajectoryContract
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-    from kedro_datasets._typing import TablePreview
 
 _PARTITION = re.compile(r"iter=(\d{5,})(?:/part-(\d{3,}))?")
 
@@ -110,7 +96,7 @@ class IterationPartitions(AbstractDataset[dict[str, Any], Any]):
                 self.rewind(data.after)
             return
         if not isinstance(data, Mapping):
-            raise DatasetError(f"{self._path}: save takes {{partition id: value}}, not a {type(data).__name__}")
+            raise DatasetError(f"{self._path}: save takes {{partition id: value}}, not {type_name(data)}")
         for name in data:
             self._check_id(name)
         for name, value in data.items():
@@ -166,64 +152,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-# Metrics of a run: one flat JSON row per iteration, loaded as a list of rows.
-
-
-class MetricsDataset(IterationPartitions):
-    """Rows `iter=00012.json`; saves {partition: row}, loads the rows as a list in the order of iterations.
-
-    Args:
-        path: folder of all rows.
-        metadata: ignored here; read by kedro-viz.
-    """
-
-    suffix = ".json"
-
-    def _write(self, path: Path, value: Any) -> None:
-        if not isinstance(value, Mapping):
-            raise DatasetError(f"{path}: a row of metrics is a dict, not a {type(value).__name__}")
-        write_json(path, {name: _plain_number(path, name, number) for name, number in value.items()})
-
-    def _read(self, path: Path) -> dict[str, float | int | None]:
-        row = read_json(path)
-        if not isinstance(row, dict):
-            raise CorruptFolderError(
-                f"{path} holds a {type(row).__name__}, not a row of metrics. Restore or delete it."
-            )
-        return row
-
-    def _bytes_needed(self, value: Any) -> int | None:
-        return 64 * len(value)
-
-    def load(self) -> list[dict[str, float | int | None]]:
-        """All rows, by iteration; `[]` where nothing is stored.
-
-        Raises:
-            DatasetError: a row is not readable JSON; the message names the file.
-        """
-        return [self._read(self._place(name)) for name in self.partitions()]
-
-    def preview(self, nrows: int = 5) -> TablePreview:
-        """The last rows as a table for kedro-viz.
-
-        Args:
-            nrows: number of rows.
-        """
-        rows = self.load()[-nrows:]
-        columns = sorted({name for row in rows for name in row})
-        data = [[row.get(name) for name in columns] for row in rows]
-        return {"index": list(range(len(rows))), "columns": columns, "data": data}
-
-
-def _plain_number(path: Path, name: str, value: Any) -> float | int | None:
-    if hasattr(value, "item"):
-        value = value.item()
-    if value is not None and not isinstance(value, bool | int | float):
-        raise DatasetError(f"{path}: metric {name} is {value!r}; give a number or None")
-    # JSON has no NaN and no infinity; a metric that diverged is stored as null rather than stopping the run.
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # Checkpoints of a run: one sealed folder per saved iteration, and a read-only view of the newest one.
@@ -284,7 +212,7 @@ class CheckpointsDataset(IterationPartitions):
 
     def _write(self, path: Path, value: Any) -> None:
         if not isinstance(value, NewCheckpoint):
-            raise DatasetError(f"{path}: a checkpoint is saved as a NewCheckpoint, not as a {type(value).__name__}")
+            raise DatasetError(f"{path}: a checkpoint is saved as a NewCheckpoint, not as {type_name(value)}")
         self._mark.unlink(missing_ok=True)
         write_folder(path, value.write)
         for name in self.partitions():
@@ -369,117 +297,3 @@ def _way_out(path: Path, names: list[str]) -> str:
             return f"The newest intact checkpoint is {name}: delete {listed} to continue from iteration {name[5:]}."
     listed = " and ".join(map(str, damaged))
     return f"No intact checkpoint is left: delete {listed} to begin the run again."
-
-
-# Stored episodes in the catalog: parts of iterations as Arrow tables, or one pandas frame over all of them.
-
-
-class TrajectoriesDataset(IterationPartitions):
-    """Episodes by iteration and part, `iter=00012/part-000.parquet`.
-
-    Saves {partition: pyarrow.Table or TrajectoryBatch}; loads {partition: callable -> pyarrow.Table}, image bytes
-    dictionary-encoded. `name_parts` makes such a dict from an iteration's episodes.
-
-    Args:
-        path: folder of all partitions.
-        metadata: ignored here; read by kedro-viz.
-    """
-
-    suffix = ".parquet"
-    parted = True
-
-    def rewind(self, after: int) -> None:
-        """As in the base; a run does not continue beside episodes of another schema version.
-
-        Raises:
-            OtherVersionError: the oldest partition that stays has another version.
-        """
-        super().rewind(after)
-        for name in self.partitions()[:1]:
-            try:
-                check_file(self._place(name))
-            except OtherVersionError:
-                raise
-            except TornFileError:
-                pass  # reading it names the damaged file; a run that continues need not read it
-
-    def _write(self, path: Path, value: Any) -> None:
-        write_trajectories(path, TrajectoryContract.to_table(value))
-
-    def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-        """A partition; with `columns` only these are read, without tokens and images where numbers suffice."""
-        return read_trajectories(path, columns)
-
-    def _bytes_needed(self, value: Any) -> int | None:
-        return int(TrajectoryContract.to_table(value).nbytes)
-
-    def preview(self, nrows: int = 5) -> TablePreview:
-        """First rows of the newest partition for kedro-viz, JSON-safe: bytes as `<n bytes>`, long values cut.
-
-        Args:
-            nrows: number of rows.
-
-        Returns:
-            {"index", "columns", "data"} as pandas' split form.
-        """
-        names = self.partitions()
-        columns = TRAJECTORY_SCHEMA.names
-        rows = read_trajectories(self._place(names[-1])).slice(0, nrows).to_pylist() if names else []
-        data = [[_preview_cell(row[name]) for name in columns] for row in rows]
-        return {"index": list(range(len(data))), "columns": columns, "data": data}
-
-
-def _preview_cell(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float) else shorten(str(shorten(value)))
-
-
-class TrajectoriesFrameDataset(AbstractDataset[None, "pd.DataFrame"]):
-    """All stored episodes as one pandas frame without images: the read-only `@pandas` view.
-
-    Lists are Python lists, structs dicts; the last column `partition` says where a row is stored. A run without
-    episodes gives a frame with all columns and no rows.
-
-    Args:
-        path: folder of the `TrajectoriesDataset`.
-        iterations: the iterations to read; None reads all.
-        metadata: ignored here; read by kedro-viz.
-    """
-
-    def __init__(self, path: str, iterations: list[int] | None = None, metadata: dict[str, Any] | None = None) -> None:
-        self._parts = TrajectoriesDataset(path)
-        self._iterations = iterations
-        self.metadata = metadata
-
-    def load(self) -> pd.DataFrame:
-        """Read all partitions, or those of the chosen iterations."""
-        import pandas as pd
-
-        columns: dict[str, list[Any]] = {name: [] for name in TRAJECTORY_SCHEMA.names if name != "images"}
-        partition: list[str] = []
-        for name in self._parts.partitions():
-            if self._iterations is None or read_iteration(name) in self._iterations:
-                table = read_trajectories(self._parts._place(name), list(columns))
-                partition += [name] * table.num_rows
-                for column, values in columns.items():
-                    values.extend(table.column(column).to_pylist())
-        series = {name: pd.Series(values, dtype=_frame_dtype(name)) for name, values in columns.items()}
-        return pd.DataFrame({**series, "partition": pd.Series(partition, dtype="str")})
-
-    def save(self, data: None) -> None:
-        """Refused: this is a view."""
-        raise DatasetError(f"{self._parts} is saved as tables, by the entry without @pandas; this one only reads")
-
-    def _exists(self) -> bool:
-        return self._parts.exists()
-
-    def _describe(self) -> dict[str, Any]:
-        return {**self._parts._describe(), "iterations": self._iterations}
-
-
-def _frame_dtype(name: str) -> str:
-    field = TRAJECTORY_SCHEMA.field(name)
-    kind = str(field.type)
-    if field.nullable and kind in ("bool", "int32"):
-        return {"bool": "boolean", "int32": "Int32"}[kind]  # pandas' types with missing values
-    names = {"string": "str", "double": "float64", "int32": "int32", "int64": "int64", "bool": "bool"}
-    return names.get(kind, "object")

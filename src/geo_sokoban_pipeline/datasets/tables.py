@@ -7,17 +7,20 @@ import logging
 from collections.abc import Callable
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kedro.io import AbstractDataset, DatasetError
+from kedro.utils import load_obj
 
+from geo_sokoban_pipeline.datasets.iterations import IterationPartitions
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.row_stream import RowStream, stored_rows, write_rows
 from geo_sokoban_pipeline.runs.storage import explain_storage_errors, file_digest, write_atomic, write_once
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from kedro_datasets._typing import TablePreview
+    from kedro_datasets._typing import HTMLPreview, TablePreview
 
 
 def under_id(path: Path, data_id: str) -> Path:
@@ -198,6 +201,24 @@ class FrameDataset(AbstractDataset[Any, Any]):
         return {"path": str(self._path), "schema": self._schema}
 
 
+class PromptsDataset(FrameDataset):
+    """The same file, whose rows have images: kedro-viz shows them.
+
+    Args:
+        previewer: dotted name of the function that makes the HTML of a preview from rows.
+        options: those of `FrameDataset`.
+    """
+
+    def __init__(self, *, previewer: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._previewer = previewer
+
+    def preview(self, nrows: int = 5) -> HTMLPreview:
+        """Gallery of the first rows for kedro-viz."""
+        self._check_file()
+        return cast("HTMLPreview", load_obj(self._previewer)(list(islice(stored_rows(self._path), nrows))))
+
+
 class RowStreamDataset(FrameDataset):
     """The same file, loaded as a `RowStream`: for tables whose images should not all be in memory."""
 
@@ -209,6 +230,52 @@ class RowStreamDataset(FrameDataset):
         """
         self._check_file()
         return stored_rows(self._path)
+
+
+class TablePartsDataset(IterationPartitions):
+    """Arrow tables by iteration and part with a pinned schema, `iter=00012/part-000.parquet`: side tables of episodes.
+
+    Saves {partition: pyarrow.Table}; loads {partition: callable -> pyarrow.Table}.
+
+    Args:
+        path: folder of all partitions.
+        schema: dotted name of a `pyarrow.Schema`.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    suffix = ".parquet"
+    parted = True
+
+    def __init__(self, path: str, schema: str, metadata: dict[str, Any] | None = None) -> None:
+        super().__init__(path, metadata)
+        self._schema = schema
+
+    def _write(self, path: Path, value: Any) -> None:
+        import pyarrow.parquet as pq
+
+        self._check(path, value.schema)
+        write_atomic(path, lambda temporary: pq.write_table(value, temporary, compression="zstd"))
+
+    def _read(self, path: Path) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(path) as file:
+                table = file.read()
+        except (pa.ArrowException, OSError) as error:
+            raise DatasetError(f"{path} is not a readable parquet file ({error}). Delete its folder.") from error
+        self._check(path, table.schema)
+        return table
+
+    def _bytes_needed(self, value: Any) -> int | None:
+        return int(value.nbytes)
+
+    def _check(self, path: Path, found: pa.Schema) -> None:
+        wanted = load_schema(self._schema)
+        if not found.equals(wanted):
+            missing = [name for name in wanted.names if name not in found.names]
+            raise DatasetError(f"{path}: the table is no {self._schema}; it lacks {missing}, or has other types.")
 
 
 def load_schema(name: str) -> pa.Schema:
@@ -229,7 +296,7 @@ def load_schema(name: str) -> pa.Schema:
             f"schema={name!r}: no such schema ({error}); give the dotted name of a pyarrow.Schema."
         ) from error
     if not isinstance(schema, pa.Schema):
-        raise DatasetError(f"schema={name!r} is a {type(schema).__name__}; give the dotted name of a pyarrow.Schema.")
+        raise DatasetError(f"schema={name!r} is {type_name(schema)}; give the dotted name of a pyarrow.Schema.")
     return schema
 
 

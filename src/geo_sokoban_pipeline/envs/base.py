@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from geo_sokoban_pipeline.config.base import Setting, with_defaults
 from geo_sokoban_pipeline.config.data import DataOptions
@@ -24,6 +24,10 @@ from geo_sokoban_pipeline.envs.metrics import EpisodeRecord, FinishedEpisode, Ro
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.envs.report import TaskReport
 from geo_sokoban_pipeline.envs.rows import HubReader
+
+if TYPE_CHECKING:
+    from geo_sokoban_pipeline.envs.images import ImagePart
+    from geo_sokoban_pipeline.trajectories.index import StoredEpisode
 
 Observation = Mapping[str, Any]
 Info = dict[str, Any]
@@ -182,9 +186,11 @@ class Task(Protocol):
         vocabulary: of a tiny policy's tokenizer.
         difficulty: column of the prompts for sampling them and for breakdowns; null is a difficulty too.
         ordered: whether difficulties are numbers, larger ones being harder; else they are names.
+        optimal: name of the task's best expert, which the SFT control `optimal` imitates; None: there is none.
         plain_response: a response for trying an environment without an expert.
         key: column with the content hash of a prompt; equal prompts have equal hashes.
         apart: column whose values no two splits share, and its meaning.
+        credited: what `turn_values` makes a reward of, in words.
         watched: episode metrics whose mean a rollout reports, as (metric, name).
         columns: further columns of the evaluation's tables.
         breakdowns: tables of the evaluation by the kind of prompt.
@@ -203,9 +209,11 @@ class Task(Protocol):
     vocabulary: Vocabulary
     difficulty: str
     ordered: bool = False
+    optimal: str | None = None
     plain_response: str
     key: str = "id"
     apart: tuple[str, str] = ("id", "prompts")
+    credited: str = "turn rewards and final bonus"
     watched: Sequence[tuple[str, str]] = ()
     columns: Sequence[Column] = ()
     breakdowns: Sequence[Breakdown] = ()
@@ -277,6 +285,14 @@ class Task(Protocol):
 
     # Episodes.
 
+    def key_of(self, row: Row) -> str:
+        """Key of a prompt across runs: its content hash, else the id of its row."""
+        return str(row.get(self.key) or row["id"])
+
+    def label_of(self, row: Row) -> str | None:
+        """Ground truth of a prompts row, as trajectories keep it; None: there is none."""
+        return None if row.get("answer") is None else str(row["answer"])
+
     def difficulty_of(self, row: Row) -> Any:
         """Difficulty of a prompts row; None if it is not known."""
         return row.get(self.difficulty)
@@ -288,6 +304,41 @@ class Task(Protocol):
             training: training prompts, for agents such as the most frequent answer.
         """
         return {}
+
+    def turn_values(
+        self, rewards: Sequence[float], infos: Sequence[Info], parts: Mapping[str, float], args: Mapping[str, Any]
+    ) -> Sequence[float]:
+        """Worth of each turn of an episode, for credit per turn; together they must be its reward.
+
+        Args:
+            rewards: of the turns, from the environment; a response that was cut off has none and no worth.
+            infos: of the same turns.
+            parts: of the episode's reward.
+            args: of the reward.
+        """
+        values = list(rewards)
+        if values:
+            values[-1] += parts.get("final_bonus", 0.0)
+        return values
+
+    # Index of stored episodes.
+
+    def answer(self, episode: StoredEpisode) -> str | None:
+        """The answer of an episode, equal for equal answers; None: there is none."""
+        return next((said.action for said in reversed(episode.responses) if said.action), None)
+
+    def tags(self, episode: StoredEpisode) -> dict[str, int]:
+        """What went wrong in an episode, solved or not: how often or how much, 1 or more, by tag.
+
+        The tags of `trajectories.index` come on top. A change of the rules needs a new `INDEX_VERSION`.
+        """
+        return {}
+
+    def image_parts(self, png: bytes) -> Sequence[ImagePart]:
+        """Parts of an episode's image that an occlusion map covers one at a time; together they are the image."""
+        from geo_sokoban_pipeline.envs.images import grid_parts  # Pillow, which the registry must not load
+
+        return grid_parts(png)
 
     # Evaluation.
 
@@ -308,21 +359,11 @@ class Task(Protocol):
         return {name: row[name] for name in ("solve_rate", "low", "high", "mean_return", "invalid_share")}
 
 
-def prompt_key(row: Row) -> str:
-    """Key of a prompt across runs: the content hash of its level or problem, else the id of its row."""
-    return str(row.get("level_hash") or row.get("problem_hash") or row["id"])
-
-
 # Experts and baselines by their options: agents without a policy.
 
 
 def make_expert(options: ExpertOptions, row: Mapping[str, Any]) -> Any:
-    """The agent of one episode; agents keep state, so every episode gets its own.
-
-    Args:
-        options: factory and its arguments.
-        row: of the prompts.
-    """
+    """The agent of one episode; agents keep state, so every episode gets its own."""
     build = load_object(options.factory, default_name="build_teacher")
     expert = build(options.name, options.patience, options.noise, **options.args)
     if hasattr(expert, "begin"):
@@ -344,14 +385,9 @@ def expert_label(expert: ExpertOptions, own: str) -> str:
 
 
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The expert of the warm start in words: by `describe_expert` of the factory's module, else by its name.
-
-    Args:
-        options: of the expert.
-        rows: of the prompts.
-    """
+    """The expert of the warm start in words: by `describe_expert` of the factory's module, else by its name."""
     build = load_object(options.factory, default_name="build_teacher")
     describe = getattr(sys.modules.get(getattr(build, "__module__", "")), "describe_expert", None)
     if describe is None or describe is describe_expert:
-        return f"it imitates the expert {options.name} of {options.factory}"
+        return f"SFT on the expert {options.name} of {options.factory}"
     return str(describe(options, rows))

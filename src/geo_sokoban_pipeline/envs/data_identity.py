@@ -52,7 +52,7 @@ def identify_data(task: str, options: DataOptions) -> DataIdentity:
     """Identity of the data that a task's options describe; it reads local source files only."""
     given = options.model_dump(mode="json")
     source = str(given["source"])
-    settings = _without(given, options.UNUSED.get(source, ()))
+    settings = used_options(given, type(options))
     if source == "file":
         settings["file"] |= _describe_files(given["file"])
     elif source == "hub" and (folder := Path(given["hub"]["dataset"])).is_dir():
@@ -62,7 +62,9 @@ def identify_data(task: str, options: DataOptions) -> DataIdentity:
     return DataIdentity(task, f"{_name(options, given)}-{content_hash(text)[:_DIGITS]}", settings, given)
 
 
-def _without(options: Mapping[str, Any], unused: tuple[str, ...]) -> dict[str, Any]:
+def used_options(options: Mapping[str, Any], config: type[DataOptions]) -> dict[str, Any]:
+    """Options of a task's data, as JSON values, without those that the chosen source does not use."""
+    unused = config.UNUSED.get(str(options["source"]), ())
     kept: dict[str, Any] = {name: value for name, value in options.items() if name not in unused}
     for section, _, name in (path.partition(".") for path in unused if "." in path):
         kept[section] = {key: value for key, value in kept[section].items() if key != name}

@@ -11,10 +11,14 @@ import binascii
 import io
 import struct
 import zlib
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from PIL import Image
+
+from geo_sokoban_pipeline.formats import type_name
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _LEVEL = 3
@@ -110,7 +114,7 @@ def read_data_uri(uri: object, *, max_bytes: int, max_pixels: int) -> Image.Imag
         ValueError: not a data URI (remote or local), not base64, too large, or not readable.
     """
     if not isinstance(uri, str):
-        raise ValueError(f"image is a {type(uri).__name__}; only data: URIs are read")
+        raise ValueError(f"image is {type_name(uri)}; only data: URIs are read")
     if not uri.startswith("data:"):
         raise ValueError(f"image {uri[:60]!r} is not a data: URI; remote and local images are not read")
     return decode_image(data_uri_bytes(uri, max_bytes), max_pixels=max_pixels)
@@ -142,3 +146,40 @@ def base64_bytes(body: str, max_bytes: int) -> bytes:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"image is not valid base64: {error}") from error
+
+
+# Parts of an image, which an occlusion map covers one at a time.
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """A rectangle of an image, in pixels.
+
+    Attributes:
+        content: what it shows, as a word; None: it is not known.
+    """
+
+    left: int
+    top: int
+    width: int
+    height: int
+    content: str | None = None
+
+
+_PARTS_PER_SIDE, _SMALLEST_PART = 8, 16
+
+
+def grid_parts(png: bytes) -> list[ImagePart]:
+    """A grid over an image: up to 8 × 8 parts, each at least 16 pixels wide and high, or the image as a whole."""
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+    columns, rows = (_edges(side) for side in (width, height))
+    return [
+        ImagePart(left, top, right - left, bottom - top)
+        for top, bottom in pairwise(rows)
+        for left, right in pairwise(columns)
+    ]
+
+
+def _edges(side: int) -> list[int]:
+    count = max(1, min(_PARTS_PER_SIDE, side // _SMALLEST_PART))
+    return [round(side * number / count) for number in range(count + 1)]

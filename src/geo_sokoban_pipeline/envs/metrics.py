@@ -43,6 +43,8 @@ Z_95 = 1.959964
 def wilson_interval(successes: int, n: int, z: float = Z_95) -> tuple[float, float]:
     """Score interval of a share (Wilson, 1927); it assumes n independent trials.
 
+    Eight lines instead of `scipy.stats`, whose import takes longer (1.8 CPU-seconds) than a whole command's start.
+
     Args:
         successes: trials that succeeded, in [0, n].
         n: number of trials; 0 gives (0, 1), as nothing is known.

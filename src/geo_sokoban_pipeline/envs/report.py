@@ -56,13 +56,22 @@ class TaskReport:
         tiles: baselines with a number in the headline.
         rivals: baselines beside the policies in tables by the kind of prompt.
         difficulty: name of the difficulty of a prompt.
+        unit: of the difficulty, at the axis of a chart; empty: none.
+        equal: when two prompts of different splits count as one, after `Counted again for this report`.
+        step: an action, where one response may hold several.
+        lost: state of an episode whose prompt can no longer be solved.
+        curves: small charts of metrics of training, as (metric, title, note); a note that begins with `share` gives the
+            axis of a share.
         no_action: text for a response without a valid action.
         chosen: rule by which the evaluation episodes of a page are chosen.
         study_policies, study_baselines: rows of a study's tables, in their order.
         study_lines: baselines whose rates are lines of a study's figure, with their colours.
         study_breakdowns: tables by the kind of prompt, as (heading, column); the first one is also shown by seed.
         study_shares: further shares of a row, as (name, text above their table).
-        study_compared: rows with which the README compares a study's policy, and their names there.
+        study_rows: rows of the README's table of a study, and their names there.
+        study_compared: rows with which the README compares a study's policy in one line, and their names there.
+        first_attempts: text above a study's table of first attempts; empty: attempts are not told apart.
+        first_compared: rows whose first attempts the README names, and their names there.
     """
 
     agents: Mapping[str, tuple[str, str]] = MappingProxyType({})
@@ -70,6 +79,11 @@ class TaskReport:
     tiles: Sequence[str] = ()
     rivals: Sequence[str] = ()
     difficulty: str = "difficulty"
+    unit: str = ""
+    equal: str = ""
+    step: str = "action"
+    lost: str = "lost"
+    curves: Sequence[tuple[str, str, str]] = ()
     no_action: str = "no valid action"
     chosen: str = "For each kind of prompt: the first solved one, and the first unsolved one while there is room."
     study_policies: Sequence[str] = ("warm_start", "final", "control_teacher", "control_optimal", "final_blank")
@@ -77,7 +91,18 @@ class TaskReport:
     study_lines: Sequence[tuple[str, str]] = (("teacher", "training"),)
     study_breakdowns: Sequence[tuple[str, str]] = ()
     study_shares: Sequence[tuple[str, str]] = ()
+    study_rows: Mapping[str, str] = MappingProxyType(
+        {
+            "final": "**after GRPO**",
+            "warm_start": "warm start: SFT on a weak expert",
+            "control_teacher": "more of this SFT, for the CPU time of GRPO",
+            "control_optimal": "SFT on optimal play, for the CPU time of GRPO",
+            "final_blank": "after GRPO, with blank images",
+        }
+    )
     study_compared: Mapping[str, str] = MappingProxyType({"warm_start": "warm start"})
+    first_attempts: str = ""
+    first_compared: Mapping[str, str] = MappingProxyType({"final": "after GRPO"})
 
     # Rows of an evaluation.
 
@@ -124,15 +149,32 @@ class TaskReport:
         """All actions of an episode in one line."""
         return " → ".join(self.read_action(turn) or "–" for turn in turns)
 
-    def last_image(self, image: bytes, actions: Sequence[str]) -> bytes | None:
-        """PNG of the state after the last actions, which no episode stores; None if it cannot be drawn."""
+    def last_image(self, image: bytes, turn: Turn) -> bytes | None:
+        """PNG of the state after the last turn, which no episode stores; None if it cannot be drawn."""
         return None
 
     def is_lost(self, image: bytes) -> bool:
         """Whether a PNG shows a state from which the prompt cannot be solved any more."""
         return False
 
+    def name_kind(self, difficulty: str) -> str:
+        """A difficulty as the name of a group of prompts."""
+        return difficulty.replace("_", " ")
+
+    def reward_parts(self, names: Sequence[str], args: Mapping[str, Any]) -> list[str]:
+        """Which parts of the reward a chart shows.
+
+        Args:
+            names: of all entries that are stored with rewards.
+            args: of the reward.
+        """
+        return list(names)
+
     # Data.
+
+    def data_notes(self, report: Mapping[str, Any]) -> Sequence[str]:
+        """Further sentences about the data, from the dataset `data_report`."""
+        return ()
 
     def data_table(self, splits: Mapping[str, Mapping[str, Any]]) -> DataTable:
         """Counts of the splits, without notes."""
@@ -147,6 +189,10 @@ class TaskReport:
             data: parameters of the data, as JSON.
         """
         return {"count": summary["prompts"]}
+
+    def study_counts(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Further entries of a study's row, from that of an evaluation, for `study_breakdowns` and `study_shares`."""
+        return {}
 
     def study_prompts(self, levels: Mapping[str, Any]) -> str:
         """The evaluation prompts in words, from that entry."""

@@ -1,22 +1,44 @@
-"""Audit of a stored run: the trajectory contract, token parity and the formats of its files.
+"""Audit of a stored run: whether its episodes, prompts and files keep every guarantee that can be checked afterwards.
 
-Token parity needs a tokenizer, so the contract cannot check it: all ids that were not sampled equal the chat template's
-rendering of the same messages, id for id, and every sampled span decodes to its turn's text.
+Here are the order of all checks, token parity, which compares the ids that were not sampled with the chat template's
+rendering of the same messages, and the formats of the files. Further checks of episodes are in `audit_checks.py` and
+`replay.py`; those that need the weights are in `training/audit_scores.py`.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from geo_sokoban_pipeline.config.grpo import GrpoOptions
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.inspection import TABLES
+from geo_sokoban_pipeline.envs.plugins import PluginError
+from geo_sokoban_pipeline.evaluation.audit_checks import (
+    Found,
+    SignalCount,
+    TextCount,
+    check_advantages,
+    check_groups,
+    check_image_grids,
+    check_response_ends,
+    check_splits,
+    check_untrained,
+)
+from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
 from geo_sokoban_pipeline.policies.chat import ChatCodec, Message, split_placeholders
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, unflatten
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_trajectories
 
@@ -36,70 +58,298 @@ class AuditCheck:
     """One check of one thing.
 
     Attributes:
-        check: `contract`, `token parity`, `digests` or `files`.
+        check: name of the check.
         subject: the catalog entry, or the folder.
-        checked: how many episodes, checkpoints or files.
-        findings: one line each; empty without findings.
+        checked: how many episodes, responses, groups, iterations, prompts, checkpoints or files.
+        findings: broken guarantees, one line each; empty without findings.
+        notes: counts of what a sound run may have too.
+        episodes: ids of the episodes that the findings are about.
     """
 
     check: str
     subject: str
     checked: int
     findings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    episodes: tuple[str, ...] = ()
 
 
-def audit_run(
-    trajectories: Mapping[str, Mapping[str, Callable[[], pa.Table]]],
-    codec: ChatCodec,
-    checkpoints: Mapping[str, Path],
-    folders: Mapping[str, Path],
-    *,
-    turn_separator: bool,
-) -> dict[str, Any]:
-    """Audit the stored files of a run; changes nothing.
+@dataclass(frozen=True)
+class RunRules:
+    """What a stored run was made with, whatever the parameters are by now.
+
+    Attributes:
+        fingerprint: of its newest checkpoint.
+    """
+
+    task: Task
+    env: EnvOptions
+    reward: RewardOptions
+    rollout: RolloutOptions
+    grpo: GrpoOptions
+    fingerprint: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, fingerprint: Mapping[str, Any]) -> RunRules:
+        """From the fingerprint of a training run's checkpoint."""
+        values = unflatten(fingerprint)
+        return cls(
+            task_of(values["task"]),
+            EnvOptions.model_validate(values["env"]),
+            RewardOptions.model_validate(values["reward"]),
+            RolloutOptions.model_validate(values["rollout"]),
+            GrpoOptions.model_validate(values["grpo"]),
+            fingerprint,
+        )
+
+
+@dataclass(frozen=True)
+class AuditedEntry:
+    """Episodes of a run.
+
+    Attributes:
+        name: of the catalog entry.
+        parts: {`iter=<number>/part-<number>`: callable that reads it}, in order.
+        prompts: rows of the split that they belong to; None: they are no longer stored.
+        iterations: number of iterations that must be there; None: unknown.
+        trained: whether they are episodes of training, else of an evaluation.
+    """
+
+    name: str
+    parts: Mapping[str, Callable[..., pa.Table]]
+    prompts: Sequence[Mapping[str, Any]] | None
+    iterations: int | None = None
+    trained: bool = False
+
+
+def audit_entries(
+    entries: Sequence[AuditedEntry], policy: Policy, rules: RunRules, *, limit: int | None = None
+) -> list[AuditCheck]:
+    """Check stored episodes with all that needs no model.
 
     Args:
-        trajectories: by the name of their catalog entry: {partition: callable that reads it}.
-        codec: chat encoding of the run's policy.
-        checkpoints: their folders; every file is compared with the digest in its manifest.
-        folders: of the run, by name; every file below them is opened by its format's reader.
-        turn_separator: as in `check_token_parity`.
-
-    Returns:
-        JSON values: `checks`, the fields of `AuditCheck`, and `findings`, their number.
+        policy: tokenizer and image processor of the run; a policy without a model will do.
+        limit: of each entry, so many episodes at most are compared one by one, evenly spread over its iterations; the
+            iterations that they are from are read. None: all.
     """
+    replayer, reason = _build_replayer(policy, rules)
     checks: list[AuditCheck] = []
-    for entry, parts in trajectories.items():
-        checks += _audit_trajectories(entry, parts, codec, turn_separator)
+    for entry in entries:
+        why = reason or ("its prompts are no longer stored" if entry.prompts is None else None)
+        checks += _EntryAudit(entry, policy, rules, None if why else replayer, limit).run(why)
+    return checks
+
+
+def _build_replayer(policy: Policy, rules: RunRules) -> tuple[Replayer | None, str | None]:
+    """The replayer of a run, or why its episodes cannot be replayed."""
+    if rules.rollout.function != RolloutOptions.model_fields["function"].default:
+        return None, f"rollout.function={rules.rollout.function} is own code"
+    changed = changed_code(rules.fingerprint, ("env.factory", "reward.function"))
+    if changed is not None:
+        return None, changed
+    try:
+        return Replayer(policy, rules.env, rules.reward, rules.rollout, rules.task), None
+    except PluginError as error:
+        return None, str(error)
+
+
+class _EntryAudit:
+    """The audit of one entry, one iteration in memory at a time: a run may not fit."""
+
+    def __init__(
+        self, entry: AuditedEntry, policy: Policy, rules: RunRules, replayer: Replayer | None, limit: int | None
+    ) -> None:
+        self.entry, self.policy, self.rules, self.limit = entry, policy, rules, limit
+        self.replayer = replayer
+        self.prompts = prompts_by_key(entry.prompts or (), rules.task)
+        self.found: dict[str, list[tuple[str | None, str]]] = defaultdict(list)
+        self.checked: dict[str, int] = {}
+        self.signals, self.texts = SignalCount(), TextCount()
+        self._ids: set[str] = set()
+        self._separator = rules.rollout.effective_rules.turn_separator
+
+    def run(self, why_not_replayed: str | None) -> list[AuditCheck]:
+        """All checks of the entry."""
+        iterations = _by_iteration(self.entry.parts)
+        names = ["contract", "parts", "token parity", "response ends", "image grids"]
+        names += ["advantages", "groups"] if self.entry.trained else ["advantages"]
+        for name in [*names, "replay", "texts"]:
+            self.checked[name] = 0
+        self._check_parts(iterations)
+        chosen = list(iterations) if self.limit is None else _choose(list(iterations), self._sizes(), self.limit)
+        each = None if self.limit is None else max(1, self.limit // max(1, len(chosen)))
+        for iteration in chosen:
+            self._check_iteration(iterations[iteration], each)
+        self.checked["texts"] = self.texts.responses
+        notes = {
+            "texts": self.texts.notes(),
+            "groups": self.signals.notes() if self.entry.trained else [],
+            "replay": [f"not replayed: {why_not_replayed}"] if why_not_replayed else [],
+        }
+        return [
+            build_check(name, self.entry.name, count, self.found[name], notes.get(name, ()))
+            for name, count in self.checked.items()
+        ]
+
+    def _sizes(self) -> int:
+        """Episodes of an iteration, by the first part that can be read."""
+        for read in self.entry.parts.values():
+            try:
+                return max(1, int(read().num_rows))
+            except Exception:  # noqa: BLE001, S112 - a part that cannot be read is a finding of its own
+                continue
+        return 1
+
+    def _check_parts(self, iterations: Mapping[str, Sequence[str]]) -> None:
+        """No iteration is missing, and the parts of each one are numbered without a gap."""
+        self.checked["parts"] = len(iterations)
+        for number in range(self.entry.iterations or 0):
+            if f"iter={number:05d}" not in iterations:
+                self._note("parts", [(None, f"iter={number:05d} is missing")])
+        for iteration, names in iterations.items():
+            wanted = [f"{iteration}/part-{number:03d}" for number in range(len(names))]
+            if list(names) != wanted:
+                self._note("parts", [(None, f"{iteration} has the parts {', '.join(names)}")])
+
+    def _check_iteration(self, names: Sequence[str], each: int | None) -> None:
+        episodes: list[Trajectory] = []
+        whole = True
+        for name in names:
+            try:
+                table = self.entry.parts[name]()
+                self.checked["contract"] += table.num_rows
+                validate_trajectories(table)
+                stored = table_to_trajectories(table)
+            except Exception as error:  # noqa: BLE001 - every error of reading is a finding
+                self._note("contract", [(getattr(error, "trajectory_id", None), str(error))], name)
+                whole = False
+                continue
+            self._check_episodes(name, stored, each)
+            episodes += stored
+        self.texts.add(episodes)
+        if not whole:  # scores are of whole iterations
+            return
+        self.checked["advantages"] += len(episodes)
+        if not self.entry.trained:
+            self._note("advantages", check_untrained(episodes), names[0])
+            return
+        self.signals.add(episodes)
+        self.checked["groups"] = self.signals.groups
+        grpo, rollout = self.rules.grpo, self.rules.rollout
+        self._note("groups", check_groups(episodes, grpo.group_size), names[0])
+        over_sampled = rollout.over_sampling > 1
+        scored = check_advantages(episodes, grpo, self.rules.task, self.rules.reward.args, over_sampled=over_sampled)
+        self._note("advantages", scored, names[0])
+
+    def _check_episodes(self, name: str, stored: Sequence[Trajectory], each: int | None) -> None:
+        twice = [(episode.trajectory_id, "its id occurs in another part too") for episode in stored]
+        self._note("contract", [one for one in twice if one[0] in self._ids], name)
+        self._ids |= {episode.trajectory_id for episode in stored}
+        chosen = stored if each is None else [stored[place] for place in spread(len(stored), each)]
+        codec = self.policy.codec
+        errors = check_token_parity(chosen, codec, turn_separator=self._separator)
+        self._note(
+            "token parity", [(error.trajectory_id, f"turn {error.turn}: {error.problem}") for error in errors], name
+        )
+        self._note("response ends", check_response_ends(chosen, self.policy.end_ids), name)
+        self._note("image grids", check_image_grids(chosen, self.policy.reader), name)
+        for check in ("token parity", "response ends", "image grids"):
+            self.checked[check] += len(chosen)
+        if self.replayer is not None:
+            self._note("replay", self.replayer.differences(chosen, self.prompts), name)
+            self.checked["replay"] += len(chosen)
+
+    def _note(self, check: str, found: Sequence[tuple[str | None, str]], part: str | None = None) -> None:
+        self.found[check] += [(one, problem if part is None else f"{part}: {problem}") for one, problem in found]
+
+
+def build_check(check: str, subject: str, checked: int, found: Found, notes: Sequence[str] = ()) -> AuditCheck:
+    """A check of episodes from what it has found."""
+    lines = tuple(problem if one is None else f"{one}: {problem}" for one, problem in found)
+    ids = dict.fromkeys(one for one, _ in found if one is not None)
+    return AuditCheck(check, subject, checked, lines, tuple(notes), tuple(ids))
+
+
+def _by_iteration(parts: Mapping[str, Any]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = defaultdict(list)
+    for name in parts:
+        grouped[name.partition("/")[0]].append(name)
+    return dict(grouped)
+
+
+def _choose(iterations: Sequence[str], size: int, limit: int) -> list[str]:
+    """Iterations with about so many episodes together, evenly spread, the newest among them."""
+    return [iterations[place] for place in spread(len(iterations), max(1, limit // size))]
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """At most so many of `count` places, evenly spread, with the first and the last; of one, the last."""
+    if wanted >= count:
+        return list(range(count))
+    return (
+        [round(number * (count - 1) / (wanted - 1)) for number in range(wanted)] if wanted > 1 else [count - 1] * wanted
+    )
+
+
+def entries_of_run(
+    run: str,
+    parts: Sequence[Mapping[str, Callable[..., pa.Table]]],
+    splits: Mapping[str, Sequence[Mapping[str, Any]] | None],
+    *,
+    iterations: int | None = None,
+) -> list[AuditedEntry]:
+    """The entries of a training run.
+
+    Args:
+        run: namespace.
+        parts: of its `trajectories`, `eval_trajectories` and `held_out_trajectories`.
+        splits: rows of `prompts`, `validation_prompts` and `eval_prompts`; None: no longer stored.
+        iterations: of training that are committed.
+    """
+    names = ("trajectories", "eval_trajectories", "held_out_trajectories")
+    return [
+        AuditedEntry(f"{run}.{name}", tables, splits[split], None if number else iterations, trained=not number)
+        for number, (name, tables, split) in enumerate(zip(names, parts, TABLES.values(), strict=True))
+    ]
+
+
+def audit_splits(
+    splits: Mapping[str, Sequence[Mapping[str, Any]] | None], rules: RunRules, *, shared: bool
+) -> list[AuditCheck]:
+    """Check the prompts of a run: they are the rows that it was trained on, and no two splits share one.
+
+    Args:
+        shared: whether the data report names values that should be apart and are not.
+    """
+    stored = {name: list(rows) for name, rows in splits.items() if rows is not None}
+    found: Found = []
+    for name, rows in stored.items():
+        wanted = rules.fingerprint.get(f"input.{name}")
+        if wanted is not None and hash_rows(rows) != wanted:
+            found.append((None, f"{name}: other rows than the run was trained on"))
+    leaks, notes = check_splits(stored, rules.task.key, rules.task.apart, known=shared)
+    count = sum(map(len, stored.values()))
+    notes += [f"{name} are no longer stored" for name in splits if name not in stored]
+    return [build_check("splits", rules.task.name, count, found + leaks, notes)]
+
+
+def audit_stored_files(checkpoints: Mapping[str, Path], folders: Mapping[str, Path]) -> list[AuditCheck]:
+    """Check the files of a run.
+
+    Args:
+        checkpoints: folders of policies and checkpoints; every file is compared with the digest in its manifest.
+        folders: of the run, by name; every file below them is opened by its format's reader.
+    """
     damaged = [f"{name}: {reason}" for name, folder in checkpoints.items() if (reason := _damage(folder)) is not None]
-    checks.append(AuditCheck("digests", "checkpoints", len(checkpoints), tuple(damaged)))
+    checks = [AuditCheck("digests", "checkpoints", len(checkpoints), tuple(damaged))]
     for name, folder in folders.items():
         checks.append(AuditCheck("files", name, sum(1 for _ in _files(folder)), tuple(audit_files(folder))))
+    return checks
+
+
+def as_record(checks: Sequence[AuditCheck]) -> dict[str, Any]:
+    """JSON values of an audit: `checks`, the fields of `AuditCheck`, and `findings`, their number."""
     return {"checks": [asdict(check) for check in checks], "findings": sum(len(check.findings) for check in checks)}
-
-
-def _audit_trajectories(
-    entry: str, parts: Mapping[str, Callable[[], pa.Table]], codec: ChatCodec, turn_separator: bool
-) -> list[AuditCheck]:
-    broken: list[str] = []
-    unequal: list[str] = []
-    episodes = compared = 0
-    for name, read in parts.items():  # one table at a time: a run may not fit in memory
-        try:
-            table = read()
-            episodes += table.num_rows
-            validate_trajectories(table)
-        except Exception as error:  # noqa: BLE001 - every error of reading is a finding
-            broken.append(f"{name}: {error}")
-            continue
-        stored = table_to_trajectories(table)
-        compared += len(stored)
-        errors = check_token_parity(stored, codec, turn_separator=turn_separator)
-        unequal += [f"{name}: {error.trajectory_id}, turn {error.turn}: {error.problem}" for error in errors]
-    return [
-        AuditCheck("contract", entry, episodes, tuple(broken)),
-        AuditCheck("token parity", entry, compared, tuple(unequal)),
-    ]
 
 
 def _damage(folder: Path) -> str | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.grpo.advantages import group_advantages, returns, scale_by_rms, turn_advantages, turn_values
-from geo_sokoban_pipeline.grpo.batching import plan_micro_batches, split_steps
-from geo_sokoban_pipeline.grpo.filters import GroupSignal, keep_groups
+from geo_sokoban_pipeline.grpo.advantages import group_advantages, returns, scale_by_rms, turn_advantages
+from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.grpo.sampler import PromptSampler
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
 
@@ -39,14 +38,12 @@ _TORCH_NAMES = frozenset(
 )
 
 __all__ = [
-    "GroupSignal",
     "PolicyLoss",
     "PromptSampler",
     "entropy",
     "group_advantages",
     "is_eval_due",
     "is_save_due",
-    "keep_groups",
     "kl_estimate",
     "learning_rate",
     "plan_micro_batches",
@@ -54,11 +51,9 @@ __all__ = [
     "reduce_tokens",
     "returns",
     "scale_by_rms",
-    "split_steps",
     "token_log_probs",
     "truncated_importance_weights",
     "turn_advantages",
-    "turn_values",
 ]
 
 

@@ -79,51 +79,9 @@ def check_rewards(rewards: ArrayLike, group_index: ArrayLike) -> tuple[NDArray[n
 # Credit per turn: the worth of each turn, and its advantage over comparable turns.
 
 
-Aggregate = Literal["mean", "sum"]
 Baseline = Literal["turn", "board"]
 Normalize = Literal["none", "rms", "std"]
 Floats = NDArray[np.float64]
-
-
-def turn_values(
-    turn_rewards: ArrayLike,
-    distances: ArrayLike | None,
-    success_bonus: float,
-    aggregate: Aggregate = "mean",
-    distance_weight: float = 1.0,
-) -> Floats:
-    """Worth of each of the n turns of one episode: `r_s / n + weight * (d_s - d_{s+1})`, plus the bonus in the last.
-
-    Args:
-        turn_rewards: (n,) sum of the step rewards in each turn.
-        distances: (n + 1,) distance of boxes and targets before the first turn and after each turn, in cells;
-            None: no distance term.
-        success_bonus: added to the last turn; 0 where the episode was not solved.
-        aggregate: "mean" divides the turn rewards by n (slime's reward); "sum" does not.
-        distance_weight: reward per cell of reduced distance.
-
-    Returns:
-        (n,) float64 that adds up to the episode's reward; empty for an episode without turns.
-
-    Raises:
-        ValueError: the number of distances is not that of the rewards plus 1.
-    """
-    if aggregate not in ("mean", "sum"):
-        raise ValueError(f"aggregate={aggregate!r}: choose 'mean' or 'sum'.")
-    rewards = _vector("turn_rewards", turn_rewards)
-    count = len(rewards)
-    if count == 0:
-        return rewards
-    values = rewards / count if aggregate == "mean" else rewards.copy()
-    if distances is not None:
-        cells = _vector("distances", distances)
-        if len(cells) != count + 1:
-            raise ValueError(
-                f"distances has {len(cells)} entries for {count} turns: give one before the first and one after each."
-            )
-        values += distance_weight * (cells[:-1] - cells[1:])
-    values[-1] += success_bonus
-    return values
 
 
 def returns(values: ArrayLike, gamma: float) -> Floats:
@@ -143,20 +101,20 @@ def turn_advantages(
     normalize: Normalize = "none",
     clip: float | None = None,
     baseline: Baseline = "turn",
-    board_keys: Sequence[Sequence[Hashable]] | None = None,
+    observation_keys: Sequence[Sequence[Hashable]] | None = None,
 ) -> list[Floats]:
     """Advantage of each turn: its return minus the mean return of its cell, which is the comparable turns of a group.
 
     Args:
-        values: one (n_e,) array of turn values per episode, such as from `turn_values`.
+        values: one (n_e,) array per episode, the part of its reward that each turn has earned.
         group_index: group of each episode.
         gamma: discount per turn, in [0, 1].
         normalize: "none"; "std" divides each group by the unbiased std of its turn advantages + 1e-6; "rms" divides all
             by their common root mean square (use `scale_by_rms` if only some groups are trained).
         clip: largest magnitude, applied last; None: not clipped.
-        baseline: "turn": the group's episodes that are alive at the turn index; "board": the group's turns on the same
-            board (arXiv 2505.10978).
-        board_keys: for "board", one key per turn and episode: the board before the turn.
+        baseline: "turn": the group's episodes that are alive at the turn index; "board": the group's turns with one
+            observation (arXiv 2505.10978).
+        observation_keys: for "board", one key per turn and episode: what the policy saw before the turn.
 
     Returns:
         One (n_e,) float64 per episode. A cell with one turn, or with equal returns, gives exactly 0.
@@ -167,7 +125,7 @@ def turn_advantages(
         raise ValueError(f"normalize={normalize!r}: choose 'none', 'rms' or 'std'.")
     to_go = [returns(episode, gamma) for episode in values]
     advantages = [np.zeros(len(episode), dtype=np.float64) for episode in to_go]
-    for places in _cells(to_go, group_index, baseline, board_keys).values():
+    for places in _cells(to_go, group_index, baseline, observation_keys).values():
         cell = centred(np.array([to_go[episode][turn] for episode, turn in places]))
         for (episode, turn), advantage in zip(places, cell, strict=True):
             advantages[episode][turn] = advantage
@@ -204,7 +162,7 @@ def _cells(
     to_go: Sequence[Floats],
     group_index: Sequence[int],
     baseline: Baseline,
-    board_keys: Sequence[Sequence[Hashable]] | None,
+    observation_keys: Sequence[Sequence[Hashable]] | None,
 ) -> dict[tuple[int, Hashable], list[tuple[int, int]]]:
     """(episode, turn) places that share a baseline, in episode order."""
     if baseline not in ("turn", "board"):
@@ -213,10 +171,10 @@ def _cells(
     for episode, (group, values) in enumerate(zip(group_index, to_go, strict=True)):
         keys: Sequence[Hashable] = range(len(values))
         if baseline == "board":
-            keys = () if board_keys is None else board_keys[episode]
+            keys = () if observation_keys is None else observation_keys[episode]
             if len(keys) != len(values):
                 raise ValueError(
-                    f"board_keys[{episode}] has {len(keys)} keys for {len(values)} turns: give one per turn."
+                    f"observation_keys[{episode}] has {len(keys)} keys for {len(values)} turns: give one per turn."
                 )
         for turn, key in enumerate(keys):
             cells[int(group), key].append((episode, turn))

@@ -43,13 +43,13 @@ def token_log_probs(
     """
     if temperature <= 0.0:
         raise ValueError(f"temperature={temperature}: it must be greater than 0.")
-    log_probs = _log_distribution(logits, temperature, banned_ids)
+    log_probs = log_distribution(logits, temperature, banned_ids)
     return log_probs.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1)
 
 
 def entropy(logits: Tensor, *, temperature: float = 1.0, banned_ids: Sequence[int] | Tensor | None = None) -> Tensor:
     """Entropy of each position's distribution in nats, (...) float32 with gradient; slime uses temperature 1."""
-    return _entropy(_log_distribution(logits, temperature, banned_ids))
+    return _entropy(log_distribution(logits, temperature, banned_ids))
 
 
 def token_log_probs_and_entropy(
@@ -60,7 +60,7 @@ def token_log_probs_and_entropy(
         return token_log_probs(logits, ids, temperature=temperature, banned_ids=banned_ids), entropy(
             logits, banned_ids=banned_ids
         )
-    log_probs = _log_distribution(logits, 1.0, banned_ids)
+    log_probs = log_distribution(logits, 1.0, banned_ids)
     return log_probs.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1), _entropy(log_probs)
 
 
@@ -243,7 +243,8 @@ def kl_estimate(
     return k3 if kind == "k3" else k3.clamp(-MAX_LOW_VAR_KL, MAX_LOW_VAR_KL)
 
 
-def _log_distribution(logits: Tensor, temperature: float, banned_ids: Sequence[int] | Tensor | None) -> Tensor:
+def log_distribution(logits: Tensor, temperature: float, banned_ids: Sequence[int] | Tensor | None) -> Tensor:
+    """(..., V) float32 log-probs of all ids, -inf for banned ones."""
     scaled = logits.float() / temperature
     if banned_ids is not None and len(banned_ids):
         banned = torch.zeros(scaled.shape[-1], dtype=torch.bool, device=scaled.device)

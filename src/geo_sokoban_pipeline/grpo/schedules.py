@@ -1,4 +1,4 @@
-"""Schedules: pure functions of the step, so a resumed run needs only its step number.
+"""Schedules: pure functions of the step, so a resumed run needs only its step number, not a scheduler's state.
 
 A schedule has its own length, independent of the number of iterations: an extended run keeps the learning rates of its
 earlier iterations.

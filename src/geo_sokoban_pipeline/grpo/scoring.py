@@ -7,18 +7,33 @@ be trained again exactly.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
-from geo_sokoban_pipeline.grpo.advantages import Floats, group_advantages, scale_by_rms, turn_advantages, turn_values
-from geo_sokoban_pipeline.grpo.filters import GroupSignal, drop_counts, keep_groups, zero_std_counts
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.grpo.advantages import (
+    EQUAL_REWARDS,
+    Floats,
+    group_advantages,
+    is_constant,
+    scale_by_rms,
+    turn_advantages,
+)
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 _TOLERANCE = 1e-6
+
+FilterKind = Literal["none", "zero_variance", "mixed_success"]
+# Why a group is not trained.
+EMPTY = "empty"
+ZERO_STD = "zero_std"
+ALL_SOLVED = "all_solved"
+NONE_SOLVED = "none_solved"
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,7 @@ class Scores:
 def score_groups(
     trajectories: Sequence[Trajectory],
     options: GrpoOptions,
+    task: Task,
     reward_args: Mapping[str, Any],
     *,
     min_groups: int | None = None,
@@ -68,7 +84,8 @@ def score_groups(
     Args:
         trajectories: episodes of one iteration, groups by `group_index`.
         options: credit, normalisation, filter.
-        reward_args: the reward's arguments; credit per turn uses `aggregate` and `distance_weight`.
+        task: credit per turn takes its `turn_values`.
+        reward_args: the reward's arguments.
         min_groups: replaces `options.min_groups`; None: does not.
         max_trained_groups: above it, groups are dropped as `surplus`, and so are all with an aborted episode. None: all
             groups that the filter keeps.
@@ -88,14 +105,16 @@ def score_groups(
     turn_credits: list[Floats] | None = None
     per_turn: list[Floats] | None = None
     if options.credit == "turn":
-        turn_credits = [turn_credit(episode, reward_args) for episode in graded]
+        turn_credits = [turn_credit(episode, task, reward_args) for episode in graded]
         per_turn = turn_advantages(
             turn_credits,
             group_of,
             options.gamma,
             normalize="std" if options.normalize == "std" else "none",
             baseline=options.baseline,
-            board_keys=[_observation_keys(episode) for episode in graded] if options.baseline == "board" else None,
+            observation_keys=[_observation_keys(episode) for episode in graded]
+            if options.baseline == "board"
+            else None,
         )
 
     # Filter: whole groups first, then stale episodes.
@@ -177,39 +196,27 @@ def newest_version(episodes: Sequence[Trajectory]) -> int:
     return max((version for episode in episodes for version in _versions(episode)), default=-1)
 
 
-def turn_worth(episode: Trajectory, reward_args: Mapping[str, Any]) -> Floats:
-    """Worth of each turn that the environment stepped; for credit per turn they must add up to the reward."""
-    turns = [turn for turn in assistant_turns(episode) if turn.reward is not None]
-    parts = episode.reward_parts
-    distances = [parts.get("dist0"), *(turn.info.get("box_target_distance") for turn in turns)]
-    cells = [float(distance) for distance in distances if distance is not None]
-    return turn_values(
-        [turn.reward for turn in turns if turn.reward is not None],
-        cells if len(cells) == len(distances) else None,
-        parts.get("final_bonus", 0.0),
-        reward_args.get("aggregate", "mean"),
-        float(reward_args.get("distance_weight", 1.0)),
-    )
-
-
 def adds_up(values: np.ndarray, reward: float) -> bool:
     """Whether the worths of an episode's turns add up to its reward."""
     return abs(float(values.sum()) - reward) <= _TOLERANCE * max(1.0, abs(reward))
 
 
-def turn_credit(episode: Trajectory, reward_args: Mapping[str, Any]) -> Floats:
+def turn_credit(episode: Trajectory, task: Task, reward_args: Mapping[str, Any]) -> Floats:
     """Part of the reward of each assistant turn; 0 for a response that was cut off and not stepped.
 
     Raises:
         ValueError: the turns do not add up to the episode's reward, so credit per turn would change the objective.
     """
-    values = turn_worth(episode, reward_args)
+    turns = assistant_turns(episode)
+    stepped = [(turn.reward, turn.info) for turn in turns if turn.reward is not None]
+    rewards, infos = [reward for reward, _ in stepped], [info for _, info in stepped]
+    values = np.asarray(task.turn_values(rewards, infos, episode.reward_parts, reward_args), np.float64)
     if not adds_up(values, float(episode.reward or 0.0)):
         raise ValueError(
             f"episode {episode.trajectory_id} has reward {episode.reward}, but its turns add up to {values.sum()}: "
-            "grpo.credit=turn needs a reward made of turn rewards, distance and final bonus; use credit=episode."
+            f"grpo.credit=turn needs a reward made of {task.credited}; use credit=episode."
         )
-    return np.concatenate([values, np.zeros(len(assistant_turns(episode)) - len(values))])
+    return np.concatenate([values, np.zeros(len(turns) - len(values))])
 
 
 def _version_reason(episode: Trajectory, rule: str, newest: int) -> str | None:
@@ -244,3 +251,96 @@ def _signal(graded: Sequence[Trajectory], group: int, per_turn: Sequence[Floats]
         if per_turn is None
         else np.concatenate([np.empty(0), *(per_turn[number] for number in members)]).tolist(),
     )
+
+
+# The dynamic filter: which groups carry a signal worth an optimizer step. The decision on a group depends on its own
+# episodes only. A group without a graded episode is always dropped, however few groups remain.
+
+
+@dataclass(frozen=True)
+class GroupSignal:
+    """The filter's input of one group.
+
+    Attributes:
+        rewards: reward of each graded episode, without failed and aborted ones.
+        successes: whether each of them was solved; None for a task without success.
+        turn_advantages: all turn advantages of the group; None: credit is per episode.
+    """
+
+    rewards: Sequence[float]
+    successes: Sequence[bool] | None = None
+    turn_advantages: Sequence[float] | None = None
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any advantage differs from 0: of the turns with credit per turn, else of the episodes."""
+        if self.turn_advantages is not None:
+            return bool(np.any(np.abs(np.asarray(self.turn_advantages, dtype=np.float64)) > EQUAL_REWARDS))
+        return not is_constant(np.asarray(self.rewards, dtype=np.float64))
+
+    @property
+    def reward_label(self) -> str:
+        """Mean reward with one decimal, the suffix of metric names; never "-0.0"."""
+        return f"{round(float(np.mean(self.rewards)), 1) + 0.0:.1f}" if len(self.rewards) else "none"
+
+
+def keep_groups(groups: Sequence[GroupSignal], kind: FilterKind = "none", min_groups: int = 0) -> list[str | None]:
+    """Why each group is dropped, in the order given; None for a group that is trained.
+
+    Args:
+        groups: one signal per group.
+        kind: "none" keeps all; "zero_variance" drops groups whose advantages are all 0 (`zero_std`); "mixed_success"
+            drops groups in which all or none solved (`all_solved`, `none_solved`).
+        min_groups: if fewer groups would remain, all groups with a signal are kept; 0: no fallback.
+
+    Returns:
+        One reason or None per group. A group without graded episodes is `empty` with every kind.
+
+    Raises:
+        ValueError: unknown kind, negative min_groups, or "mixed_success" for a task without successes.
+    """
+    if kind not in ("none", "zero_variance", "mixed_success"):
+        raise ValueError(f"kind={kind!r}: choose 'none', 'zero_variance' or 'mixed_success'.")
+    if min_groups < 0:
+        raise ValueError(f"min_groups={min_groups}: it must be 0 or more.")
+    reasons = [_drop_reason(index, group, kind) for index, group in enumerate(groups)]
+    if sum(reason is None for reason in reasons) < min_groups:
+        return [None if group.has_signal else reason for group, reason in zip(groups, reasons, strict=True)]
+    return reasons
+
+
+def drop_counts(groups: Sequence[GroupSignal], reasons: Sequence[str | None]) -> dict[str, int]:
+    """Counts per metric name `rollout/dynamic_filter/drop_<reason>`, sorted; `zero_std` gets the reward as a suffix."""
+    names = [
+        f"{reason}_{group.reward_label}" if reason == ZERO_STD else reason
+        for group, reason in zip(groups, reasons, strict=True)
+        if reason is not None
+    ]
+    return {f"rollout/dynamic_filter/drop_{name}": count for name, count in sorted(Counter(names).items())}
+
+
+def zero_std_counts(groups: Sequence[GroupSignal]) -> dict[str, int]:
+    """Groups with equal rewards per metric name `rollout/zero_std/count_<reward, one decimal>`, dropped or not."""
+    labels = [
+        group.reward_label
+        for group in groups
+        if len(group.rewards) and is_constant(np.asarray(group.rewards, dtype=np.float64))
+    ]
+    return {f"rollout/zero_std/count_{label}": count for label, count in sorted(Counter(labels).items())}
+
+
+def _drop_reason(index: int, group: GroupSignal, kind: FilterKind) -> str | None:
+    if len(group.rewards) == 0:
+        return EMPTY
+    if kind == "zero_variance":
+        return None if group.has_signal else ZERO_STD
+    if kind == "mixed_success":
+        if group.successes is None or len(group.successes) != len(group.rewards):
+            raise ValueError(
+                f"groups[{index}].successes does not hold one entry per reward: the filter 'mixed_success' needs them. "
+                "Choose 'zero_variance' for a task without successes."
+            )
+        if all(group.successes):
+            return ALL_SOLVED
+        return None if any(group.successes) else NONE_SOLVED
+    return None

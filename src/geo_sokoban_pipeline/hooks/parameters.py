@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kedro.framework.hooks import hook_impl
 
@@ -39,7 +39,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDENTITY = "identity"  # the entry <task>.identity
-ON_RUNS = ("rollout", "update", "evaluate", "control")  # pipelines that take a source
+ON_RUNS = (
+    "rollout",
+    "update",
+    "evaluate",
+    "regrade",
+    "export",
+    "browse",
+    "score",
+    "control",
+)  # pipelines that take a source
+# Those that read trajectories: of one iteration, or of all.
+_READ: Mapping[str, Literal["one", "all"]] = {"update": "one", "regrade": "all", "export": "all", "browse": "all"}
 _LAST_TABLE = "eval_prompts"
 
 
@@ -131,7 +142,7 @@ def _source_data(
     store: RunStore,
 ) -> DataIdentity:
     """The data of the run or policy that a source names; logs which one that is."""
-    found = store.describe(source, trajectories=run.startswith("update_"))
+    found = store.describe(source, trajectories=_READ.get(run.partition("_")[0]))
     if not _uses_run(run, source):
         log.info("%s works on %s, which has no data of its own; data of the settings: %s", run, found.words, current.id)
         return current
@@ -151,6 +162,8 @@ def _source_data(
             f"{run}.source.checkpoint={found.folder}."
         )
     log.info("%s works on %s, data %s", run, found.words, stored.id)
+    if run.startswith(("export_", "browse_")):
+        return stored  # they copy, so no setting of the command matters
     if others := other_settings(run, RunFolders.of(store.root, source.run, source.run_id).models, train):
         log.warning(
             "%s has other settings than %s/%s was trained with, so its numbers are not that run's:\n  %s\n"
@@ -165,8 +178,8 @@ def _source_data(
 
 
 def _uses_run(run: str, source: SourceOptions) -> bool:
-    """Whether a pipeline reads the run that its source names, and not a policy from elsewhere."""
-    return run.startswith("update_") or RunStore.is_own(source)
+    """Whether a pipeline reads the run that its source names, and not only a policy from elsewhere."""
+    return run.partition("_")[0] in (*_READ, "score") or RunStore.is_own(source)
 
 
 def use_data(planned: Mapping[str, CommandData], catalog: DataCatalog, pipeline: Pipeline) -> None:
@@ -273,14 +286,6 @@ class ParameterHooks:
             check_parameters(loader["parameters"], loader.runtime_params or {})
         except ParameterError as error:
             refuse(error)
-        self._merged = loader["parameters"]
-
-    @hook_impl
-    def after_catalog_created(self, catalog: DataCatalog) -> None:
-        """Give nodes that take all parameters plain values, as in the files and the command, not models."""
-        parameters = catalog.get("parameters")
-        assert parameters is not None, "Kedro puts the parameters into every catalog"
-        parameters.save(self._merged)
 
 
 def check_parameters(merged: dict[str, Any], from_command: dict[str, Any]) -> ProjectParameters:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from kedro.framework.project import pipelines
 from geo_sokoban_pipeline.console import enrich_logging, quieten_libraries
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
-from geo_sokoban_pipeline.runs.folders import RunFolders
+from geo_sokoban_pipeline.runs.folders import RunFolders, sealed_checkpoints
 from geo_sokoban_pipeline.runs.storage import MANIFEST, CorruptFolderError, read_json
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ class _Run:
 
     def stored(self) -> int:
         """Iterations that the checkpoints hold."""
-        found = (self.folders.models / "checkpoints").glob(f"iter=*/{MANIFEST}")
-        numbers = [path.parent.name.removeprefix("iter=") for path in found]
-        return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+        return max(sealed_checkpoints(self.folders.models), default=-1) + 1
 
 
 class TerminalHooks:
@@ -125,7 +122,8 @@ class TerminalHooks:
         lines = [
             f"go on: kedro run --pipelines=evaluate_{task}{env}{which} (evaluates any checkpoint)",
             f"       kedro run --pipelines=control_{task}{env}{which} (the same time spent on more of the warm start)",
-            "       jupyter lab notebooks/01_explore_trajectories.ipynb (every episode)",
+            f"       kedro run --pipelines=browse_{task}{env}{which} (a site with every episode)",
+            "       jupyter lab notebooks/01_explore_trajectories.ipynb (the same in Python)",
         ]
         tracking = self._parameters.tracking
         if tracking.enabled:
@@ -188,31 +186,11 @@ def _percent(share: float) -> str:
     return f"{share * 100:.1f}"
 
 
-# Libraries send no usage data, and log only what people can use. They read these variables at their import, which
-# happens later, in nodes and in the hook of the tracking.
-
-
-_SWITCHES = {
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "KEDRO_DISABLE_TELEMETRY": "1",
-    "MLFLOW_CONFIGURE_LOGGING": "false",  # conf/logging.yml decides, not MLflow
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-
-
-def switch_off_telemetry() -> None:
-    """Set each variable that is not set: kedro-telemetry asks before a command is read, the libraries later."""
-    for name, value in _SWITCHES.items():
-        os.environ.setdefault(name, value)
-
-
 class LibraryHooks:
-    """Switches off what libraries send, and shortens what they log."""
+    """Shortens what libraries log."""
 
     @hook_impl(tryfirst=True)
     def after_context_created(self) -> None:
-        """Switch off what libraries send, and put the terminal's log handler in place."""
-        switch_off_telemetry()
+        """Put the terminal's log handler in place, and shorten the lines of libraries."""
         enrich_logging()
         quieten_libraries()

@@ -1,11 +1,18 @@
-"""Tracking: one MLflow run for each run of the project, opened once and continued ever after; no step is sent twice."""
+"""Tracking: one MLflow run for each run of the project, opened once and continued ever after; no step is sent twice.
+
+Ours instead of kedro-mlflow, which opens a run for each command and sends a metric where a dataset is saved: a killed
+and continued training would be several runs, with steps twice. `MlflowClient` instead of MLflow's fluent functions,
+because these know one active run per process, and a command may have several.
+"""
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import importlib.metadata
 import json
 import logging
+import os
 import re
 import sqlite3
 import time
@@ -17,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 
+from geo_sokoban_pipeline.envs.data_identity import used_options
+from geo_sokoban_pipeline.formats import leaves
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
@@ -44,6 +53,8 @@ _NO_NAME = re.compile(r"[^\w\-. :/]")  # what MLflow takes in no name
 _MODES = ("sampled", "greedy")
 _START, _VALIDATION = "eval/start/", "eval/validation/"
 
+_AT_IMPORT = {"MLFLOW_CONFIGURE_LOGGING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
 # MLflow's own limits: entries per request, characters per value.
 _PARAMETERS_PER_REQUEST = 100
 _PARAMETER_LENGTH = 6000
@@ -52,6 +63,7 @@ _TAG_LENGTH = 5000
 
 def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, str, str]:
     """A client of the tracking store, the experiment's id, and the store's URI; makes what does not exist yet."""
+    import_quietly()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
@@ -74,6 +86,20 @@ def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, st
         if experiment is None:
             raise
         return client, experiment.experiment_id, uri
+
+
+def import_quietly() -> None:
+    """Import MLflow for good without its telemetry and its log handlers, for which conf/logging.yml decides.
+
+    MLflow takes both from the environment alone, when it is imported; the variables are put back after that.
+    """
+    before = {name: os.environ.get(name) for name in _AT_IMPORT}
+    os.environ.update({name: value for name, value in _AT_IMPORT.items() if before[name] is None})
+    try:
+        importlib.import_module("mlflow")
+    finally:
+        for name in (name for name in _AT_IMPORT if before[name] is None):
+            del os.environ[name]
 
 
 def follow_move(data_root: Path) -> None:
@@ -213,16 +239,12 @@ class MlflowRun:
         self._client.set_terminated(self.mlflow_run_id, status)
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(values: Mapping[str, Any]) -> dict[str, str]:
     """Nested mappings as {dotted name: text}; lists and numbers as JSON, text as it is."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{path}.")
-        else:
-            flat[path] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return flat
+    return {
+        path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for path, value in leaves(values)
+    }
 
 
 def points_of(row: Mapping[str, Any]) -> list[tuple[str, float, int]]:
@@ -317,7 +339,6 @@ log = logging.getLogger(__name__)
 METRICS = ".metrics"  # the dataset {run}.metrics
 _SUMMARY = ".eval_summary"
 _STUDY = "study"
-_OF_SOURCE = {"generate": {"generate", "problems"}}  # sections that belong to a source of another name
 _UNTRACKED = ("check_", "audit_", "compare")  # they train nothing
 
 
@@ -384,7 +405,10 @@ class TrackingHooks:
         parameters, note = parameters_of(self._parameters, run), folders.models / DATA_NOTE
         if note.is_file():  # a command on a stored run works on the data of that run, not of the settings
             data = read_json(note)
-            tags["data_id"], parameters[data["task"]] = data["id"], in_force(data["run"]["params"][data["task"]])
+            tags["data_id"], parameters[data["task"]] = (
+                data["id"],
+                in_force(_used(data["task"], data["run"]["params"][data["task"]])),
+            )
         tracked.describe(tags, parameters, project_path)
 
     def _is_alive(self, run: str, run_id: str, mlflow_run_id: str) -> bool:
@@ -442,7 +466,7 @@ def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:
     other_data = set(TASKS) - {run.partition("_")[2]}
     left_out = {"fresh", "tracking", *studies, *other_data}
     return {
-        name: in_force(value) if isinstance(value, dict) else value
+        name: in_force(_used(name, value)) if isinstance(value, dict) else value
         for name, value in parameters.model_dump(mode="json", exclude=left_out).items()
         if name == run or name not in pipelines
     }
@@ -454,9 +478,14 @@ def in_force(section: Mapping[str, Any]) -> dict[str, Any]:
     if "engine" in kept and kept["engine"] != "sglang":
         kept.pop("server", None)
     if "source" in kept and isinstance(kept["source"], str):
-        for name in {"tiny", "hub", "file", "generate", "problems"} - _OF_SOURCE.get(kept["source"], {kept["source"]}):
+        for name in {"tiny", "hub"} - {kept["source"]}:
             kept.pop(name, None)
     return kept
+
+
+def _used(section: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The data of a task without what its source does not use; other sections as they are."""
+    return used_options(options, TASKS[section].data_config) if section in TASKS else options
 
 
 def _is_study(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Weights of a mixture of experts, in the layout of the published checkpoints.
+"""A mixture of experts: its forward pass in mixed precision, and its weights in the layout of published checkpoints.
 
 Checkpoints of Qwen3-VL-MoE hold the experts of a layer as one tensor, input dimension before output dimension:
 `mlp.experts.gate_up_proj` (experts, hidden, 2 · inner) and `mlp.experts.down_proj` (experts, inner, hidden). In memory
@@ -9,20 +9,71 @@ published layout. So all weights that leave a process go through this module.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXPERT_WEIGHTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 
 
-def is_mixture(model: Any) -> bool:
-    """Whether a model has layers of experts."""
-    return any(name.endswith(EXPERT_WEIGHTS) for name, _ in model.named_parameters())
+def mix_experts(block: Any, hidden: Tensor) -> Tensor:
+    """Output of a layer's mixture of experts; without autocast it equals the library's bit for bit.
+
+    The library's router and experts do not follow autocast well: the router's product is rounded like any other, which
+    changes the choice of experts wherever two scores are close, and the experts are multiplied in the type of their
+    weights. Here the router computes in the type of its weights, and the experts in that of all other products.
+
+    Args:
+        block: `Qwen3VLMoeTextSparseMoeBlock`.
+        hidden: (B, L, hidden).
+
+    Returns:
+        (B, L, hidden) in the type of products.
+    """
+    import torch
+    from torch.func import functional_call
+
+    rows, device = hidden.flatten(0, 1), hidden.device.type
+    with torch.autocast(device, enabled=False):
+        _, shares, chosen = block.gate(rows.to(block.gate.weight.dtype))
+    if not torch.is_autocast_enabled(device):
+        mixed = block.experts(rows, chosen, shares)
+    else:
+        kind = torch.get_autocast_dtype(device)
+        rounded = {name: weight.to(kind) for name, weight in block.experts.named_parameters()}
+        mixed = functional_call(block.experts, rounded, (rows.to(kind), chosen, shares))
+    output: Tensor = mixed.view_as(hidden)
+    return output
+
+
+def round_experts(model: Any, kind: Any) -> None:
+    """Store the weights of all experts in a torch dtype, in place."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(EXPERT_WEIGHTS):
+            parameter.data = parameter.data.to(kind)
 
 
 def published_weights(model: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter by its Hugging Face name, one at a time; those of experts are transposed copies."""
     for name, parameter in model.named_parameters():
         yield name, transpose_experts(name, parameter)
+
+
+def published_specs(model: Any) -> dict[str, TensorSpec]:
+    """Types and shapes of `published_weights`, in the same order."""
+    return {name: published_spec(name, parameter) for name, parameter in model.named_parameters()}
+
+
+def published_spec(name: str, parameter: Any) -> TensorSpec:
+    """Type and published shape of a parameter, which may be sharded."""
+    spec = TensorSpec.of(parameter)
+    if not name.endswith(EXPERT_WEIGHTS):
+        return spec
+    experts, output, given = spec.shape
+    return TensorSpec(spec.dtype, (experts, given, output))
 
 
 def transpose_experts(name: str, tensor: Any) -> Any:

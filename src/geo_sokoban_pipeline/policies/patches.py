@@ -1,8 +1,8 @@
 """Image encoding: images become patches exactly as in the stock Qwen processor, cached by content.
 
 Patches stay uint8 until the vision tower needs them: a quarter of the memory, and a still image has one frame instead
-of `temporal_patch_size` copies. `PatchReader.pixel_values` equals `Qwen2VLImageProcessorPil` up to float rounding
-(tested).
+of `temporal_patch_size` copies. Normalised and copied, they equal the pixels of `Qwen2VLImageProcessorPil` up to float
+rounding (tested).
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class PatchReader:
         self.processor = processor
         self.patch_size = int(processor.patch_size)
         self.merge_size = int(processor.merge_size)
-        self.temporal_patch_size = int(processor.temporal_patch_size)
         self._cache: LRUCache[str, EncodedImage] = LRUCache(cache_bytes, getsizeof=_byte_count)
         self._alias: dict[str, str] = {}
 
@@ -95,15 +94,6 @@ class PatchReader:
         with Image.open(io.BytesIO(png)) as image:
             return self._remember(EncodedImage(key, png, *self._cut(_rgb_pixels(image))))
 
-    def pixel_values(self, image: EncodedImage) -> np.ndarray:
-        """(t·h·w, 3·temporal·patch²) float32, as `pixel_values` of the stock processor."""
-        area = self.patch_size**2
-        planes = image.patches.reshape(-1, 3, 1, area).astype(np.float32) * np.float32(self.processor.rescale_factor)
-        mean = np.asarray(self.processor.image_mean, np.float32).reshape(1, 3, 1, 1)
-        std = np.asarray(self.processor.image_std, np.float32).reshape(1, 3, 1, 1)
-        planes = (planes - mean) / std
-        return np.repeat(planes, self.temporal_patch_size, axis=2).reshape(len(image.patches), -1)
-
     def _remember(self, image: EncodedImage) -> EncodedImage:
         with suppress(ValueError):  # larger than the whole cache
             self._cache[image.key] = image
@@ -116,15 +106,24 @@ class PatchReader:
             held = {content: key for content, key in self._alias.items() if key in self._cache}
             self._alias = held if len(held) <= most else {}
 
-    def _cut(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
+    def grid_of_png(self, png: bytes) -> tuple[int, int, int]:
+        """(t, h, w) in patches that a stored image is cut into, from the size in its header."""
+        height, width = self._resized(int.from_bytes(png[20:24], "big"), int.from_bytes(png[16:20], "big"))
+        return (1, height // self.patch_size, width // self.patch_size)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
         size = self.processor.size
-        height, width = smart_resize(
-            pixels.shape[0],
-            pixels.shape[1],
+        resized: tuple[int, int] = smart_resize(
+            height,
+            width,
             factor=self.patch_size * self.merge_size,
             min_pixels=size["shortest_edge"],
             max_pixels=size["longest_edge"],
         )
+        return resized
+
+    def _cut(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
+        height, width = self._resized(*pixels.shape[:2])
         if (height, width) != pixels.shape[:2]:
             resampling = Image.Resampling(int(self.processor.resample))
             pixels = np.asarray(Image.fromarray(pixels).resize((width, height), resampling))

@@ -8,20 +8,35 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
-from geo_sokoban_pipeline.policies.experts import check_orientation, is_mixture, transpose_experts
+from geo_sokoban_pipeline.policies.experts import (
+    check_orientation,
+    published_specs,
+    round_experts,
+    transpose_experts,
+)
 from geo_sokoban_pipeline.policies.patches import PatchReader, load_image_processor
 from geo_sokoban_pipeline.runs.policy_folder import check_policy_files
+from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.runs.tensor_files import (
+    SHARD_BYTES,
+    WEIGHT_METADATA,
+    TensorSpec,
+    plan_weight_files,
+    write_tensors,
+    write_weight_index,
+)
 from geo_sokoban_pipeline.seeding import content_hash
 from geo_sokoban_pipeline.trajectories.types import TableContext
 
@@ -84,6 +99,10 @@ class Policy:
         if self.model is not None:  # the pre-flight loads policies without a model
             config = self.model.config
             sources += [self.model.generation_config, config, config.text_config]
+        elif self.folder is not None:
+            path = self.folder / "generation_config.json"
+            known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            sources.append(SimpleNamespace(eos_token_id=known.get("eos_token_id")))
         for source in sources:
             known = getattr(source, "eos_token_id", None)
             found += [] if known is None else [known] if isinstance(known, int) else list(known)
@@ -114,20 +133,41 @@ class Policy:
         )
 
 
-def save_policy(policy: Policy, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+def save_policy(
+    policy: Policy, folder: Path, state_dict: Mapping[str, Any] | None = None, largest: int = SHARD_BYTES
+) -> Files:
     """Write model (safetensors), tokenizer, template and processor files into a folder.
 
     Args:
-        state_dict: weights to write instead of the model's own, with experts in the published layout.
+        state_dict: weights to write instead of the model's own, in the published layout.
+        largest: bytes of a file of weights.
+
+    Returns:
+        Sizes and digests of the files of weights.
     """
+    save_encoding(policy, folder)
+    own, specs = dict(policy.model.named_parameters()), published_specs(policy.model)
+    if state_dict is not None:  # tied weights are in it under both names
+        specs = {name: TensorSpec.of(state_dict[name]) for name in own}
+
+    def read(name: str) -> Any:
+        return transpose_experts(name, own[name]) if state_dict is None else state_dict[name]
+
+    files = plan_weight_files(specs, largest)
+    write_weight_index(folder, files, specs)
+    written: Files = {}
+    for file, names in files.items():
+        written |= write_tensors(folder / file, {name: specs[name] for name in names}, read, WEIGHT_METADATA)
+    return written
+
+
+def save_encoding(policy: Policy, folder: Path) -> None:
+    """Write everything of a policy but its weights: configuration, tokenizer, template and processor files."""
     _quieten_library()
-    if is_mixture(policy.model):
-        own = policy.model.state_dict() if state_dict is None else {}
-        weights = state_dict or {name: transpose_experts(name, weight) for name, weight in own.items()}
-        # transformers would take the published layout for its own and transpose it.
-        policy.model.save_pretrained(folder, state_dict=weights, save_original_format=False)
-    else:
-        policy.model.save_pretrained(folder, state_dict=state_dict)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(policy.model.config)
+    config.architectures, config.dtype = [type(policy.model).__name__], str(policy.model.dtype).removeprefix("torch.")
+    config.save_pretrained(folder)
     _generation_config(policy).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     values = _processor_values(policy.image_processor)
@@ -187,7 +227,7 @@ def load_encoding(folder: Path) -> Policy:
     template = folder / "chat_template.jinja"
     if template.is_file():
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return Policy(None, tokenizer, load_image_processor(folder))
+    return Policy(None, tokenizer, load_image_processor(folder), folder)
 
 
 def load_as(options: PolicyOptions, folder: Path) -> Policy:
@@ -230,7 +270,7 @@ def store_in_compute_type(policy: Policy) -> None:
     """Round the weights of matrix products to the compute type once, for a policy that is not trained.
 
     Every pass would round them so: log-probs stay the same bit for bit. What a pass does not round stays as it is:
-    norms, embeddings, and experts, which the library multiplies in the type of their weights.
+    norms, embeddings and routers.
     """
     import torch
 
@@ -240,6 +280,7 @@ def store_in_compute_type(policy: Policy) -> None:
     for module in policy.model.modules():
         if isinstance(module, torch.nn.Linear) and module.weight is not embedding:
             module.to(kind)
+    round_experts(policy.model, kind)
 
 
 def device_of(options: PolicyOptions) -> str:

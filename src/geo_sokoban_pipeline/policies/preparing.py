@@ -10,6 +10,7 @@ from geo_sokoban_pipeline.hub import fetch_policy
 from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters, load_policy, save_policy
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, find_policy_folder, link_policy
+from geo_sokoban_pipeline.runs.storage import Filled
 
 
 def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, Any]) -> FolderWriter:
@@ -39,8 +40,7 @@ def write_starting_policy(options: PolicyOptions, seed: int, entries: dict[str, 
 def policy_writer(policy: Policy, entries: dict[str, Any]) -> FolderWriter:
     """Writer of a policy that is in memory; the manifest records `entries`."""
 
-    def write(folder: Path) -> dict[str, Any]:
-        save_policy(policy, folder)
-        return entries
+    def write(folder: Path) -> Filled:
+        return Filled(entries, save_policy(policy, folder))
 
     return write

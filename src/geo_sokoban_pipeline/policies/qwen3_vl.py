@@ -27,6 +27,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 )
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
+from geo_sokoban_pipeline.policies.experts import mix_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 
 VISION_BATCH_PATCHES = 16_384
@@ -402,7 +403,9 @@ class DecoderLayer(nn.Module):
             queries = self._queries(_pick(normed, wanted), (_pick(rotary[0], wanted), _pick(rotary[1], wanted)))
         mixed = attention.o_proj(_attend(attention, queries, keys, values, mask))
         hidden = (hidden if wanted is None else _pick(hidden, wanted)) + mixed
-        output: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        normed = layer.post_attention_layernorm(hidden)
+        mixture = hasattr(layer.mlp, "experts")
+        output: Tensor = hidden + (mix_experts(layer.mlp, normed) if mixture else layer.mlp(normed))
         return output
 
     def _queries(self, normed: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

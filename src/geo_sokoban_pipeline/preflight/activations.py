@@ -42,8 +42,8 @@ class _Kept:
 
 
 _FLOAT32 = _Kept(4, residual=24, inner=16, heads=16, expert=8, expert_inner=16, block=40, block_inner=8, merger=16)
-# bfloat16 products over float32 weights; experts are computed in float32.
-_MIXED = _Kept(4, residual=26, inner=8, heads=10, expert=8, expert_inner=16, block=24, block_inner=4, merger=10)
+# bfloat16 products over float32 weights.
+_MIXED = _Kept(4, residual=26, inner=8, heads=10, expert=4, expert_inner=8, block=24, block_inner=4, merger=10)
 _HALF = _Kept(2, residual=16, inner=8, heads=10, expert=4, expert_inner=8, block=21, block_inner=4, merger=8)
 
 

@@ -24,7 +24,13 @@ from geo_sokoban_pipeline.envs.plugins import PluginError, load_object
 from geo_sokoban_pipeline.hub import fetch_config
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.checks import Subject, is_own
-from geo_sokoban_pipeline.preflight.machine import check_libraries, check_threads, check_torchvision, check_variables
+from geo_sokoban_pipeline.preflight.machine import (
+    check_byte_code,
+    check_libraries,
+    check_threads,
+    check_torchvision,
+    check_variables,
+)
 from geo_sokoban_pipeline.preflight.relations import check_conversations, check_counts, check_relations
 from geo_sokoban_pipeline.preflight.servers import check_launch
 from geo_sokoban_pipeline.preflight.stored import TRAINING
@@ -143,7 +149,7 @@ def _data(subject: Subject) -> Sequence[Check]:
 def _machine(subject: Subject) -> Sequence[Check]:
     threads = check_threads(subject.options.threads, subject.options.processes)
     # Another version may be intended, so it is only a warning here.
-    versions = [*check_libraries(), check_torchvision()]
+    versions = [*check_libraries(), check_torchvision(), check_byte_code()]
     return [threads, *(replace(c, state="warning") if c.state == "failure" else c for c in versions)]
 
 
@@ -200,9 +206,9 @@ def check_plugins(run: str, parameters: ProjectParameters) -> None:
 def _try_reward(run: str, options: TrainOptions) -> None:
     reward = _find(f"{run}.reward.function", options.reward.function, "reward")
     for task in TASKS.values():
-        for own_reward, outcome in task.trial_rewards():
+        for own_reward, result in task.trial_rewards():
             if reward is own_reward:
-                _try(run, "reward.args", partial(own_reward, outcome, options.reward.args))
+                _try(run, "reward.args", partial(own_reward, result, options.reward.args))
 
 
 def _find(path: str, spec: str, default_name: str) -> Any:

@@ -19,6 +19,7 @@ from geo_sokoban_pipeline.preflight.first_checks import check_plugins
 from geo_sokoban_pipeline.preflight.machine import (
     check_accelerator,
     check_attention,
+    check_byte_code,
     check_libraries,
     check_threads,
     check_torchvision,
@@ -31,7 +32,6 @@ from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths
 from geo_sokoban_pipeline.preflight.resources import (
     check_memory,
     check_paths,
-    check_shared_memory,
     check_space,
     check_writable,
     free_memory,
@@ -88,7 +88,9 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
     findings.checks += guard("run", subject.run, lambda: check_run(subject))
     findings.checks += guard("disk", "space", lambda: _check_disk(subject, findings))
     findings.checks += guard("memory", "total", lambda: _check_memory(subject, findings))
-    findings.checks += guard("libraries", "versions", lambda: [*check_libraries(), check_torchvision()])
+    findings.checks += guard(
+        "libraries", "versions", lambda: [*check_libraries(), check_torchvision(), check_byte_code()]
+    )
     findings.checks += guard("machine", "accelerator", lambda: [check_accelerator(options.policy.device)])
     findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
     findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
@@ -160,7 +162,7 @@ def _inspect_episode(subject: Subject, findings: Findings) -> None:
         findings.checks.append(failure_of("own code", "one episode", error))
         return
     shape = findings.shape
-    longest = shape.longest(options, model.context)
+    longest = shape.longest(options)
     findings.checks += check_lengths(subject.run, options, longest, model.context, shape.prompt, shape.response)
 
 
@@ -192,7 +194,7 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     model, shape = findings.model, findings.shape
     if model is None or shape is None:
         return [_skipped("memory", "total")]
-    longest = shape.longest(subject.options, model.context)
+    longest = shape.longest(subject.options)
     plan = plan_memory(
         subject.options,
         model,
@@ -202,13 +204,12 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
         evaluation=findings.evaluation,
     )
     free, where = free_memory(device_of(subject.options.policy))
-    shared = check_shared_memory(subject.options.processes, model.weight_bytes)
-    return [*check_memory(plan, free, subject.settings.memory_share, where), *shared]
+    return check_memory(plan, free, subject.settings.memory_share, where)
 
 
 def _check_sampling(subject: Subject, findings: Findings) -> list[Check]:
     model, shape = findings.model, findings.shape
-    longest = None if model is None or shape is None else shape.longest(subject.options, model.context)
+    longest = None if model is None or shape is None else shape.longest(subject.options)
     return check_sampling_servers(subject.run, subject.options, longest)
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import importlib.util
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS, VARIABLES, Variable, unknown_variables
@@ -59,6 +62,15 @@ def check_torchvision() -> Check:
     return Check(_LIBRARY, "torchvision", "ok", f"{version} fits torch {torch}")
 
 
+def check_byte_code() -> Check:
+    """Whether Python finds, or may store, the compiled libraries; else each process spends ten seconds on them."""
+    spec = importlib.util.find_spec("torch")
+    if not sys.dont_write_bytecode or spec is None or (spec.cached is not None and Path(spec.cached).exists()):
+        return Check(_LIBRARY, "byte code", "ok", "compiled once for all processes")
+    text = "PYTHONDONTWRITEBYTECODE is set and torch has no byte code: every process compiles the libraries anew"
+    return Check(_LIBRARY, "byte code", "warning", text, "unset the variable for one run, or start with make")
+
+
 def check_threads(
     threads: int | None, processes: int = 1, cores: int | None = None, load: float | None = None
 ) -> Check:
@@ -86,11 +98,7 @@ def check_threads(
 
 
 def check_accelerator(device: str = "cpu") -> Check:
-    """Whether the accelerator that the options name is available.
-
-    Args:
-        device: `policy.device`.
-    """
+    """Whether the accelerator that the options name is available."""
     import torch
 
     build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.envs.base import make_expert
 from geo_sokoban_pipeline.envs.inspection import Check, State, guard
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.preflight.checks import is_own, made_of_turns
 from geo_sokoban_pipeline.rollout.engines.base import Result
@@ -28,12 +28,9 @@ from geo_sokoban_pipeline.rollout.episode import (
     EpisodeResult,
     RolloutSettings,
     begin_reward,
-    check_environment,
-    check_reward,
-    check_step,
-    close_environment,
     finalize_environment,
 )
+from geo_sokoban_pipeline.rollout.own_code import check_environment, check_reward, check_step, close_environment
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
@@ -67,7 +64,7 @@ class EpisodeShape:
     image_tokens: int
     image_bytes: int
 
-    def longest(self, options: TrainOptions, context: int) -> int | None:
+    def longest(self, options: TrainOptions) -> int | None:
         """Tokens of the longest episode under the run's limits; None if only the context limits it."""
         rollout = options.rollout
         limits = [] if rollout.max_context_tokens is None else [rollout.max_context_tokens]
@@ -84,7 +81,7 @@ def check_signatures(run: str, options: TrainOptions) -> list[Check]:
     """Whether the objects that the parameters name exist and accept the run's arguments."""
     wanted: list[tuple[str, str, str, tuple[Any, ...], dict[str, Any]]] = [
         ("env.factory", options.env.factory, "build_env", ("sample", "args"), {}),
-        ("reward.function", options.reward.function, "reward", ("outcome", "args"), {}),
+        ("reward.function", options.reward.function, "reward", ("result", "args"), {}),
         ("rollout.function", options.rollout.function, "rollout", ("engine", "policy", [], "settings", None), {}),
     ]
     if options.warm_start.steps:  # without steps, no expert is needed
@@ -100,7 +97,7 @@ def check_signatures(run: str, options: TrainOptions) -> list[Check]:
 def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Check:
     function = load_object(spec, default_name=default)
     if not callable(function):
-        return Check(_GROUP, path, "failure", f"{spec}: is a {type(function).__name__}", "name a function or a class")
+        return Check(_GROUP, path, "failure", f"{spec}: is {type_name(function)}", "name a function or a class")
     try:
         inspect.signature(function).bind(*arguments, **named)
     except TypeError as error:
@@ -114,7 +111,7 @@ def _check_call(path: str, spec: str, default: str, arguments: tuple[Any, ...], 
 class _Expert:
     """The engine's attributes that a trajectory records, for an episode without an engine."""
 
-    name, software_version, seeded = "teacher", "", True
+    name, software_version, seeded = "expert", "", True
 
 
 class _NoEnv:
@@ -148,7 +145,7 @@ def try_episode(
     shape = _shape(episode, prompts, encoding, options)
     reward = "no reward" if episode.reward is None else f"reward {episode.reward:.2f}"
     turns = int(episode.metrics.get("turns", 0))
-    agent = f"teacher {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain response"
+    agent = f"expert {options.warm_start.teacher.name}" if options.warm_start.steps else "one plain response"
     text = f"{agent}: {turns} turns, {len(episode.token_ids)} tokens, {reward}"
     return [Check(_GROUP, "one episode", "ok", text)], shape
 
@@ -169,7 +166,7 @@ def _run_episode(encoding: Policy, row: dict[str, Any], options: TrainOptions, s
 
 
 def _begin(encoding: Policy, row: dict[str, Any], options: TrainOptions, seed: int) -> Episode:
-    # Limits per turn are for the policy's responses: an expert's response is never cut off.
+    # Limits per turn are for the policy's responses: an expert's response is never truncated.
     rollout = options.rollout.model_copy(update={"max_tokens_per_turn": None})
     settings = RolloutSettings(options.env, options.reward, rollout, SamplingOptions(), 0, options.task)
     return Episode(0, EpisodeRequest("preflight/episode", row, 0, 0, seed), encoding, settings)
@@ -210,7 +207,7 @@ def _shape(episode: Trajectory, prompts: list[Trajectory], encoding: Policy, opt
     )
 
 
-# A trial of user code on one prompt without a policy: a complete episode, and one whose first response is cut off.
+# A trial of user code on one prompt without a policy: a complete episode, and one whose first response is truncated.
 
 
 Row = dict[str, Any]
@@ -235,22 +232,22 @@ def try_own_code(run: str, row: Row, options: TrainOptions, seed: int) -> list[C
     if options.grpo.credit == "turn" and not made_of_turns(options):
         found += _check_credit(run, options, parts, turns)
     try:
-        parts, _ = _try_episode(row, options, seed, cut=True)
+        parts, _ = _try_episode(row, options, seed, truncated=True)
     except Exception as error:  # user code may raise anything
-        text = f"{run}: an episode whose first response is cut off, so that outcome.infos is empty, fails: "
-        way_out = "see docs/your_own_reward.md for the outcome of such an episode"
+        text = f"{run}: an episode whose first response is truncated, so that result.infos is empty, fails: "
+        way_out = "see docs/your_own_reward.md for the result of such an episode"
         return [*found, Check(_GROUP, "truncated episode", worst, text + explain(error), way_out)]
-    text = f"reward {parts['reward']:g} where the first response is cut off, without infos"
+    text = f"reward {parts['reward']:g} where the first response is truncated, without infos"
     return [*found, Check(_GROUP, "truncated episode", "ok", text)]
 
 
 def _try_episode(
-    row: Row, options: TrainOptions, seed: int, *, cut: bool = False
+    row: Row, options: TrainOptions, seed: int, *, truncated: bool = False
 ) -> tuple[dict[str, float], list[Any]]:
     """Parts of the reward, and the info of each turn.
 
     Args:
-        cut: cut off the first response, so that the environment is never stepped.
+        truncated: cut the first response to half its length, so that the environment is never stepped.
     """
     build_env = load_object(options.env.factory, default_name="build_env")
     reward = load_object(options.reward.function, default_name="reward")
@@ -261,14 +258,14 @@ def _try_episode(
         responses: list[str] = []
         infos: list[dict[str, Any]] = []
         for text in _trial_responses(env, row, options, seed):
-            responses.append(text[: len(text) // 2] if cut else text)
-            if cut:
+            responses.append(text[: len(text) // 2] if truncated else text)
+            if truncated:
                 break
             _, done, info = check_step(env.step(text), options.env.factory)
             infos.append(info)
             if done or len(responses) >= options.rollout.max_turns:
                 break
-        result = EpisodeResult(row, "truncated" if cut else "completed", responses, "".join(responses), infos)
+        result = EpisodeResult(row, "truncated" if truncated else "completed", responses, "".join(responses), infos)
         result = finalize_environment(env, result)
         parts = check_reward(begin_reward(reward, result, options.reward.args)(), options.reward.function)
         _ = result.metrics
@@ -287,20 +284,22 @@ def _trial_responses(env: Any, row: Row, options: TrainOptions, seed: int) -> It
         if not isinstance(text, str):
             raise TypeError(
                 f"warm_start.teacher.factory={options.warm_start.teacher.factory}: respond must return a str, or None "
-                f"to end the episode; it returned {type(text).__name__}"
+                f"to end the episode; it returned {type_name(text)}"
             )
         yield text
 
 
 def _check_credit(run: str, options: TrainOptions, parts: dict[str, float], infos: list[Any]) -> list[Check]:
-    from geo_sokoban_pipeline.grpo.scoring import adds_up, turn_worth
+    from geo_sokoban_pipeline.grpo.scoring import adds_up
 
-    turns = [SimpleNamespace(role="assistant", reward=info.get("turn_reward"), info=info) for info in infos]
-    episode = SimpleNamespace(turns=turns, reward_parts={n: value for n, value in parts.items() if n != "reward"})
-    values = turn_worth(episode, options.reward.args)  # type: ignore[arg-type]  # has all that is read of an episode
+    task = task_of(options.task)
+    stepped = [info for info in infos if info.get("turn_reward") is not None]
+    own = {name: value for name, value in parts.items() if name != "reward"}
+    rewards = [info["turn_reward"] for info in stepped]
+    values = np.asarray(task.turn_values(rewards, stepped, own, options.reward.args), np.float64)
     if adds_up(values, parts["reward"]) and (len(values) or not infos):
         return []
-    text = f"{run}.grpo.credit=turn: needs a reward made of turn rewards, distance and final bonus, but "
+    text = f"{run}.grpo.credit=turn: needs a reward made of {task.credited}, but "
     if len(values):
         text += f"{options.reward.function} gives {parts['reward']:g} for turns that add up to {values.sum():g}"
     else:

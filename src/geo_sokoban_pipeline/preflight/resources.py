@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -209,7 +208,6 @@ _MEMORY = "memory"
 # Interpreter, libraries and filled caches of a worker: measured at the default size.
 _PROCESS_BYTES = 600_000_000
 _EXACT = ("weights", "gradients", "optimizer moments", "reference policy")
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def plan_memory(
@@ -245,11 +243,14 @@ def plan_memory(
     rows = min(rollout.max_conversations, episodes) if in_process else 0
     seen = images * episodes if in_process else images * in_step
     features = 1 + len(vision.deepstack_visual_indexes)
+    is_sharded = options.sharding != "none" and options.processes > 1
+    shards = options.processes // options.replicas if is_sharded else 1
     plan = {
-        "weights": weights,
-        # A worker has its own, and a copy in the shared buffer.
-        "gradients": trained * (2 * options.processes - 1),
-        "optimizer moments": 2 * trained,
+        # The engine has whole weights beside the shard.
+        "weights": weights + (weights // shards if is_sharded else 0),
+        # Where several processes add whole gradients, each holds them and their sum.
+        "gradients": trained * (1 if options.processes == 1 or is_sharded else 2) // shards,
+        "optimizer moments": 2 * trained // shards,
         "activations of a micro-batch": language_bytes(config, policy, optimizer, tokens),
         "logits of a micro-batch": logit_bytes(config, optimizer, tokens),
         "vision activations": vision_bytes(config, policy, optimizer, in_step * images * shape.patches, shape.patches),
@@ -258,7 +259,8 @@ def plan_memory(
         "image cache": min(DEFAULT_CACHE_BYTES, episodes * images * (shape.patches * 768 + shape.image_bytes)),
     }
     if options.processes > 1:
-        plan["further processes"] = (options.processes - 1) * _PROCESS_BYTES
+        held = plan["weights"] + plan["gradients"] + plan["optimizer moments"]
+        plan["further processes"] = (options.processes - 1) * (_PROCESS_BYTES + held)
     if policy.compute is not None:
         plan["weights in the type of products"] = model.parameters * 2
     if grpo.kl_coefficient > 0:
@@ -287,24 +289,6 @@ def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -
     parts = [Check(_MEMORY, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
     text = f"at most {size(total)} ({size(exact)} certain), of {size(free)} free ({where})"
     return [*parts, Check(_MEMORY, "total", state, text, way_out)]
-
-
-def check_shared_memory(processes: int, weights: int, folder: Path = _SHARED_MEMORY) -> list[Check]:
-    """Whether the weights, and the gradients of every worker, fit into shared memory.
-
-    Args:
-        weights: bytes of all weights.
-        folder: the file system of shared memory, as on Linux; without it there is no finding.
-    """
-    if processes == 1 or not folder.is_dir():
-        return []
-    needed, free = processes * weights, shutil.disk_usage(folder).free
-    text = f"{size(needed)} for {processes} processes, of {size(free)} free in {folder}"
-    if needed <= free:
-        return [Check(_MEMORY, "shared memory", "ok", text)]
-    return [
-        Check(_MEMORY, "shared memory", "failure", text, "raise it (in a container: --shm-size), or set processes=1")
-    ]
 
 
 def free_memory(device: str = "cpu") -> tuple[int, str]:
@@ -478,7 +462,7 @@ def time_iteration(subject: Subject, rows: Sequence[dict[str, Any]], model: Mode
     prepare_process(subject.options.threads)
     place = nearest_folder(subject.data_root)
     with tempfile.TemporaryDirectory(dir=place, prefix=".preflight-") as folder:
-        policy, sft = _ready_policy(subject, rows, model, Path(folder) / "policy")
+        policy, sft = ready_policy(subject, rows, model, Path(folder) / "policy")
         return _time(subject, rows, policy, sft, Path(folder) / "saved")
 
 
@@ -525,7 +509,7 @@ def _peak_bytes(workers: int) -> int:
     return (own + workers * largest) * 1024
 
 
-def _ready_policy(
+def ready_policy(
     subject: Subject, rows: Sequence[dict[str, Any]], model: ModelShape | None, folder: Path
 ) -> tuple[Policy, float | None]:
     """A policy after a short warm start, or the run's stored one; and the seconds of a step, None without steps.
@@ -544,11 +528,13 @@ def _ready_policy(
     if not steps:
         return policy, None
     from geo_sokoban_pipeline.training.sft import run_sft
+    from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
     few = {"steps": steps, "warmup_steps": min(options.warm_start.warmup_steps, steps // 4), "validate_every": steps}
     warm = options.warm_start.model_copy(update={**few, "validation_episodes": 1, "play_every": 0})
     brief = options.model_copy(update={"warm_start": warm})
-    history, _ = run_sft(policy, rows, rows[:1], brief, subject.parameters.seed)
+    with open_worker_group(policy, brief) as workers:
+        history, _ = run_sft(policy, rows, rows[:1], brief, subject.parameters.seed, workers=workers)
     return policy, history[-1]["seconds"] / steps
 
 

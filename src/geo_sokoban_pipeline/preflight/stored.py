@@ -9,6 +9,7 @@ from pathlib import Path
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.data_identity import identify_data
 from geo_sokoban_pipeline.envs.inspection import Check
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.runs.fingerprint import (
@@ -20,6 +21,7 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     policy_parameters,
     warm_start_parameters,
 )
+from geo_sokoban_pipeline.runs.folders import iteration_of, sealed_checkpoints
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.storage import COMPLETE_FILE, MANIFEST, CorruptFolderError, read_json, read_manifest
 
@@ -78,7 +80,7 @@ def other_settings(run: str, models: Path, options: TrainOptions) -> list[str]:
     kind = run.partition("_")[0]
     if kind not in _COMPARED:
         return []
-    folders = [*newest_checkpoints(models / "checkpoints")[-1:], models / "policy"]
+    folders = [*_newest_checkpoint(models), models / "policy"]
     manifest = next(filter(None, (read_manifest(folder, verify=False) for folder in folders)), None)
     if manifest is None:
         return []
@@ -106,15 +108,15 @@ def stages(run: str, models: Path, parameters: ProjectParameters) -> list[tuple[
         (models / "base_policy", policy_parameters(options.policy, parameters.seed)),
         (models / "policy", warm_start_parameters(options, parameters.seed, data)),
     ]
-    newest = newest_checkpoints(models / "checkpoints")[-1:]
-    return [*found, *((folder, loop_parameters(options, parameters.seed, data)) for folder in newest)]
+    return [
+        *found,
+        *((folder, loop_parameters(options, parameters.seed, data)) for folder in _newest_checkpoint(models)),
+    ]
 
 
-def newest_checkpoints(folder: Path) -> list[Path]:
-    """Sealed checkpoint folders, the newest last; other files are ignored."""
-    sealed = (path.parent for path in folder.glob(f"iter=*/{MANIFEST}"))
-    ours = (path for path in sealed if path.name.removeprefix("iter=").isdigit())
-    return sorted(ours, key=lambda path: int(path.name.removeprefix("iter=")))
+def _newest_checkpoint(models: Path) -> list[Path]:
+    """The newest sealed checkpoint alone; `[]` without one."""
+    return list(sealed_checkpoints(models).values())[-1:]
 
 
 # Damaged files, found by a quick look at the start and not by the report after hours.
@@ -130,7 +132,7 @@ def find_damage(models: Path, outputs: Path) -> list[str]:
         models: folder of the run id in 06_models.
         outputs: folder of the run id in 07_model_output.
     """
-    folders = [models / "base_policy", models / "policy", *newest_checkpoints(models / "checkpoints")[-1:]]
+    folders = [models / "base_policy", models / "policy", *_newest_checkpoint(models)]
     damaged = [text for folder in folders for text in find_damaged_files(folder)]
     return [*damaged, *find_damaged_rows(models, outputs)]
 
@@ -140,8 +142,7 @@ def find_damaged_rows(models: Path, outputs: Path) -> list[str]:
 
     Rows after the newest checkpoint are ignored: a continued run deletes them and computes them again.
     """
-    newest = newest_checkpoints(models / "checkpoints")[-1:]
-    last = _number(newest[0].name) if newest else -1
+    last = stored_iterations(models) - 1
     return [*_damaged_metrics(outputs, last), *_damaged_trajectories(outputs, last)]
 
 
@@ -165,7 +166,8 @@ def find_damaged_files(folder: Path) -> list[str]:
 
 def _damaged_metrics(outputs: Path, last: int) -> Iterator[str]:
     for path in sorted((outputs / "metrics").glob("iter=*.json")):
-        if not 0 <= _number(path.stem) <= last:
+        iteration = iteration_of(path.name)
+        if iteration is None or iteration > last:
             continue
         try:
             row = read_json(path)
@@ -173,21 +175,16 @@ def _damaged_metrics(outputs: Path, last: int) -> Iterator[str]:
             yield str(error)
             continue
         if not isinstance(row, dict):
-            yield f"{path} holds a {type(row).__name__}, not a row of metrics. Restore it or delete it."
+            yield f"{path} holds {type_name(row)}, not a row of metrics. Restore it or delete it."
 
 
 def _damaged_trajectories(outputs: Path, last: int) -> Iterator[str]:
     # Version v is validated before checkpoint v − 1 is committed.
     for kind, newest in (("trajectories", last), ("eval_trajectories", last + 1 if last >= 0 else -1)):
         for path in sorted((outputs / kind).glob("iter=*/part-*.parquet")):
-            if 0 <= _number(path.parent.name) <= newest and not _is_whole(path):
+            iteration = iteration_of(path.parent.name)
+            if iteration is not None and iteration <= newest and not _is_whole(path):
                 yield f"{path} is truncated or not parquet. Restore it, or delete it to go on without its episodes."
-
-
-def _number(name: str) -> int:
-    """Iteration of a name such as `iter=00012`; -1 for other names."""
-    number = name.removeprefix("iter=")
-    return int(number) if number.isdigit() else -1
 
 
 def _is_whole(path: Path) -> bool:
@@ -249,14 +246,14 @@ def read_stored(subject: Subject) -> Stored:
     """Stored parts of the run id; sizes that cannot be read are None, and `check_run` reports them."""
     if subject.parameters.fresh:
         return Stored()
-    newest = newest_checkpoints(subject.models / "checkpoints")
+    checkpoints = list(sealed_checkpoints(subject.models).values())
     try:
-        manifest = read_manifest(newest[-1], verify=False) if newest else None
+        manifest = read_manifest(checkpoints[-1], verify=False) if checkpoints else None
     except CorruptFolderError:
         manifest = None
     return Stored(
         iterations=stored_iterations(subject.models),
-        checkpoints=len(newest),
+        checkpoints=len(checkpoints),
         base_policy=subject.base_policy is not None,
         policy=subject.learnt_policy is not None,
         checkpoint_bytes=None if manifest is None else sum(file["bytes"] for file in manifest["files"].values()),
@@ -266,8 +263,7 @@ def read_stored(subject: Subject) -> Stored:
 
 def stored_iterations(models: Path) -> int:
     """Number of committed iterations."""
-    checkpoints = newest_checkpoints(models / "checkpoints")
-    return int(checkpoints[-1].name.removeprefix("iter=")) + 1 if checkpoints else 0
+    return max(sealed_checkpoints(models), default=-1) + 1
 
 
 def _iteration_bytes(outputs: Path) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from geo_sokoban_pipeline.envs.base import Words
@@ -12,7 +12,7 @@ from geo_sokoban_pipeline.reporting.charts import Chart, Series, Shape, draw_cha
 Rows = Sequence[dict[str, Any]]
 SMOOTHED_FROM = 40  # iterations; shorter curves are readable as they are
 _TRAINED = "iterations trained"  # equals the policy version
-# Metric, title, note.
+# Metric, title, note; one that begins with `share` gives the axis of a share.
 _HEALTH = (
     ("train/entropy_loss", "Entropy", "nats per token; 0: no exploration is left"),
     ("train/ppo_kl", "KL to the rollout policy", "mean |log-ratio| per token, in the update"),
@@ -24,10 +24,7 @@ _HEALTH = (
     ("rollout/trained_ratio", "Kept by the group filter", "share of the episodes"),
     ("rollout/truncated_ratio", "Truncated episodes", "share"),
     ("episodes/invalid", "Invalid responses", "share of the responses"),
-    ("episodes/lost", "Deadlocked episodes", "share"),
-    ("rollout/answered", "Episodes with an answer", "share"),
-    ("rollout/tool_calls/mean", "Tool calls", "responses that try one, mean per episode"),
-    ("rollout/grading_timeouts", "Grading timeouts", "share of the episodes"),
+    ("episodes/lost", "Lost episodes", "share that could no longer be solved"),
     (
         "train/train_rollout_logprob_abs_diff",
         "Trainer − engine",
@@ -35,16 +32,6 @@ _HEALTH = (
     ),
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, images included"),
     ("perf/memory_gb", "Memory", "GB, of all processes of the run"),
-)
-_SHARES = (
-    "train/pg_clipfrac",
-    "episodes/equal_groups",
-    "episodes/invalid",
-    "episodes/lost",
-    "rollout/trained_ratio",
-    "rollout/truncated_ratio",
-    "rollout/answered",
-    "rollout/grading_timeouts",
 )
 _PARTS = ("final", "warm", "greedy", "legal", "solver", "random")  # colours of the parts of a reward
 _LENGTH = "rollout/response_len/"
@@ -111,10 +98,28 @@ def parts_chart(rows: Rows, parts: Sequence[str]) -> Chart | None:
     lines = [(name, points_of(rows, f"part/{name}")) for name in parts]
     lines = [(name, line) for name, line in lines if any(y for _, y in line)]
     series = [
-        Series(name.replace("_", " "), colour, smooth(line, 9) if len(line) >= SMOOTHED_FROM else line)
+        Series(name.replace("_", " "), colour, _smoothed(line))
         for colour, (name, line) in zip(_PARTS, lines, strict=False)
     ]
     return draw_chart("Parts of the training reward", series, Shape(_TRAINED), "Mean per episode, before weights.")
+
+
+def tags_chart(rows: Rows) -> Chart | None:
+    """Shares of the training episodes with the most frequent tags, by iteration.
+
+    Args:
+        rows: see `training_episodes.tag_shares`.
+    """
+    totals = {name: sum(row[name] for row in rows) for name in (rows[0] if rows else ()) if name != "iteration"}
+    shown = sorted(totals, key=lambda name: (-totals[name], name))[: len(_PARTS)]
+    series = [
+        Series(name.removeprefix("tag/").replace("_", " "), colour, _smoothed(points_of(rows, name)))
+        for colour, name in zip(_PARTS, shown, strict=False)
+    ]
+    note = "Shares of the episodes; an episode may have several."
+    if len(totals) > len(shown):
+        note = f"The {len(shown)} most frequent of {len(totals)}. {note}"
+    return draw_chart("What goes wrong", series, Shape(_TRAINED, shares=True), note)
 
 
 def length_chart(rows: Rows) -> Chart | None:
@@ -134,17 +139,21 @@ def small_shape(shares: bool) -> Shape:
     return Shape("iteration", width=300, height=150, y_ticks=3, x_ticks=5, shares=shares)
 
 
-def health_charts(rows: Rows) -> list[Chart]:
-    """Small charts of the training diagnostics: metrics that were recorded and are not always 0."""
+def health_charts(rows: Rows, further: Iterable[tuple[str, str, str]] = ()) -> list[Chart]:
+    """Small charts of the training diagnostics: metrics that were recorded and are not always 0.
+
+    Args:
+        further: of the task, `TaskReport.curves`.
+    """
     charts = []
-    for metric, title, note in _HEALTH:
+    for metric, title, note in (*_HEALTH, *further):
         points = points_of(rows, metric)
         if not any(y for _, y in points):
             continue
         # A schedule has no noise to average out.
         smooth_it = metric != "train/lr-pg_0"
         series = _with_mean(points, title, "final") if smooth_it else [Series(title, "final", points)]
-        charts.append(draw_chart(title, series, small_shape(metric in _SHARES), note))
+        charts.append(draw_chart(title, series, small_shape(note.startswith("share")), note))
     return [chart for chart in charts if chart is not None]
 
 
@@ -202,6 +211,11 @@ def validation_series(rows: Rows, mode: str, name: str, colour: str, metric: str
     if metric != "solve_rate" or mode != "sampled" or len(spread) < len(points):
         spread = []
     return Series(name, colour, points, spread, "dots")
+
+
+def _smoothed(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A running mean of 9 of long curves."""
+    return smooth(line, 9) if len(line) >= SMOOTHED_FROM else line
 
 
 def _with_mean(points: list[tuple[float, float]], name: str, colour: str) -> list[Series]:

@@ -22,7 +22,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
 
 _SHOWN_RESPONSE = 6000  # characters; longer responses are cut, with a note
 _PAPER, _INK, _GOOD, _BAD = (255, 255, 255), (40, 44, 52), (24, 128, 72), (176, 58, 46)
-_GAP = 8  # pixels between boards
+_GAP = 8  # pixels between images
 TokenTexts = Callable[[Sequence[int]], list[str]]
 
 # Episodes as frames: image, response, reward.
@@ -36,7 +36,7 @@ class Frame:
         image: latest PNG of the observations; None if there was none.
         observation: text of the user turn, `<image>` where images stood; empty on the last frame.
         response: the model's text; None on the last frame.
-        action: parsed action, or, of a problem, the answer in the box; None for nothing.
+        action: parsed action, as the task reads it; None for nothing.
         reward: credit of the turn in training, else the environment's reward for it; None: there is none.
         advantage: of the turn; None: there is none.
     """
@@ -73,8 +73,7 @@ def episode_frames(trajectory: Trajectory) -> list[Frame]:
             image = trajectory.images[turn.image_indices[-1]] if turn.image_indices else image
     last = trajectory.turns[-1] if trajectory.turns else None
     if last is not None and last.role == "assistant" and image is not None:
-        actions = [action for action in (last.action or "").split(",") if action]
-        image = report.last_image(image, actions) or image
+        image = report.last_image(image, last) or image
     return [*frames, Frame(image, observation)]
 
 
@@ -83,7 +82,7 @@ def turn_reward(turn: Turn) -> float | None:
     return turn.reward if turn.credit is None else turn.credit
 
 
-def deadlock_turn(trajectory: Trajectory) -> int | None:
+def lost_turn(trajectory: Trajectory) -> int | None:
     """Turn after which the prompt could no longer be solved, from 1; None if there is none, or no image shows it."""
     if trajectory.metrics.get("lost", 0.0) < SOLVED:
         return None
@@ -98,19 +97,22 @@ def is_solved(trajectory: Trajectory) -> bool:
 
 
 def describe_end(trajectory: Trajectory) -> str:
-    """Result of an episode in a few words, with the label of a problem that was not solved."""
-    words = task_or_plain(trajectory.task).words
+    """Result of an episode in a few words, with the label of a prompt that was not solved."""
+    task = task_or_plain(trajectory.task)
+    words, report = task.words, task.report
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
     steps = trajectory.metrics.get("steps")
     effort = plural(turns, "turn")
     if steps is not None and int(steps) != turns:
-        effort += f", {plural(int(steps), 'move')}"
+        effort += f", {plural(int(steps), report.step)}"
     if is_solved(trajectory):
         return f"{words.solved.capitalize()} in {effort}."
     label = f" The label is {trajectory.label}." if trajectory.label is not None else ""
     if trajectory.metrics.get("lost", 0.0) >= SOLVED:
-        turn = deadlock_turn(trajectory)
-        return f"Deadlocked{'' if turn is None else f' at turn {turn}'}: {words.unsolved} after {effort}."
+        turn = lost_turn(trajectory)
+        return (
+            f"{report.lost.capitalize()}{'' if turn is None else f' at turn {turn}'}: {words.unsolved} after {effort}."
+        )
     if trajectory.status == "completed":
         return f"{words.unsolved.capitalize()} after {effort}.{label}"
     reason = f": {trajectory.error}" if trajectory.error else ""
@@ -256,7 +258,7 @@ def shorten(text: str, limit: int = _SHOWN_RESPONSE) -> str:
     return text if left_out <= 0 else f"{text[:limit]}\n… {number(left_out, 0)} more characters"
 
 
-# Episodes as animated GIFs for notebooks and the README: boards with the action below.
+# Episodes as animated GIFs for notebooks and the README: images with the action below.
 
 
 def episode_gif(trajectory: Trajectory, *, board_px: int = 240, seconds: float = 0.7) -> bytes:
@@ -304,16 +306,16 @@ def _draw_film(trajectory: Trajectory, board_px: int) -> list[Image.Image]:
 
 
 def _draw_frame(frame: Frame, number: int, board_px: int, solved: bool, task: Task) -> Image.Image:
-    board = _enlarge(frame.image, board_px)
+    image = _enlarge(frame.image, board_px)
     line = max(16, board_px // 10)
-    sheet = Image.new("RGB", (board.width, board.height + line + 6), _PAPER)
-    sheet.paste(board, (0, 0))
+    sheet = Image.new("RGB", (image.width, image.height + line + 6), _PAPER)
+    sheet.paste(image, (0, 0))
     colour = _INK
     text = f"{number}  {(frame.action or task.report.no_action).replace(',', ', ')}"
     if frame.is_end:
         text, colour = (task.words.solved, _GOOD) if solved else (task.words.unsolved, _BAD)
     font = ImageFont.load_default(size=line * 0.8)
-    ImageDraw.Draw(sheet).text((board.width / 2, board.height + 3), text, fill=colour, font=font, anchor="ma")
+    ImageDraw.Draw(sheet).text((image.width / 2, image.height + 3), text, fill=colour, font=font, anchor="ma")
     return sheet
 
 

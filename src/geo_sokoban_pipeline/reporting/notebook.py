@@ -7,12 +7,15 @@ so statically rendered notebooks show the outputs too.
 from __future__ import annotations
 
 import base64
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
+from PIL import Image
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.formats import signed
@@ -27,14 +30,16 @@ from geo_sokoban_pipeline.reporting.episodes import (
     token_turns,
 )
 from geo_sokoban_pipeline.reporting.report import make_environment, read_asset
-from geo_sokoban_pipeline.reporting.report_tables import evaluation_columns, evaluation_rows, length_chart
-from geo_sokoban_pipeline.tasks import task_or_plain
+from geo_sokoban_pipeline.reporting.report_tables import difficulty_chart, evaluation_columns, evaluation_rows
+from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     from kedro.io import DataCatalog
 
+_BLUE, _RED = "37,99,235", "220,38,38"
 _BOX = Markup(
     '<div class="gsp" style="background:var(--paper);padding:1rem;font:15px/1.5 system-ui,sans-serif">'
     "<style>{}</style>{}</div>"
@@ -106,16 +111,18 @@ def folder_of(catalog: DataCatalog, name: str) -> Path:
 def show_curves(metrics: Sequence[Mapping[str, Any]]) -> Any:
     """Success and reward by iteration, then the training diagnostics."""
     rows = [dict(row) for row in metrics]
+    # Rows do not name their task; a chart appears where its metric was recorded.
+    further = dict.fromkeys(curve for task in TASKS.values() for curve in task.report.curves)
     large = [curves.success_chart(rows, task_or_plain(None).words), curves.reward_chart(rows)]
-    return _html(_plots(large), _plots(curves.health_charts(rows), small=True))
+    return _html(_plots(large), _plots(curves.health_charts(rows, further), small=True))
 
 
 def show_evaluation(summary: Mapping[str, Any]) -> Any:
-    """Rates of policies and baselines with Wilson intervals, and a chart by optimal length for levels."""
+    """Rates of policies and baselines with Wilson intervals, and a chart by difficulty if that is a number."""
     parts: Any = make_environment().get_template("parts.html.j2").module
     solved = task_or_plain(summary.get("task")).words.solved
     table = parts.evaluation(*evaluation_rows(summary), evaluation_columns(summary), solved)
-    return _html(table, _plots([length_chart(summary)]))
+    return _html(table, _plots([difficulty_chart(summary)]))
 
 
 def show_boards(episode: Trajectory) -> Any:
@@ -138,6 +145,68 @@ def show_tokens(episode: Trajectory, image_pad_id: int, texts: TokenTexts | None
     """
     parts: Any = make_environment().get_template("parts.html.j2").module
     return _html(parts.tokens(token_turns(episode, image_pad_id, texts)))
+
+
+def show_images(images: Sequence[bytes | str | Image.Image], captions: Sequence[str] = ()) -> Any:
+    """Images side by side with their captions.
+
+    Args:
+        images: PNG bytes, data URIs as in the prompts, or images of Pillow.
+    """
+    shown = Markup('<figure style="width:14em"><img alt="" src="{}"><figcaption>{}</figcaption></figure>')
+    figures = [shown.format(_uri(image), text) for image, text in zip_longest(images, captions, fillvalue="")]
+    return _html(Markup('<div class="strip">{}</div>').format(Markup("").join(figures)))
+
+
+def show_scores(tokens: pd.DataFrame, column: str = "image_reliance") -> Any:
+    """The sampled tokens of an episode, turn by turn, shaded by a column of `token_scores`: blue above 0, red below.
+
+    Args:
+        tokens: rows of one episode.
+    """
+    values = tokens[column].astype(float)
+    largest = float(values.abs().max()) or 1.0
+    token = Markup('<span title="{}" style="background:rgba({},{:.2f});white-space:pre-wrap">{}</span>')
+    lines = []
+    for turn, rows in tokens.assign(value=values).groupby("turn", sort=True):
+        pieces = [
+            token.format(
+                f"{row.value:+.3f}", _BLUE if row.value > 0 else _RED, 0.6 * abs(row.value) / largest, row.token
+            )
+            for row in rows.itertuples()
+        ]
+        lines.append(Markup('<p><span class="quiet">turn {}</span> {}</p>').format(turn, Markup("").join(pieces)))
+    return _html(Markup("").join(lines))
+
+
+def draw_occlusion(image: bytes, parts: pd.DataFrame, width: int = 320) -> Image.Image:
+    """An image with its occlusion map on it: blue where the responses need a part, red where it misleads them.
+
+    Args:
+        image: PNG bytes.
+        parts: rows of `occlusion` of this image.
+        width: pixels of the result.
+    """
+    with Image.open(io.BytesIO(image)) as opened:
+        shown = opened.convert("L").convert("RGB")  # the colours are those of the map
+    scale = width / shown.width
+    shown = shown.resize((width, round(shown.height * scale)), Image.Resampling.NEAREST)
+    largest = float(parts["drop"].abs().max()) or 1.0
+    for part in parts.itertuples():
+        corners = (part.left, part.top, part.left + part.width, part.top + part.height)
+        box = tuple(round(scale * corner) for corner in corners)
+        colour = _BLUE if part.drop > 0 else _RED
+        layer = Image.new("RGB", (box[2] - box[0], box[3] - box[1]), f"rgb({colour})")
+        shown.paste(Image.blend(shown.crop(box), layer, 0.8 * abs(part.drop) / largest), box)
+    return shown
+
+
+def _uri(image: bytes | str | Image.Image) -> str:
+    if isinstance(image, Image.Image):
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        image = buffer.getvalue()
+    return png_data_uri(image) if isinstance(image, bytes) else image
 
 
 def _figure(frame: Frame, end: str) -> Markup:

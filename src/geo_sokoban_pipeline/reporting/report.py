@@ -16,6 +16,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -50,14 +51,15 @@ from geo_sokoban_pipeline.reporting.episodes import (
 )
 from geo_sokoban_pipeline.reporting.training_episodes import (
     Extremes,
-    LevelPair,
     Parts,
+    PromptPair,
     TrainingEpisodes,
     choose_extremes,
     choose_gallery,
     follow_prompts,
     read_successes,
     summarise_training,
+    tag_shares,
 )
 from geo_sokoban_pipeline.runs.provenance import RunTime, summarise_commands
 from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
@@ -179,6 +181,7 @@ class ReportInputs:
         run_id: folder of the run.
         metrics: one row per iteration.
         commands: entries of the run's commands, see `runs/provenance.py`.
+        index: of the run's episodes, see `trajectories/index.py`; None leaves the chart of tags out.
         validations: episodes of the validations, partition `iter=<policy version>/part-…`.
         summary: evaluation summary; `policies` names them in the order of the parts of `held_out`.
         warm_start: rows `step`, `loss`, `validation_loss` (nats per response token), `seconds`.
@@ -187,6 +190,8 @@ class ReportInputs:
         data_report: counts of the data; None leaves the section out.
         parameters: nested, by section.
         versions: by package.
+        audit: of the end of the training; None: none was made.
+        site: address of the folder of a site that shows the run, relative to the page; None: there is none.
         token_texts: text of token ids, see `episodes.read_token_texts`; None: the page shows ids.
     """
 
@@ -204,12 +209,21 @@ class ReportInputs:
     token_texts: TokenTexts | None = None
     validations: Mapping[str, Callable[..., pa.Table]] = field(default_factory=dict)
     commands: Sequence[dict[str, Any]] = ()
+    index: pa.Table | None = None
+    audit: Mapping[str, Any] | None = None
+    site: str | None = None
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Options of the run's training section; empty if they are not known."""
         found: Mapping[str, Any] = self.parameters.get(f"train_{self.task}") or {}
         return found
+
+    def browse(self, page: str, trajectory_id: str) -> str | None:
+        """Address of a page of the site on an episode, such as `episode` or `group`; None without a site."""
+        if self.site is None:
+            return None
+        return f"{self.site}/index.html#/{page}?run={self.run}/{self.run_id}&id={quote(trajectory_id)}"
 
     def option(self, section: str, name: str) -> Any:
         """One option of the training, such as `grpo`, `credit`; None if it is not known."""
@@ -221,9 +235,9 @@ def build_report(inputs: ReportInputs) -> str:
     players, task = PlayerData(), task_or_plain(inputs.task)
     summary = _name_start(inputs)
     names = [str(name) for name in summary.get("policies") or []]
-    pairs = [_credit_pair(pair, inputs) for pair in choose_gallery(inputs.held_out, len(names))] if names else []
+    pairs = [_credit_pair(pair, inputs, task) for pair in choose_gallery(inputs.held_out, len(names))] if names else []
     first = pairs[0].after if pairs else None
-    gallery = [_card(pair, names, players, task) for pair in pairs]
+    gallery = [_card(pair, names, players, inputs) for pair in pairs]
     change = compare_policies(inputs.held_out, 0, inputs.held_out, len(names) - 1) if len(names) > 1 else None
     episodes = summarise_training(inputs.trained)
     time = summarise_commands(inputs.commands)
@@ -236,7 +250,7 @@ def build_report(inputs: ReportInputs) -> str:
         "chosen": task.report.chosen,
         "words": task.words,
         "charts": _charts(inputs, summary, episodes, task),
-        "health": curves.health_charts(_join(inputs.metrics, episodes.rows)),
+        "health": curves.health_charts(_join(inputs.metrics, episodes.rows), task.report.curves),
         "evaluation": report_tables.evaluation_rows(summary),
         "columns": report_tables.evaluation_columns(summary),
         "notes": report_tables.notes_of(summary),
@@ -249,6 +263,7 @@ def build_report(inputs: ReportInputs) -> str:
         "extremes": _extremes(inputs, players),
         "timings": report_tables.timings(inputs.metrics),
         "data": report_tables.data_table(inputs.data_report, task),
+        "audit": report_tables.audit_rows(inputs.audit),
         "parameters": report_tables.parameter_tables(inputs.parameters),
         "players": {"images": players.images, "episodes": players.episodes},
     }
@@ -363,13 +378,13 @@ def _name_start(inputs: ReportInputs) -> dict[str, Any]:
     }
 
 
-def _credit_pair(pair: LevelPair, inputs: ReportInputs) -> LevelPair:
+def _credit_pair(pair: PromptPair, inputs: ReportInputs, task: Task) -> PromptPair:
     """Episodes of an evaluation with the rewards that their turns would have had in training."""
     if inputs.option("grpo", "credit") == "turn":
         for episode in (pair.after, pair.before):
             if episode is not None and episode.reward is not None:
                 try:
-                    shares = turn_credit(episode, inputs.option("reward", "args") or {})
+                    shares = turn_credit(episode, task, inputs.option("reward", "args") or {})
                 except ValueError:  # a reward that is no sum over turns; training would have refused it
                     continue
                 for turn, share in zip(assistant_turns(episode), shares, strict=True):
@@ -384,34 +399,38 @@ def _join(metrics: list[dict[str, Any]], episodes: list[dict[str, Any]]) -> list
 
 
 def _charts(inputs: ReportInputs, summary: dict[str, Any], episodes: TrainingEpisodes, task: Task) -> dict[str, Any]:
-    summed = (inputs.option("reward", "args") or {}).get("aggregate") == "sum"
-    unused = "turn_reward_avg" if summed else "turn_reward_total"
+    parts = task.report.reward_parts(episodes.parts, inputs.option("reward", "args") or {})
     return {
         "success": curves.success_chart(inputs.metrics, task.words, str(inputs.option("prompts", "order"))),
         "reward": curves.reward_chart(inputs.metrics),
         "kinds": curves.kind_chart(episodes.kinds, task.words, task.report.difficulty),
-        "parts": curves.parts_chart(episodes.rows, [name for name in episodes.parts if name != unused]),
+        "parts": curves.parts_chart(episodes.rows, parts),
+        "tags": None if inputs.index is None else curves.tags_chart(tag_shares(inputs.index)),
         "responses": curves.length_chart(inputs.metrics),
-        "lengths": report_tables.length_chart(summary),
+        "lengths": report_tables.difficulty_chart(summary),
         "warm_start": curves.warm_start_chart(inputs.warm_start),
     }
 
 
-def _card(pair: LevelPair, names: list[str], players: PlayerData, task: Task) -> dict[str, Any]:
+def _card(pair: PromptPair, names: list[str], players: PlayerData, inputs: ReportInputs) -> dict[str, Any]:
+    task = task_or_plain(inputs.task)
     takes = [(task.report.label(names[-1]), pair.after)]
     if pair.before is not None:
         takes.append((task.report.label(names[0]), pair.before))
-    number, kind = f"{task.words.unit} {pair.after.group_index}", pair.length
-    if isinstance(kind, int):
-        title = f"Optimal: {plural(kind, 'move')}"
-    else:
-        title = number[:1].upper() + number[1:] if kind is None else report_tables.write_kind(kind)
+    number = f"{task.words.unit} {pair.after.group_index}"
+    title = number if pair.kind is None else task.report.name_kind(pair.kind)
     return {
-        "title": title,
-        "subtitle": "" if kind is None else number,
+        "title": title[:1].upper() + title[1:],
+        "subtitle": "" if pair.kind is None else number,
         "solved": is_solved(pair.after),
         "takes": [
-            {"label": label, "episode": players.add(take), "solved": is_solved(take), "end": describe_end(take)}
+            {
+                "label": label,
+                "episode": players.add(take),
+                "solved": is_solved(take),
+                "end": describe_end(take),
+                "page": inputs.browse("episode", take.trajectory_id),
+            }
             for label, take in takes
         ],
     }
@@ -424,25 +443,29 @@ def _extremes(inputs: ReportInputs, players: PlayerData) -> dict[str, Any] | Non
     return {
         "iteration": found.iteration,
         "groups": [
-            (name, [_describe(trajectory, found, inputs.token_texts, players) for trajectory in chosen])
+            (name, [_describe(trajectory, found, inputs, players) for trajectory in chosen])
             for name, chosen in (("Best", found.best), ("Worst", found.worst))
         ],
     }
 
 
-def _describe(trajectory: Trajectory, found: Extremes, texts: TokenTexts | None, players: PlayerData) -> dict[str, Any]:
+def _describe(trajectory: Trajectory, found: Extremes, inputs: ReportInputs, players: PlayerData) -> dict[str, Any]:
+    page = inputs.browse("episode", trajectory.trajectory_id)
     return {
+        "page": page,
+        "group": inputs.browse("group", trajectory.trajectory_id),
         "trajectory": trajectory,
         "mean": found.means.get(trajectory.trajectory_id),
         "per_turn": any(turn.advantage is not None for turn in trajectory.turns),
         "credited": any(turn.credit is not None for turn in trajectory.turns),
-        "episode": players.add(trajectory),
+        # The site plays it, and shows its tokens.
+        "episode": players.add(trajectory) if page is None else None,
         "end": describe_end(trajectory),
         "solved": is_solved(trajectory),
         "responses": [
             (turn, turn_reward(turn), shorten(turn.text, 400)) for turn in trajectory.turns if turn.role == "assistant"
         ],
-        "turns": token_turns(trajectory, found.image_pad_id, texts),
+        "turns": token_turns(trajectory, found.image_pad_id, inputs.token_texts) if page is None else [],
         "tokens": len(trajectory.token_ids),
         "trained_tokens": int(trajectory.loss_mask.sum()),
     }

@@ -20,6 +20,7 @@ from geo_sokoban_pipeline.formats import (
     find_row,
     is_number,
     joined,
+    leaves,
     number,
     percent,
     percent_range,
@@ -38,7 +39,8 @@ _PHASES = (
     ("perf/write_time", "of it: episodes (tables, check, file)", True),
 )
 _STEP, _SAVED = "perf/step_time", "perf/save_time"
-_SHIFT = 0.12  # moves between the error bars of two policies at one length
+_AUDIT_LINES = 6
+_SHIFT = 0.12  # between the error bars of two policies at one difficulty
 
 
 @dataclass(frozen=True)
@@ -83,35 +85,64 @@ def _timing(name: str, total: float, whole: float, iterations: int, is_part: boo
     return PhaseTime(name, is_part, duration(total / iterations), percent(share), bar, duration(total))
 
 
+@dataclass(frozen=True)
+class AuditRow:
+    """One check of an audit, over all that it has looked at.
+
+    Attributes:
+        checked: how many episodes, groups, iterations or prompts.
+        findings: number of broken guarantees.
+        lines: the first findings; without findings the notes, both with the entry that they are about.
+    """
+
+    name: str
+    checked: int
+    findings: int
+    lines: list[str]
+
+
+def audit_rows(audit: Mapping[str, Any] | None) -> list[AuditRow]:
+    """The checks of an audit, those of several entries as one row."""
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for check in (audit or {}).get("checks") or []:
+        grouped.setdefault(check["check"], []).append(check)
+    rows = []
+    for name, checks in grouped.items():
+        kind = "findings" if any(check["findings"] for check in checks) else "notes"
+        lines = [
+            f"{check['subject'].partition('.')[2]}: {line}".removeprefix(": ")
+            for check in checks
+            for line in check[kind]
+        ]
+        found = sum(len(check["findings"]) for check in checks)
+        rows.append(AuditRow(name, sum(check["checked"] for check in checks), found, lines[:_AUDIT_LINES]))
+    return rows
+
+
 def data_table(report: Mapping[str, Any] | None, task: Task) -> DataTable | None:
     """Contents of the splits, with notes."""
     if not report or not report.get("splits"):
         return None
-    return replace(task.report.data_table(report["splits"]), notes=list(_data_notes(report)))
+    return replace(task.report.data_table(report["splits"]), notes=list(_data_notes(report, task.report)))
 
 
-def _data_notes(report: Mapping[str, Any]) -> Iterator[str]:
+def _data_notes(report: Mapping[str, Any], words: TaskReport) -> Iterator[str]:
     if report.get("split_note"):
         yield str(report["split_note"])
     overlaps = report.get("overlaps") or {}
     if overlaps:
         shared = joined([f"{count(number)} {name}" for name, number in overlaps.items()])
-        symmetry = ", up to symmetry" if "layouts" in overlaps else ""
-        yield f"Counted again for this report{symmetry}: {shared} occur in more than one split."
+        yield f"Counted again for this report{words.equal}: {shared} occur in more than one split."
     rejected = report.get("rows_rejected")
     if rejected:
         reasons = joined([f"{reason} ({number})" for reason, number in (report.get("rejected_reasons") or {}).items()])
         yield f"{count(rejected)} of {count(report.get('rows_read'))} rows were rejected: {reasons}."
     elif report.get("rows_read") is not None:
         yield f"{count(report['rows_read'])} rows read from source “{report.get('source', 'unknown')}”, none rejected."
-    if report.get("unsolved_within_limit"):
-        yield f"{count(report['unsolved_within_limit'])} levels have no known optimal length (limit of the solver)."
     for name, what in (("rows_excluded", "left out because of overlaps of splits"), ("rows_repaired", "repaired")):
         if report.get(name):
             yield f"{count(report[name])} rows were {what}."
-    yields = report.get("setting_yields")
-    if isinstance(yields, Mapping) and yields:
-        yield f"The setting has {count(sum(yields.values()))} distinct levels in total."
+    yield from words.data_notes(report)
 
 
 def parameter_tables(parameters: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -120,16 +151,12 @@ def parameter_tables(parameters: Mapping[str, Any]) -> list[tuple[str, list[tupl
     Nested names are joined by dots; values are JSON.
     """
     single = [(name, _written(value)) for name, value in parameters.items() if not isinstance(value, Mapping)]
-    sections = [(name, list(_flatten(value))) for name, value in parameters.items() if isinstance(value, Mapping)]
+    sections = [
+        (name, [(path, _written(leaf)) for path, leaf in leaves(value)])
+        for name, value in parameters.items()
+        if isinstance(value, Mapping)
+    ]
     return [*([("run", single)] if single else []), *sections]
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _written(value)
 
 
 def _written(value: Any) -> str:
@@ -244,27 +271,29 @@ def kind_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [row for row in chosen if row and any(breakdown.cells(row) for breakdown in task.breakdowns)]
 
 
-def length_chart(summary: Mapping[str, Any]) -> Chart | None:
-    """Solve rate by optimal length with Wilson intervals; None if the task has no lengths."""
-    rows = [row for row in kind_rows(summary) if row.get("by_length")]
-    report = task_or_plain(summary.get("task")).report
-    series = []
-    for at, row in enumerate(rows):
-        cells = [cell for cell in row["by_length"] if is_number(cell.get("solve_rate"))]
+def difficulty_chart(summary: Mapping[str, Any]) -> Chart | None:
+    """Solve rate by difficulty with Wilson intervals; None if the task's difficulties are no numbers."""
+    task, rows = task_or_plain(summary.get("task")), kind_rows(summary)
+    report, series = task.report, []
+    for at, row in enumerate(rows if task.ordered else []):
+        kinds = task.breakdowns[0].cells(row)
+        cells = [(float(kind), cell) for kind, cell in kinds.items() if is_number(cell.get("solve_rate"))]
         series.append(
             Series(
                 name=report.row_label(row["policy"], row["mode"]),
                 colour=report.colour(row["policy"]),
-                points=[(float(cell["length"]), float(cell["solve_rate"])) for cell in cells],
-                spread=[(float(cell["low"]), float(cell["high"])) for cell in cells],
+                points=[(kind, float(cell["solve_rate"])) for kind, cell in cells],
+                spread=[(float(cell["low"]), float(cell["high"])) for _, cell in cells],
                 style="bars",
                 shift=(at - (len(rows) - 1) / 2) * _SHIFT,
             )
         )
     if len({x for line in series for x, _ in line.points}) < 2:
         return None
-    shape = Shape("optimal length in moves", width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12)
-    return draw_chart("Solve rate by optimal length", series, shape, "Bars are 95 % Wilson intervals.")
+    axis = f"{report.difficulty} in {report.unit}" if report.unit else report.difficulty
+    shape = Shape(axis, width=560, height=300, y_range=(0.0, 1.0), shares=True, x_ticks=12)
+    title = f"{task.words.rate.capitalize()} by {report.difficulty}"
+    return draw_chart(title, series, shape, "Bars are 95 % Wilson intervals.")
 
 
 def kind_tables(summary: Mapping[str, Any]) -> list[KindTable]:

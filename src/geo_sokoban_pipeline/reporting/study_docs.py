@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.formats import DASH, number, percent, signed
 from geo_sokoban_pipeline.reporting.charts import Series, Shape, draw_chart_file
 from geo_sokoban_pipeline.reporting.study_tables import (
@@ -28,15 +29,6 @@ CHART_SIZE = (760, 360)
 _GRID = 24  # points of a mean curve
 # Stage and class of its colour.
 _STAGES = (("warm_start", "warm"), ("control_optimal", "solver"), ("control_teacher", "greedy"), ("grpo", "final"))
-# Rows of the table; docs/learning.md has all others.
-_ROWS = {
-    "final": "**after GRPO**",
-    "warm_start": "warm start: SFT on a weak expert",
-    "control_teacher": "more of this SFT, for the CPU time of GRPO",
-    "control_optimal": "SFT on optimal play, for the CPU time of GRPO",
-    "final_blank": "after GRPO, with blank images",
-    "random_legal": "random legal moves",
-}
 # Studies in the README, with the name of their markers: a table, or one line.
 _TABLES = {"default": "readme:results"}
 _LINES = {name: f"readme:{name}" for task in TASKS.values() for name in task.studies if name != "default"}
@@ -159,7 +151,7 @@ def render_readme_line(results: Results) -> str:
     sentences = [
         f"**{sampled}** sampled and {greedy} greedy after GRPO on {task.report.study_brief(results['levels'])}; "
         f"{', '.join(compared)}.",
-        _describe_first_attempts(results),
+        _describe_first_attempts(results, task),
         *_describe_sets(results),
         _describe_minutes(results),
         _describe_memory(results),
@@ -170,10 +162,10 @@ def render_readme_line(results: Results) -> str:
 
 
 def render_readme(results: Results) -> str:
-    """The short table of the README: means, lowest and highest of the seeds."""
+    """The short table of the README (docs/learning.md has all rows): means, lowest and highest of the seeds."""
     seeds, task = results["seeds"], task_of(results["task"])
     lines = []
-    for agent, name in _ROWS.items():
+    for agent, name in task.report.study_rows.items():
         sampled, greedy = (_rate(seeds, agent, mode) for mode in MODES)
         if sampled != DASH:
             lines.append([name, sampled, "" if agent in task.report.study_baselines else greedy])
@@ -190,12 +182,12 @@ def _describe_seeds(results: Results) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _describe_first_attempts(results: Results) -> str:
-    """Rates of first attempts, beside those of the SFT control on the labels."""
-    if results["levels"].get("turn_limit", 1) == 1:
+def _describe_first_attempts(results: Results, task: Task) -> str:
+    """Rates of first attempts, beside those of other rows."""
+    if not task.report.first_attempts or results["levels"].get("turn_limit", 1) == 1:
         return ""
     parts = []
-    for agent, name in (("final", "after GRPO"), ("control_optimal", "after SFT on the labels")):
+    for agent, name in task.report.first_compared.items():
         sampled, greedy = (_rate(results["seeds"], agent, mode, "first_attempt") for mode in MODES)
         if sampled != DASH:
             parts.append(f"{sampled} sampled and {greedy} greedy {name}")

@@ -107,7 +107,7 @@ def mean_share(rates: Iterable[Rate | None]) -> float | None:
 
 
 def judge_criterion(criterion: Mapping[str, Any], rows: Sequence[Row]) -> Verdict:
-    """Whether one seed's rows meet a criterion (`BarOptions` as JSON)."""
+    """Whether one seed's rows meet a criterion (`CriterionOptions` as JSON)."""
     mode = criterion.get("mode", "sampled")
     measure = criterion.get("measure", "solved")
     rate = find_rate(rows, criterion["player"], mode, measure)
@@ -262,11 +262,10 @@ def _rates_table(seeds: Sequence[Mapping[str, Any]], task: Task, measure: str = 
 
 
 def _first_attempts(results: Results, task: Task) -> str:
-    """The rates of first attempts, for tasks of several turns."""
-    if results["levels"].get("turn_limit", 1) == 1:
+    """The rates of first attempts, for tasks that tell them apart, in evaluations of several turns."""
+    if not task.report.first_attempts or results["levels"].get("turn_limit", 1) == 1:
         return ""
-    head = "**First attempt**: correct before any feedback of the scoring tool. The table above counts last answers."
-    return f"{head}\n\n{_rates_table(results['seeds'], task, 'first_attempt')}"
+    return f"{task.report.first_attempts}\n\n{_rates_table(results['seeds'], task, 'first_attempt')}"
 
 
 def _shares(results: Results, task: Task) -> list[str]:
@@ -433,6 +432,9 @@ def _seed_names(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: the first column is text, the others are numbers."""
+    """A Markdown table: the first column is text, the others are numbers.
+
+    pandas' `to_markdown` needs a further package, tabulate, and pads cells: one changed number would touch each line.
+    """
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

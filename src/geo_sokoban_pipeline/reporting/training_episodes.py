@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from geo_sokoban_pipeline.envs.images import png_data_uri
 from geo_sokoban_pipeline.formats import is_number
 from geo_sokoban_pipeline.reporting.episodes import describe_end, is_solved
+from geo_sokoban_pipeline.runs.folders import iteration_of
 from geo_sokoban_pipeline.tasks import task_or_plain
-from geo_sokoban_pipeline.trajectories.arrow import Named, one_array
+from geo_sokoban_pipeline.trajectories.arrow import Named, Ragged, one_array
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories
 
 Parts = Mapping[str, Callable[..., pa.Table]]
 _COLUMNS = ["iteration", "group_index", "reward", "success", "difficulty", "n_turns", "metrics", "reward_parts"]
-_STATES = frozenset({"dist0", "dist1", "total_reward"})  # stored beside the parts of a reward, but not parts
 PROMPTS, VALIDATIONS = 6, 6
 _LETTERS = 40  # of an answer in the table
 GALLERY = 12
 EXTREMES = 3
-_FAMILY = "family_"  # prefix of the metric that names a problem's family
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TrainingEpisodes:
         rows: by iteration: `iteration`, `episodes/equal_groups` (share of the groups with equal rewards),
             `episodes/invalid` (share of the responses), `episodes/lost` (share), `part/<name>` (mean part of the
             reward).
-        parts: names of the parts.
+        parts: names of the parts, and of what else is stored with a reward.
         kinds: by difficulty, in its order: rows `iteration`, `success`; iterations without such an episode are left
             out.
     """
@@ -58,8 +58,7 @@ def summarise_training(trained: Parts) -> TrainingEpisodes:
     """
     tables: dict[int, list[pa.Table]] = {}
     for name, read in trained.items():
-        number = int(name.split("/")[0].removeprefix("iter="))
-        tables.setdefault(number, []).append(read(columns=_COLUMNS))
+        tables.setdefault(_iteration(name), []).append(read(columns=_COLUMNS))
     rows, parts = [], dict[str, None]()
     kinds: dict[str, list[dict[str, Any]]] = {}
     for number, found in tables.items():
@@ -67,12 +66,34 @@ def summarise_training(trained: Parts) -> TrainingEpisodes:
         if table.num_rows == 0:
             continue
         given = Named(one_array(table, "reward_parts"))
-        means = {name: _mean(given.pick(name)) for name in sorted(set(_names(given)) - _STATES)}
+        means = {name: _mean(given.pick(name)) for name in sorted(_names(given))}
         parts |= dict.fromkeys(means)
         rows.append({"iteration": number, **_shares(table), **{f"part/{name}": mean for name, mean in means.items()}})
         for kind, success in _by_difficulty(table).items():
             kinds.setdefault(kind, []).append({"iteration": number, "success": success})
     return TrainingEpisodes(rows, list(parts), {kind: kinds[kind] for kind in sorted(kinds, key=kind_order)})
+
+
+def tag_shares(index: pa.Table) -> list[dict[str, Any]]:
+    """Share of the training episodes with each tag, by iteration.
+
+    Args:
+        index: of a run's episodes, see `trajectories/index.py`.
+
+    Returns:
+        Rows `iteration`, `tag/<name>` for every tag that any of the episodes has.
+    """
+    trained = index.filter(pc.equal(index["split"], "train"))
+    tags = Ragged.of(one_array(trained, "tags"))
+    of_row = trained["iteration"].to_numpy()
+    iterations, place, episodes = np.unique(of_row, return_inverse=True, return_counts=True)
+    found = np.array(tags.values.to_pylist(), dtype=str)
+    rows: list[dict[str, Any]] = [{"iteration": int(number)} for number in iterations]
+    for name in np.unique(found).tolist():
+        counts = np.bincount(place[tags.rows[found == name]], minlength=len(iterations))
+        for row, share in zip(rows, (counts / episodes).tolist(), strict=True):
+            row[f"tag/{name}"] = share
+    return rows
 
 
 def kind_order(kind: str) -> tuple[bool, int, str]:
@@ -114,6 +135,12 @@ def _by_difficulty(table: pa.Table) -> dict[str, float]:
         if kind is not None and success is not None:
             successes.setdefault(kind, []).append(success)
     return {kind: float(np.mean(found)) for kind, found in successes.items()}
+
+
+def _iteration(partition: str) -> int:
+    iteration = iteration_of(partition)
+    assert iteration is not None, f"{partition} is no partition of an iteration"
+    return iteration
 
 
 def _mean(values: np.ndarray | None) -> float | None:
@@ -159,7 +186,7 @@ def follow_prompts(validations: Parts, prompts: int = PROMPTS, versions: int = V
     """
     names: dict[int, list[str]] = {}
     for name in validations:
-        names.setdefault(int(name.split("/")[0].removeprefix("iter=")), []).append(name)
+        names.setdefault(_iteration(name), []).append(name)
     chosen = _thin(sorted(names), versions)
     found = {version: _read(validations, names[version]) for version in chosen}
     found = {version: episodes for version, episodes in found.items() if episodes}
@@ -195,8 +222,7 @@ def _thin(items: Sequence[Any], most: int) -> list[Any]:
 
 def _follow(prompt: Trajectory, episodes: Sequence[Trajectory | None]) -> PromptHistory:
     image = png_data_uri(prompt.images[0]) if prompt.images else None
-    kind = (prompt.difficulty or "").replace("_", " ")
-    name = f"optimal: {kind}" if kind.isdigit() else kind
+    name = "" if prompt.difficulty is None else task_or_plain(prompt.task).report.name_kind(prompt.difficulty)
     return PromptHistory(image, name, [None if episode is None else _answer(episode) for episode in episodes])
 
 
@@ -212,14 +238,14 @@ def _answer(episode: Trajectory) -> Answer:
 
 
 @dataclass(frozen=True)
-class LevelPair:
-    """One held-out prompt: its kind, and an episode of the last policy and of the first one.
+class PromptPair:
+    """One held-out prompt: its difficulty, and an episode of the last policy and of the first one.
 
     Attributes:
-        length: optimal length of a level, or the family of a problem; None: unknown.
+        kind: difficulty as stored; None: unknown.
     """
 
-    length: int | str | None
+    kind: str | None
     after: Trajectory
     before: Trajectory | None
 
@@ -239,8 +265,8 @@ class Extremes:
     means: dict[str, float]
 
 
-def choose_gallery(held_out: Parts, policies: int, limit: int = GALLERY) -> list[LevelPair]:
-    """Held-out prompts to show, by kind: levels by optimal length, problems by family.
+def choose_gallery(held_out: Parts, policies: int, limit: int = GALLERY) -> list[PromptPair]:
+    """Held-out prompts to show, by difficulty.
 
     For every kind the first solved episode, then, from the last kind to the first, the first unsolved one, up to
     `limit` episodes. If there are more kinds than that, they are thinned out evenly.
@@ -250,9 +276,9 @@ def choose_gallery(held_out: Parts, policies: int, limit: int = GALLERY) -> list
         policies: number of evaluated policies; the last one is shown, the first one beside it.
     """
     after = _sampled_rows(held_out, policies - 1)
-    before = {row.level: row for row in reversed(_sampled_rows(held_out, 0))} if policies > 1 else {}
-    pairs = [(row, before.get(row.level)) for row in _spread(after, limit)]
-    return [LevelPair(row.length, row.load(), other.load() if other else None) for row, other in pairs]
+    before = {row.place: row for row in reversed(_sampled_rows(held_out, 0))} if policies > 1 else {}
+    pairs = [(row, before.get(row.place)) for row in _spread(after, limit)]
+    return [PromptPair(row.kind, row.load(), other.load() if other else None) for row, other in pairs]
 
 
 def choose_extremes(trained: Parts, amount: int = EXTREMES) -> Extremes | None:
@@ -284,9 +310,14 @@ class _Row:
 
     table: pa.Table
     at: int
-    level: tuple[int, int]
-    length: int | str | None
+    place: tuple[int, int]
+    kind: str | None
     solved: bool
+
+    @property
+    def order(self) -> tuple[bool, tuple[bool, int, str]]:
+        """Sort key of the difficulty; unknown ones come last."""
+        return self.kind is None, kind_order(self.kind or "")
 
     def load(self) -> Trajectory:
         return _load(self.table, [self.at])[0]
@@ -296,25 +327,16 @@ def _sampled_rows(held_out: Parts, policy: int) -> list[_Row]:
     """First sampled episode of each prompt of a policy; greedy ones if none was sampled."""
     rows: list[tuple[bool, _Row]] = []
     for name, read in held_out.items():
-        if int(name.split("/")[0].removeprefix("iter=")) != policy:
+        if iteration_of(name) != policy:
             continue
         table = read()
-        columns = table.select(["group_index", "sample_index", "sampling", "metrics"]).to_pylist()
+        columns = table.select(["group_index", "sample_index", "sampling", "difficulty", "success"]).to_pylist()
         for at, column in enumerate(columns):
-            metrics = {item["name"]: item["value"] for item in column["metrics"]}
-            level = (column["group_index"], column["sample_index"])
-            solved = metrics.get("success", 0.0) >= 0.5
-            row = _Row(table, at, level, _kind(metrics), solved)
+            place = (column["group_index"], column["sample_index"])
+            row = _Row(table, at, place, column["difficulty"], bool(column["success"]))
             rows.append((_is_greedy(column["sampling"]), row))
     greedy_only = all(greedy for greedy, _ in rows)
-    return [row for greedy, row in rows if (greedy_only or not greedy) and row.level[1] == 0]
-
-
-def _kind(metrics: Mapping[str, float]) -> int | str | None:
-    length = metrics.get("optimal_steps")
-    if length is not None:
-        return int(length)
-    return next((name.removeprefix(_FAMILY) for name in sorted(metrics) if name.startswith(_FAMILY)), None)
+    return [row for greedy, row in rows if (greedy_only or not greedy) and row.place[1] == 0]
 
 
 def _is_greedy(sampling: str) -> bool:
@@ -323,18 +345,18 @@ def _is_greedy(sampling: str) -> bool:
 
 
 def _spread(rows: Sequence[_Row], limit: int) -> list[_Row]:
-    lengths = sorted({row.length for row in rows}, key=lambda length: (length is None, length or 0))
-    if len(lengths) > limit:
-        lengths = [lengths[at * len(lengths) // limit] for at in range(limit)]
-    first: dict[tuple[int | str | None, bool], _Row] = {}
+    kinds = [row.kind for row in sorted({row.kind: row for row in rows}.values(), key=lambda row: row.order)]
+    if len(kinds) > limit:
+        kinds = [kinds[at * len(kinds) // limit] for at in range(limit)]
+    first: dict[tuple[str | None, bool], _Row] = {}
     for row in rows:
-        first.setdefault((row.length, row.solved), row)
-    wanted = [(length, True) for length in lengths] + [(length, False) for length in reversed(lengths)]
+        first.setdefault((row.kind, row.solved), row)
+    wanted = [(kind, True) for kind in kinds] + [(kind, False) for kind in reversed(kinds)]
     chosen = [first[key] for key in wanted if key in first][:limit]
-    # For tasks without lengths this rule gives two rows; the next ones in order follow.
-    if len(lengths) == 1:
+    # For tasks without difficulties this rule gives two rows; the next ones in order follow.
+    if len(kinds) == 1:
         chosen += [row for row in rows if row not in chosen][: limit - len(chosen)]
-    return sorted(chosen, key=lambda row: (row.length is None, row.length or 0, not row.solved, row.level))
+    return sorted(chosen, key=lambda row: (row.order, not row.solved, row.place))
 
 
 def _group_means(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -363,7 +385,7 @@ def read_successes(held_out: Parts, policy: int) -> dict[str, list[bool]]:
     """
     successes: dict[str, list[bool]] = {}
     for name, read in held_out.items():
-        if int(name.split("/")[0].removeprefix("iter=")) == policy:
+        if iteration_of(name) == policy:
             for row in read(columns=["task_id", "sampling", "success"]).to_pylist():
                 if not _is_greedy(row["sampling"]):
                     # As in the summary, a failed episode counts as not solved.

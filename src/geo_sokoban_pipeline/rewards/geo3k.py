@@ -117,11 +117,11 @@ class AnswerReward:
     def __init__(self, options: type[AnswerRewardOptions]) -> None:
         self._options = options
 
-    def __call__(self, outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
+    def __call__(self, result: Any, args: Mapping[str, Any]) -> dict[str, float]:
         """Reward and its parts.
 
         Args:
-            outcome: finished episode; `outcome.prompt["answer"]` is the reference, without one no answer is correct.
+            result: finished episode; `result.prompt["answer"]` is the reference, without one no answer is correct.
             args: fields of the options.
 
         Returns:
@@ -130,14 +130,14 @@ class AnswerReward:
         Raises:
             ParameterError: an argument is unknown or not allowed.
         """
-        return self.begin(outcome, args)()
+        return self.begin(result, args)()
 
-    def begin(self, outcome: Any, args: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
+    def begin(self, result: Any, args: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
         """Begin to grade an episode in the background; the returned function waits for the grade."""
         options = read_options("reward.args", args, self._options)
-        truth, grader, tolerance = outcome.prompt.get("answer"), options.grader, options.tolerance
-        grade = prepare_grade(_graded_text(outcome, options), truth, grader=grader, tolerance=tolerance)
-        form = float(has_format(assistant_text(outcome.responses, thoughts=True)))
+        truth, grader, tolerance = result.prompt.get("answer"), options.grader, options.tolerance
+        grade = prepare_grade(_graded_text(result, options), truth, grader=grader, tolerance=tolerance)
+        form = float(has_format(assistant_text(result.responses, thoughts=True)))
         return lambda: _parts(float(grade.result().correct), form, options.format_share)
 
 
@@ -146,10 +146,10 @@ tolerance_reward = AnswerReward(ToleranceRewardOptions)
 format_reward = AnswerReward(FormatRewardOptions)
 
 
-def _graded_text(outcome: Any, options: AnswerRewardOptions) -> str:
+def _graded_text(result: Any, options: AnswerRewardOptions) -> str:
     if options.grade_scope == "response":
-        return str(outcome.response)
-    return assistant_text(outcome.responses, thoughts=options.keeps_thoughts)
+        return str(result.response)
+    return assistant_text(result.responses, thoughts=options.keeps_thoughts)
 
 
 def _parts(correct: float, form: float, share: float) -> dict[str, float]:

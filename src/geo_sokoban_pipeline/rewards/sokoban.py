@@ -6,6 +6,7 @@ The parts are returned beside the total, so that a stored trajectory explains it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.base import REWARD_BOUNDS, Bounds, check_number, checked_arguments
@@ -58,11 +59,52 @@ def sokoban_reward(
     }
 
 
-def compute_reward(outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
+def turn_values(
+    turn_rewards: Sequence[float],
+    distances: Sequence[float] | None,
+    success_bonus: float,
+    aggregate: Literal["mean", "sum"] = "mean",
+    distance_weight: float = 1.0,
+) -> list[float]:
+    """Worth of each of the n turns of one episode: `r_s / n + weight * (d_s - d_{s+1})`, plus the bonus in the last.
+
+    Args:
+        turn_rewards: (n,) sum of the step rewards in each turn.
+        distances: (n + 1,) distance of boxes and targets before the first turn and after each turn, in cells;
+            None: no distance term.
+        success_bonus: added to the last turn; 0 where the episode was not solved.
+        aggregate: "mean" divides the turn rewards by n (slime's reward); "sum" does not.
+        distance_weight: reward per cell of reduced distance.
+
+    Returns:
+        (n,) values that add up to the episode's reward; empty for an episode without turns.
+
+    Raises:
+        ValueError: the number of distances is not that of the rewards plus 1, or aggregate is unknown.
+    """
+    if aggregate not in ("mean", "sum"):
+        raise ValueError(f"aggregate={aggregate!r}: choose 'mean' or 'sum'.")
+    count = len(turn_rewards)
+    if count == 0:
+        return []
+    values = [reward / count if aggregate == "mean" else reward for reward in turn_rewards]
+    if distances is not None:
+        if len(distances) != count + 1:
+            raise ValueError(
+                f"distances has {len(distances)} entries for {count} turns: give one before the first and one after "
+                "each."
+            )
+        nearer = [before - after for before, after in pairwise(distances)]
+        values = [value + distance_weight * cells for value, cells in zip(values, nearer, strict=True)]
+    values[-1] += success_bonus
+    return values
+
+
+def compute_reward(result: Any, args: Mapping[str, Any]) -> dict[str, float]:
     """Reward function of the Sokoban task, as `reward.function` names it.
 
     Args:
-        outcome: finished episode; `outcome.env` holds `turn_rewards`, `final_bonus`, `dist0`, `dist1`.
+        result: finished episode; `result.env` holds `turn_rewards`, `final_bonus`, `dist0`, `dist1`.
         args: `aggregate` and `distance_weight` of `sokoban_reward`.
 
     Returns:
@@ -72,7 +114,7 @@ def compute_reward(outcome: Any, args: Mapping[str, Any]) -> dict[str, float]:
         ValueError: an argument is unknown or out of range; the message names it.
     """
     known = checked_arguments("reward.args", args, ("aggregate", "distance_weight"))
-    env = outcome.env
+    env = result.env
     parts = sokoban_reward(env["turn_rewards"], env["final_bonus"], env["dist0"], env["dist1"], **known)
     return {"reward": float(parts["total_reward"] or 0.0), **{k: float(v) for k, v in parts.items() if v is not None}}
 

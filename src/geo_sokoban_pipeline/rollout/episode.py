@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -25,25 +23,26 @@ import numpy as np
 from PIL import Image
 
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
-from geo_sokoban_pipeline.envs.base import prompt_key
 from geo_sokoban_pipeline.policies.chat import join_placeholders, split_placeholders
 from geo_sokoban_pipeline.policies.patches import EncodedImage, decode_image
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, RolloutEngine, join_results
+from geo_sokoban_pipeline.rollout.own_code import (
+    check_environment,
+    check_reward,
+    check_step,
+    close_environment,
+    measure_episode,
+)
 from geo_sokoban_pipeline.runs.own_code import explain
-from geo_sokoban_pipeline.tasks import difficulty_text
+from geo_sokoban_pipeline.tasks import difficulty_text, task_or_plain
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
-
-logger = logging.getLogger(__name__)
 
 Status = Literal["pending", "completed", "truncated", "aborted", "failed"]
 ImageFilter = Callable[[Image.Image], Image.Image]
 # (row, arguments) → an environment
 EnvFactory = Callable[[dict[str, Any], dict[str, Any]], Any]
-
-_ENV_METHODS = ("reset", "step", "format_observation", "close")
-_STEP_VALUES = 3  # observation, done, info
 
 
 # Input.
@@ -434,11 +433,11 @@ class Episode:
     def _trajectory(
         self, response: str, parts: dict[str, float], metrics: dict[str, float], timings: dict[str, float]
     ) -> Trajectory:
-        ledger, row = self.ledger, self.request.prompt
+        ledger, row, task = self.ledger, self.request.prompt, task_or_plain(self._settings.task)
         return Trajectory(
             trajectory_id=self.request.trajectory_id,
             task=self._settings.task,
-            task_id=prompt_key(row),
+            task_id=task.key_of(row),
             iteration=self._settings.iteration,
             group_index=self.request.group_index,
             sample_index=self.request.sample_index,
@@ -457,7 +456,7 @@ class Episode:
             turns=self._turns,
             images=[image.png for image in self._images],
             image_grid_thw=[image.grid for image in self._images],
-            label=None if row.get("answer") is None else str(row["answer"]),
+            label=task.label_of(row),
             response=response,
             difficulty=difficulty_text(self._settings.task, row),
             reward=parts.get("reward"),
@@ -467,7 +466,7 @@ class Episode:
         )
 
 
-# The end: the input of reward functions, and checks of the results of user code. Every number that is stored is finite.
+# The end: the input of reward functions, and their start.
 
 
 @dataclass(frozen=True)
@@ -509,15 +508,6 @@ def finalize_environment(env: Any, result: EpisodeResult) -> EpisodeResult:
     return replace(result, env=known, measure=partial(measure_episode, env))
 
 
-def measure_episode(env: Any) -> dict[str, float]:
-    """`env.final_metrics()`; `{}` if the environment has none.
-
-    Raises:
-        ValueError: one is not finite; the message names it.
-    """
-    return _finite("final_metrics of the environment", env.final_metrics()) if hasattr(env, "final_metrics") else {}
-
-
 def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mapping[str, Any]) -> Callable[[], Any]:
     """Start a reward; returns a function without arguments that waits for its value.
 
@@ -530,72 +520,6 @@ def begin_reward(reward: Callable[..., Any], result: EpisodeResult, args: Mappin
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
         return _reward_loop().start(reward(result, args)).result
     return partial(_call_reward, reward, result, args)
-
-
-def check_reward(given: Any, name: str) -> dict[str, float]:
-    """Parts of an episode's reward, `reward` among them.
-
-    Args:
-        given: return value of the reward function: the parts, or the reward as a number.
-        name: the value of `reward.function`.
-
-    Raises:
-        ValueError: it is neither, one is no finite number, or `reward` is missing; the message names it.
-    """
-    source = f"reward.function={name}"
-    if not isinstance(given, Mapping) and _number(given) is not None:
-        given = {"reward": given}
-    if not isinstance(given, Mapping):
-        raise ValueError(
-            f"{source}: must return a dict with the key 'reward' (float), or a float; it returned {_type(given)}"
-        )
-    parts = _finite(source, given)
-    if "reward" not in parts:
-        keys = ", ".join(map(repr, sorted(parts))) or "no key"
-        raise ValueError(f"{source}: must return a dict with the key 'reward' (float), or a float; its dict has {keys}")
-    return parts
-
-
-def check_environment(env: Any, name: str) -> None:
-    """Check that a factory's result is an environment.
-
-    Args:
-        name: the value of `env.factory`.
-
-    Raises:
-        ValueError: a method is missing; the message names it.
-    """
-    missing = [method for method in _ENV_METHODS if not callable(getattr(env, method, None))]
-    if missing:
-        raise ValueError(
-            f"env.factory={name}: must return an environment with {', '.join(_ENV_METHODS)}; it returned {_type(env)} "
-            f"without {', '.join(missing)}"
-        )
-
-
-def check_step(given: Any, name: str) -> tuple[Any, bool, dict[str, Any]]:
-    """Check the return value of an environment's `step`: (observation, done, info).
-
-    Raises:
-        ValueError: it is anything else.
-    """
-    if not isinstance(given, tuple) or len(given) != _STEP_VALUES or not isinstance(given[2], dict):
-        found = f"a tuple of {len(given)}" if isinstance(given, tuple) and len(given) != _STEP_VALUES else _type(given)
-        if found == "a tuple":
-            found = f"{_type(given[2])} as info"
-        raise ValueError(
-            f"env.factory={name}: step must return (observation, done, info), info being a dict; it returned {found}"
-        )
-    return given[0], bool(given[1]), given[2]
-
-
-def close_environment(env: Any, episode: str) -> None:
-    """Close an episode's environment, if it has one; an error is only logged."""
-    try:
-        if env is not None:
-            env.close()
-    except Exception:  # a finished episode stays valid
-        logger.warning("closing the environment of %s failed", episode, exc_info=True)
 
 
 def describe_sampling(engine: RolloutEngine, settings: RolloutSettings) -> str:
@@ -630,31 +554,3 @@ def _reward_loop() -> BackgroundLoop:
     Nothing closes it: sessions stay open between rollouts, and the daemon thread ends with the process.
     """
     return BackgroundLoop("rewards")
-
-
-def _finite(source: str, values: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {}
-    for name, value in values.items():
-        number = _number(value)
-        if number is None:
-            raise ValueError(f"{source}: {name!r} must be a number; it is {_type(value)}")
-        if not math.isfinite(number):
-            raise ValueError(f"{source} gave {name}={number}; numbers must be finite.")
-        numbers[name] = number
-    return numbers
-
-
-def _number(value: Any) -> float | None:
-    """A number of any library as a float; None for anything else, numeric texts included."""
-    try:
-        return None if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _type(value: Any) -> str:
-    """The type of a value in words."""
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"

@@ -16,6 +16,7 @@ import orjson
 
 from geo_sokoban_pipeline.config.rollout import RolloutOptions
 from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import Result, RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
@@ -144,9 +145,9 @@ def _call_own(function: RolloutFn, name: str, *arguments: Any, **named: Any) -> 
     """
     given: Any = function(*arguments, **named)
     if not isinstance(given, list) or not all(isinstance(episode, Trajectory) for episode in given):
-        found = type(given).__name__
         raise TypeError(
-            f"rollout.function={name}: must return a list of Trajectory, one per request; it returned {found}"
+            f"rollout.function={name}: must return a list of Trajectory, one per request; it returned "
+            f"{type_name(given)}"
         )
     return given
 

@@ -14,6 +14,7 @@ import orjson
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
+from geo_sokoban_pipeline.formats import leaves
 from geo_sokoban_pipeline.runs.own_code import hash_own_code
 from geo_sokoban_pipeline.seeding import content_hash
 
@@ -45,19 +46,37 @@ class FingerprintError(RuntimeError):
     """Stored results were made with other parameters or inputs."""
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Fingerprint:
+def flatten(values: Mapping[str, Any]) -> Fingerprint:
     """Nested mappings as one flat one with dotted names; lists and scalars are leaves, as JSON values.
 
     An empty mapping leaves nothing, so that a difference is always in the names that one side has.
     """
-    flat: Fingerprint = {}
-    for name, value in values.items():
-        path = f"{prefix}.{name}" if prefix else str(name)
-        if isinstance(value, Mapping):
-            flat |= flatten(value, path)
-        else:
-            flat[path] = json.loads(json.dumps(value))
-    return flat
+    return {path: json.loads(json.dumps(value)) for path, value in leaves(values) if not isinstance(value, Mapping)}
+
+
+def unflatten(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested options of a fingerprint, without the hashes of own code; empty mappings are missing."""
+    nested: dict[str, Any] = {}
+    for name, value in fingerprint.items():
+        if _CODE not in name:
+            *path, last = name.split(".")
+            place = nested
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = value
+    return nested
+
+
+def changed_code(fingerprint: Mapping[str, Any], options: Sequence[str]) -> str | None:
+    """Which own code of a stored run is another one by now, or gone; None: all of it is as it was.
+
+    Args:
+        options: that name the code, such as `reward.function`.
+    """
+    current = _own_code({option: str(fingerprint[option]) for option in options})
+    stored = {name: value for name, value in fingerprint.items() if name.partition(_CODE)[0] in options}
+    changed = [name for name, digest in stored.items() if _CODE in name and current.get(name) != digest]
+    return f"{_described(changed[0])} has changed since" if changed else None
 
 
 def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
@@ -121,7 +140,7 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
     """Parameters that the loop and its validations depend on; its length, saving, threads and processes are not."""
-    apart = {"loop", "evaluation", "threads", "processes", "placement", "warm_start"}
+    apart = {"loop", "evaluation", "threads", "processes", "sharding", "replicas", "placement", "warm_start"}
     values = options.model_dump(mode="json", exclude=apart)
     values["rollout"] = _playing(options)
     values["warm_start"] = _sft(options)

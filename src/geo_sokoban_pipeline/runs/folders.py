@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
@@ -107,11 +107,11 @@ class RunStore:
         wanted = str(source.checkpoint)
         return wanted in ("start", "final", "latest", "best") or wanted.isdigit()
 
-    def describe(self, source: SourceOptions, *, trajectories: bool = False) -> FoundSource:
+    def describe(self, source: SourceOptions, *, trajectories: Literal["one", "all"] | None = None) -> FoundSource:
         """What a source names, without opening it.
 
         Args:
-            trajectories: those are meant, not the policy.
+            trajectories: those of one iteration, or of all, are meant, not the policy.
 
         Raises:
             SourceError: nothing of that name is stored; a folder or hub id is not looked for.
@@ -119,6 +119,8 @@ class RunStore:
         name = f"{source.run}/{source.run_id}"
         if trajectories:
             number, folder = self._iteration(source)
+            if trajectories == "all":
+                return FoundSource(f"{name}, trajectories of all iterations", folder.parent)
             newest = " (the newest)" if source.iteration is None else ""
             return FoundSource(f"{name}, trajectories of iteration {number}{newest}", folder)
         if source.checkpoint == "tiny":
@@ -189,6 +191,15 @@ class RunStore:
         """Parquet files of all stored trajectories, by iteration and part."""
         stored = self._trajectories(source)
         return [file for number in sorted(stored) for file in sorted(stored[number].glob("part-*.parquet"))]
+
+    def outputs(self, source: SourceOptions) -> Path:
+        """Folder of a run's outputs, which has trajectories.
+
+        Raises:
+            SourceError: there are none.
+        """
+        self._trajectories(source)
+        return self._folders(source).outputs
 
     def progress(self, source: SourceOptions) -> tuple[list[dict[str, Any]], bool]:
         """Stored rows of metrics, and whether the run's loop has reached its goal."""
@@ -302,8 +313,7 @@ class RunStore:
         return self._folders(source).models
 
     def _checkpoints(self, source: SourceOptions) -> dict[int, Path]:
-        found = (self._models(source) / "checkpoints").glob(f"iter=*/{MANIFEST}")
-        return _by_iteration(path.parent for path in found)
+        return sealed_checkpoints(self._models(source))
 
     def _number(self, source: SourceOptions, stored: dict[int, Path]) -> int:
         if source.checkpoint == "latest":
@@ -350,10 +360,31 @@ def best_iteration(manifest: Mapping[str, Any]) -> int | None:
     return None if best is None else int(best["iteration"])
 
 
+def iteration_of(name: str) -> int | None:
+    """Iteration of `iter=00012`, `iter=00012/part-000` or `iter=00012.json`; None for names that are not ours."""
+    number = name.split("/", maxsplit=1)[0].removeprefix("iter=").removesuffix(".json")
+    return int(number) if name.startswith("iter=") and number.isdigit() else None
+
+
+def browsed_runs(site: Path) -> list[str]:
+    """Names of the runs that a site shows; `[]` where there is no site."""
+    manifest = read_manifest(site, verify=False) or {}
+    return list(manifest.get("runs", []))
+
+
+def sealed_checkpoints(models: Path) -> dict[int, Path]:
+    """Checkpoint folders that have their manifest, by iteration, in its order.
+
+    Args:
+        models: folder of a run id in 06_models.
+    """
+    return _by_iteration(path.parent for path in (models / "checkpoints").glob(f"iter=*/{MANIFEST}"))
+
+
 def _by_iteration(paths: Iterable[Path]) -> dict[int, Path]:
-    """Folders `iter=00012` or files `iter=00012.json` by their number, in its order; others are not ours."""
-    numbers = ((path.name.removeprefix("iter=").removesuffix(".json"), path) for path in paths)
-    return dict(sorted((int(number), path) for number, path in numbers if number.isdigit()))
+    """Folders or files by their iteration, in its order."""
+    found = ((iteration_of(path.name), path) for path in paths)
+    return dict(sorted((iteration, path) for iteration, path in found if iteration is not None))
 
 
 def _foreign_policy(name: str) -> PolicyFolder:

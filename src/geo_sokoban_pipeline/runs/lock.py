@@ -96,6 +96,7 @@ def _describe_process() -> dict[str, int | str]:
     }
 
 
+# Locks of this process, for its forked children; weak, so that a lock ends with its holder.
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 

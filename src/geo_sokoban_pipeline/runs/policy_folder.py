@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json, read_manifest, verify_files, write_folder
+from geo_sokoban_pipeline.runs.storage import MANIFEST, Filled, read_json, read_manifest, verify_files, write_folder
 
-FolderWriter = Callable[[Path], dict[str, Any]]
+FolderWriter = Callable[[Path], dict[str, Any] | Filled]
 
 # Files of a checkpoint beside the policy; only a trainer that continues from it needs them.
-TRAINER_FILES = ("optimizer.safetensors", "trainer_state.json")
+_TRAINER_FILES = ("optimizer*.safetensors*", "trainer_state.json")
 _POLICY_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt")
 MODEL_TYPES = ("qwen3_vl", "qwen3_vl_moe")
 
@@ -143,7 +143,8 @@ def link_policy(source: Path, entries: Mapping[str, Any]) -> FolderWriter:
 
     def write(folder: Path) -> dict[str, Any]:
         for path in sorted(source.rglob("*")):
-            if path.suffix in _POLICY_SUFFIXES and path.name not in (MANIFEST, *TRAINER_FILES) and path.is_file():
+            apart = path.name == MANIFEST or any(path.match(pattern) for pattern in _TRAINER_FILES)
+            if path.suffix in _POLICY_SUFFIXES and not apart and path.is_file():
                 link_or_copy(path.resolve(), folder / path.relative_to(source))
         return dict(entries)
 

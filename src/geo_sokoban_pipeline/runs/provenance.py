@@ -29,7 +29,7 @@ _PROGRAM = ("src", "conf")  # what results depend on, of a checkout
 _COMPUTING = ("geo-sokoban-pipeline", "kedro", "torch", "transformers", "pyarrow", "numpy")
 _PROCESSORS = Path("/proc/cpuinfo")
 COMMANDS_FILE = "commands.json"
-_RENEWAL = 5.0  # seconds between two renewals of an entry: what `kill -9` may lose of the total
+RENEWAL_SECONDS = 5.0  # between two renewals of an entry: what `kill -9` may lose of the total
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class CommandRecord:
         self._write("running")
 
     def renew(self) -> None:
-        """Note the seconds so far; does nothing within five seconds of the last time."""
-        if time.monotonic() - self._written >= _RENEWAL:
+        """Note the seconds so far; does nothing within `RENEWAL_SECONDS` of the last time."""
+        if time.monotonic() - self._written >= RENEWAL_SECONDS:
             self._write("running")
 
     def close(self, outcome: str) -> None:

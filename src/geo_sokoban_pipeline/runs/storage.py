@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +30,18 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _TOO_LARGE = {errno.EFBIG}
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
+Files = dict[str, dict[str, Any]]  # of a manifest: {relative name: {"bytes", "blake2b"}}
+
 
 class CorruptFolderError(RuntimeError):
     """A folder's files do not match its manifest; the message names the file and the way out."""
 
 
-def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomic(path: Path, write: Callable[[Path], object], *, flush: bool = True) -> None:
     """Call `write` with a temporary path beside `path`, flush it to disk, then rename it to `path`.
+
+    Args:
+        flush: off for files that are made again if they are torn.
 
     Raises:
         OSError: no space, read-only folder; `path` is then unchanged and the temporary file is gone.
@@ -45,9 +50,11 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         write(temporary)
-        _flush(temporary)
+        if flush:
+            _flush(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        if flush:
+            _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -136,6 +143,19 @@ def file_digest(path: Path) -> str:
 
 
 @dataclass(frozen=True)
+class Filled:
+    """What the writer of a folder returns if it has taken digests while it wrote.
+
+    Attributes:
+        entries: of the manifest, beside its files.
+        files: those whose digests are known; all others are read once more.
+    """
+
+    entries: dict[str, Any]
+    files: Files
+
+
+@dataclass(frozen=True)
 class Rewind:
     """Saved in place of data by iteration: go back to where `after` is the last iteration (−1: nothing is left).
 
@@ -154,7 +174,7 @@ class NewCheckpoint:
         keep: iterations whose checkpoints stay once this one is sealed; None: all.
     """
 
-    write: Callable[[Path], dict[str, Any]]
+    write: Callable[[Path], dict[str, Any] | Filled]
     keep: Sequence[int] | None = None
 
 
@@ -165,7 +185,7 @@ class Complete:
     iterations: int
 
 
-def write_folder(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def write_folder(folder: Path, write: Callable[[Path], dict[str, Any] | Filled]) -> dict[str, Any]:
     """Fill a temporary folder beside `folder`, seal it with a manifest, then rename it to `folder`.
 
     Args:
@@ -174,13 +194,17 @@ def write_folder(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[
 
     Returns:
         The manifest: the entries plus `files`, {relative name: {"bytes", "blake2b"}}.
+
+    Raises:
+        CorruptFolderError: a file has another size than its writer has recorded.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir()
     try:
-        entries = write(temporary)
-        manifest = {**entries, "files": describe_files(temporary)}
+        written = write(temporary)
+        filled = written if isinstance(written, Filled) else Filled(written, {})
+        manifest = {**filled.entries, "files": describe_files(temporary, filled.files)}
         for path in temporary.rglob("*"):
             _flush(path)
         write_json(temporary / MANIFEST, manifest)
@@ -204,7 +228,7 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _exchange(first: Path, second: Path) -> bool:
+def exchange_folders(first: Path, second: Path) -> bool:
     """Give two folders each other's name in one step; False where the system or its file system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     return rename is not None and rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0
@@ -219,7 +243,7 @@ def _put_in_place(made: Path, folder: Path) -> None:
     if not folder.exists():
         made.replace(folder)
         return
-    if _exchange(made, folder):
+    if exchange_folders(made, folder):
         return
     old = made.with_name(made.name.removesuffix(".tmp") + ".old.tmp")
     folder.replace(old)
@@ -231,13 +255,23 @@ def _put_in_place(made: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size in bytes and digest of every file below a folder but its manifest, by relative name, sorted."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
-        for path in files
-    }
+def describe_files(folder: Path, known: Mapping[str, Mapping[str, Any]] | None = None) -> Files:
+    """Size in bytes and digest of every file below a folder but its manifest, by relative name, sorted.
+
+    Args:
+        known: sizes and digests that the writers of files have recorded; these files are not read.
+
+    Raises:
+        CorruptFolderError: a file has another size than its writer has recorded.
+    """
+    found: Files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
+        name, size = path.relative_to(folder).as_posix(), path.stat().st_size
+        recorded = dict((known or {}).get(name) or {"bytes": size, "blake2b": file_digest(path)})
+        if recorded["bytes"] != size:
+            raise CorruptFolderError(f"{path} has {size} bytes, but {recorded['bytes']} were written.")
+        found[name] = recorded
+    return found
 
 
 def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any] | None:
@@ -261,7 +295,7 @@ def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any] | None
     return manifest
 
 
-def verify_files(folder: Path, files: dict[str, dict[str, Any]]) -> None:
+def verify_files(folder: Path, files: Files) -> None:
     """Compare a folder's files with their recorded sizes and digests.
 
     Raises:

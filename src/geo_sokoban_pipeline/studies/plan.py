@@ -188,6 +188,8 @@ def _override(
     task: Task, base: Sections, train: Mapping[str, Any], data: Mapping[str, Any], share: int
 ) -> dict[str, dict[str, Any]]:
     own = merge(base[task.run], train)
+    # Its processes may be too few to share copies.
+    own = {name: value for name, value in own.items() if name not in ("sharding", "replicas")}
     return {
         task.run: {**own, "threads": 1, "processes": min(own.get("processes", 1), share)},
         task.name: merge(base[task.name], data),
@@ -202,7 +204,7 @@ def _resolve(path: str, task: Task, given: Sections) -> dict[str, Any]:
             f"{task.run}.rollout.server.environment: a study writes its parameters into files, where values that may "
             "be secrets must not stand. Set these variables for the command itself: servers inherit them."
         )
-    run = options.model_dump(mode="json", exclude={"threads", "processes"})
+    run = options.model_dump(mode="json", exclude={"threads", "processes", "sharding", "replicas"})
     return {task.run: run, task.name: data.model_dump(mode="json")}
 
 

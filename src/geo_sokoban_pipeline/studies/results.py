@@ -42,7 +42,7 @@ def collect_results(
         (evaluation prompts), `seeds` (per seed: rows of the evaluation, CPU-seconds, minutes, memory, curves),
         `sets` (per further set: title, levels, rows per seed).
     """
-    _check_prompts(members)
+    check_prompts(members)
     trained = [member for member in members if member.kind == "train"]
     records = {member.run_id: folder.read_record(member) for member in members}
     seeds = []
@@ -58,8 +58,8 @@ def collect_results(
         "max_minutes": study.max_minutes,
         "least_spent": study.least_spent,
         "max_growth": study.max_growth,
-        "bars": [bar.model_dump(mode="json", exclude_none=True) for bar in study.bars],
-        "machine": _describe_machine(records, [member.run_id for member in trained]),
+        "bars": [criterion.model_dump(mode="json", exclude_none=True) for criterion in study.bars],
+        "machine": describe_machine(records, [member.run_id for member in trained]),
         "made_with": {run_id: record["maker"] for run_id, record in records.items()},
         "levels": _describe_played(first, first),
         "teacher": first.parameters[f"train_{first.task}"]["warm_start"]["teacher"]["name"],
@@ -68,7 +68,7 @@ def collect_results(
     }
 
 
-def _check_prompts(members: Sequence[StudyRun]) -> None:
+def check_prompts(members: Sequence[StudyRun]) -> None:
     """See that all runs whose rows stand in one table have the same evaluation prompts.
 
     Raises:
@@ -82,7 +82,7 @@ def _check_prompts(members: Sequence[StudyRun]) -> None:
         if len(played) > 1:
             others = " and ".join(", ".join(run_ids) for run_ids in played.values())
             raise ResultsError(
-                f"{others} have played different evaluation prompts: their data settings differ, or the code that "
+                f"{others} were evaluated on different prompts: their data settings differ, or the code that "
                 "makes the rows has changed in between. Give fresh=true."
             )
 
@@ -94,15 +94,15 @@ def _describe_seed(member: StudyRun, controls: Sequence[StudyRun], record: Mappi
     metrics = RunStore(member.root).metrics(source)
     history = read_json(member.models / "policy" / "manifest.json")["history"]
     spent = {"warm_start": history[-1]["cpu_seconds"] if history else 0.0, "grpo": grpo_cpu_seconds(metrics)}
-    curves = {"warm_start": _sft_curve(history), "grpo": _loop_curve(metrics)}
-    rows = _rows(read_json(member.summary))
+    curves = {"warm_start": sft_curve(history), "grpo": loop_curve(metrics)}
+    rows = evaluation_rows(read_json(member.summary), member.task)
     steps = {"warm_start": history[-1]["step"] if history else 0, "grpo": len(metrics)}
     for control in controls:
         manifest = read_json(control.models / "policy" / "manifest.json")
         spent[f"control_{control.part}"] = manifest["cpu_seconds"]
         steps[f"control_{control.part}"] = manifest["budget"]["steps"]
-        curves[f"control_{control.part}"] = _sft_curve(manifest["history"])
-        rows += _rows(read_json(control.summary))
+        curves[f"control_{control.part}"] = sft_curve(manifest["history"])
+        rows += evaluation_rows(read_json(control.summary), member.task)
     seconds = record["seconds"]
     return {
         "seed": member.seed,
@@ -128,9 +128,9 @@ def _memory(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return found
 
 
-def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def evaluation_rows(summary: Mapping[str, Any], task: str) -> list[dict[str, Any]]:
     """Rows of an evaluation as counts; the last policy is `final` whatever its run calls it."""
-    last = summary["policies"][-1]
+    last, report = summary["policies"][-1], task_of(task).report
     names = {last: last if last.startswith("control_") else "final", f"{last}_blank": "final_blank"}
     return [
         {
@@ -138,30 +138,10 @@ def _rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             "mode": row["mode"],
             "solved": row["solved"],
             "episodes": row["episodes"],
-            **_counts(row),
+            **report.study_counts(row),
         }
         for row in summary["rows"]
     ]
-
-
-def _counts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """[kind, solved, episodes] by the task's kinds of prompts; where rows have them, also correct first attempts and
-    the shares of episodes with tool calls and of plausible answers.
-    """
-    found: dict[str, Any] = {}
-    if "by_length" in row:
-        found["by_length"] = [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]]
-    if "breakdowns" in row:
-        found |= {
-            "first_attempts": (row["first_attempt"] or {}).get("solved"),
-            "called_share": row["tools"]["called_share"],
-            "plausible_share": row["plausible_share"],
-            "breakdowns": {
-                column: [[cell["label"], cell["solved"], cell["episodes"]] for cell in cells]
-                for column, cells in row["breakdowns"].items()
-            },
-        }
-    return found
 
 
 def _player(policy: str, names: Mapping[str, str]) -> str:
@@ -170,7 +150,7 @@ def _player(policy: str, names: Mapping[str, str]) -> str:
     return names.get(policy, policy)
 
 
-def _sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
+def sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
     """[CPU-seconds, sampled rate, greedy rate] of each validation by rollout."""
     return [
         [round(row["cpu_seconds"], 1), *(round(row[f"{mode}_solve_rate"], 4) for mode in _MODES)]
@@ -179,7 +159,7 @@ def _sft_curve(history: Iterable[Mapping[str, float]]) -> list[list[float]]:
     ]
 
 
-def _loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+def loop_curve(metrics: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """The same for the loop, counted from its start; an iteration's validation uses the weights after it."""
     from geo_sokoban_pipeline.training.sft_control import grpo_cpu_seconds
 
@@ -214,7 +194,9 @@ def _describe_set(name: str, title: str, members: Sequence[StudyRun]) -> dict[st
         "name": name,
         "title": title,
         "levels": _describe_played(played[0], by_id[str(played[0].after)]),
-        "seeds": [{"seed": member.seed, "rows": _rows(read_json(member.summary))} for member in played],
+        "seeds": [
+            {"seed": member.seed, "rows": evaluation_rows(read_json(member.summary), member.task)} for member in played
+        ],
     }
 
 
@@ -227,7 +209,7 @@ def _values(member: StudyRun, table: str, column: str) -> set[str]:
         return set(file.read(columns=[column]).column(0).to_pylist())
 
 
-def _describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence[str]) -> dict[str, Any]:
+def describe_machine(records: Mapping[str, Mapping[str, Any]], trained: Sequence[str]) -> dict[str, Any]:
     """Machines and versions of the members: a list of distinct values for each entry, in the order of the members.
 
     A study that was interrupted may be finished by another commit or on another machine. How many ran side by side is

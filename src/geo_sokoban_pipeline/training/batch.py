@@ -5,7 +5,10 @@ Tokens after the last trained one cannot influence the loss, so they are not com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +17,8 @@ from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,3 +122,32 @@ def _images_within(trajectory: Trajectory, length: int, policy: Policy) -> list[
         if turn.token_start < length:
             images += [policy.reader.read_png(trajectory.images[index]) for index in turn.image_indices]
     return images
+
+
+def split_steps(
+    groups: Sequence[Item], *, steps: int | None = None, groups_per_step: int | None = None
+) -> list[list[Item]]:
+    """Split the groups of an iteration into minibatches of nearly equal size, one per optimizer step, in order.
+
+    Args:
+        groups: trained groups; without any there is no step.
+        steps: number of steps, at most one per group; None: derived from `groups_per_step`, or 1.
+        groups_per_step: wanted minibatch size; the number of steps is rounded (halves up), at least 1.
+
+    Returns:
+        One list per step; sizes differ by at most 1, larger ones first.
+
+    Raises:
+        ValueError: both are given, or one is not positive.
+    """
+    if steps is not None and groups_per_step is not None:
+        raise ValueError(f"steps={steps} and groups_per_step={groups_per_step}: give one of them, the other as None.")
+    for name, value in (("steps", steps), ("groups_per_step", groups_per_step)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: it must be 1 or more.")
+    if groups_per_step is not None:
+        steps = (2 * len(groups) + groups_per_step) // (2 * groups_per_step)
+    count = min(max(1, steps or 1), len(groups))
+    size, extra = divmod(len(groups), count) if count else (0, 0)
+    bounds = [part * size + min(part, extra) for part in range(count + 1)]
+    return [list(groups[start:end]) for start, end in pairwise(bounds)]

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, size_differences
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
+from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.trajectories.parquet import partition
 
@@ -33,12 +35,11 @@ class CheckpointWriter:
     backend: TrainBackend
     entries: dict[str, Any]
 
-    def __call__(self, folder: Path) -> dict[str, Any]:
+    def __call__(self, folder: Path) -> Filled:
         """Fill the folder; returns the manifest's entries."""
-        self.backend.export(folder)
-        self.backend.save_state(folder)
+        files = {**self.backend.export(folder), **self.backend.save_state(folder)}
         logger.debug("checkpoint: written, not sealed")
-        return self.entries
+        return Filled(self.entries, files)
 
 
 @dataclass
@@ -142,16 +143,30 @@ def _apart(one: float, other: float, episodes: int) -> bool:
     return abs(one - other) > 2 * math.sqrt(variance)
 
 
-def compare_workers(manifest: Mapping[str, Any], workers: Mapping[str, int]) -> None:
-    """Warn where a run continues with other numbers of `threads` or `processes`; an empty manifest is a new run."""
-    for name, count in workers.items():
-        before = manifest.get(name, 1)
-        if manifest and before != count:
+_LAYOUT = {"threads": 1, "processes": 1, "sharding": "none", "replicas": 1}  # of manifests without an entry
+
+
+def layout_of(options: TrainOptions, threads: int) -> dict[str, int | str]:
+    """How a run is spread over processes, for its manifests: no part of its identity, but of its last bits."""
+    return {
+        "threads": threads,
+        "processes": options.processes,
+        "sharding": options.sharding,
+        "replicas": options.replicas,
+    }
+
+
+def compare_layout(manifest: Mapping[str, Any], layout: Mapping[str, int | str]) -> None:
+    """Warn where a run continues with another layout; an empty manifest is a new run."""
+    for name, value in layout.items():
+        before = manifest.get(name, _LAYOUT[name])
+        if manifest and before != value:
             logger.warning(
-                "this run used %d %s before and uses %d now: it continues, but not bit for bit",
+                "this run had %s=%s before and has %s=%s now: it continues, but not bit for bit",
+                name,
                 before,
                 name,
-                count,
+                value,
             )
 
 

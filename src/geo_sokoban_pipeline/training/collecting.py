@@ -127,7 +127,7 @@ class Collector:
             Trajectories (groups in order, dropped ones included) and metrics `rollout/…`, `perf/…`.
         """
         began = time.perf_counter()
-        grpo, rollout = self.options.grpo, self.options.rollout
+        grpo, rollout, task = self.options.grpo, self.options.rollout, task_of(self.options.task)
         first = math.ceil(grpo.groups * rollout.over_sampling)
         limit = max(first, math.ceil(grpo.groups * grpo.max_refill))
         chosen: list[int] = []  # index of each group's prompt
@@ -147,19 +147,19 @@ class Collector:
                 break
             wanted = min(grpo.groups - found, limit - len(chosen))
         most = grpo.groups if rollout.over_sampling > 1 else None
-        scores = score_groups(trajectories, grpo, self.options.reward.args, max_trained_groups=most)
+        scores = score_groups(trajectories, grpo, task, self.options.reward.args, max_trained_groups=most)
         apply_scores(trajectories, scores)
         if rollout.partial:
             self.partial.keep(trajectories, dict(enumerate(chosen)))
         _update_solve_rates(sampler, chosen, trajectories)
         seconds = time.perf_counter() - began
-        watched = task_of(self.options.task).watched
         processes = 1 if self.rollout_fn is None else self.options.processes
-        return trajectories, {**describe_rollout(trajectories, seconds, watched, processes), **scores.metrics}
+        return trajectories, {**describe_rollout(trajectories, seconds, task.watched, processes), **scores.metrics}
 
     def _probe(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores of the groups so far, without the fallback of `grpo.min_groups`, which would hide scarce signal."""
-        return score_groups(trajectories, self.options.grpo, self.options.reward.args, min_groups=0)
+        options = self.options
+        return score_groups(trajectories, options.grpo, task_of(options.task), options.reward.args, min_groups=0)
 
     def _roll_out(
         self, iteration: int, drawn: Sequence[int], first_group: int, resumed: Sequence[GroupPlan], missing: int

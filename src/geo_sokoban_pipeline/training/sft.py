@@ -28,7 +28,7 @@ from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
 from geo_sokoban_pipeline.training.runtime import Stopwatch, freeze_survivors
 from geo_sokoban_pipeline.training.worker import SetDemonstrations
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 logger = logging.getLogger(__name__)
 Rows = Sequence[dict[str, Any]]
@@ -44,6 +44,7 @@ def run_sft(
     seed: int,
     state: Path | None = None,
     first: int = 0,
+    workers: WorkerGroup | None = None,
 ) -> tuple[list[dict[str, float]], TrainBackend]:
     """Train the policy in place on demonstrations.
 
@@ -51,6 +52,7 @@ def run_sft(
         prompts: rows that demonstrations are drawn from.
         state: folder with weights and optimizer state to continue from; None: the policy's weights alone.
         first: number of the first demonstration; earlier ones have been trained on.
+        workers: whose ranks take every step together; None: this process alone.
 
     Returns:
         History and backend. The history has one row per validation: `step`, `seconds` and `cpu_seconds` of training so
@@ -61,13 +63,14 @@ def run_sft(
     expert = Demonstrator(prompts, policy, options, seed, _TRAINING)
     history: list[dict[str, float]] = []
     losses: list[float] = []
-    with open_worker_group(policy, options) as workers, track("warm start", warm.steps) as progress:
+    with track("warm start", warm.steps) as progress:
+        # The first use of the workers waits for their start, so the held-out demonstrations are made before.
+        validator = _Validator(validation_prompts, policy, options, seed, workers)
         backend = build_backend(policy, sft_optimizer(warm, options.optimizer), workers=workers)
         if state is not None:
             backend.load_state(state)
         if workers is not None:
             workers.broadcast(SetDemonstrations(prompts, seed, _TRAINING))
-        validator = _Validator(validation_prompts, policy, options, seed, workers)
         watch = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
         freeze_survivors()
         for step in range(warm.steps):
@@ -85,6 +88,7 @@ def run_sft(
             if warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below:
                 break
             progress.advance(note=_note(history))
+    backend.renew()
     return history, backend
 
 

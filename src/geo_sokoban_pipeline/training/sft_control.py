@@ -13,21 +13,22 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.config.study import ControlOptions
-from geo_sokoban_pipeline.envs.base import Task, prompt_key
+from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.grpo.loss import SftObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, differences
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import freeze_survivors
 from geo_sokoban_pipeline.training.sft import run_sft, sft_optimizer
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 
 Rows = Sequence[dict[str, Any]]
 _SPENT = ("perf/cpu_time", "perf/save_cpu_time")
-_WARMING, _TIMED, _ROUNDS = 10, 10, 3  # untimed steps first, then timed steps per round, and rounds
 
 
 class ControlError(ValueError):
@@ -116,7 +117,16 @@ def plan_budget(
     return Budget(grpo, cpu_seconds_per_step, steps, done * episodes_per_step)
 
 
-def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: int) -> float:
+def time_steps(
+    start: PolicyFolder,
+    prompts: Rows,
+    options: TrainOptions,
+    seed: int,
+    *,
+    untimed: int = 10,
+    timed: int = 10,
+    rounds: int = 3,
+) -> float:
     """CPU-seconds of a step of a control, measured on a throw-away copy of the policy.
 
     Its demonstrations come from a random stream of their own. The first steps are not timed: they fill the caches of
@@ -126,6 +136,8 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
     Args:
         prompts: of the control.
         options: of the control, see `control_options`.
+        untimed: steps before the first round.
+        timed: steps of a round.
     """
     policy = load_as(options.policy, start.path)
     warm = options.warm_start
@@ -141,9 +153,9 @@ def time_steps(start: PolicyFolder, prompts: Rows, options: TrainOptions, seed: 
                 backend.step(samples, SftObjective(), warm.learning_rate)
             return (time.process_time() - began) / len(steps)
 
-        take_steps(range(_WARMING))
-        rounds = (_WARMING + _TIMED * number for number in range(_ROUNDS))
-        return min(take_steps(range(first, first + _TIMED)) for first in rounds)
+        take_steps(range(untimed))
+        firsts = range(untimed, untimed + timed * rounds, timed)
+        return min(take_steps(range(first, first + timed)) for first in firsts)
 
 
 def grpo_cpu_seconds(metrics: Rows) -> float:
@@ -159,6 +171,7 @@ def continue_warm_start(
     options: TrainOptions,
     seed: int,
     budget: Budget,
+    workers: WorkerGroup | None = None,
 ) -> tuple[list[dict[str, float]], TrainBackend]:
     """Continue SFT from weights and optimizer state of a warm start; returns history and backend.
 
@@ -169,18 +182,25 @@ def continue_warm_start(
         policy: trained in place; its weights are those of `start`.
         start: folder with weights and optimizer state.
         options: of the control, see `control_options`.
+        workers: see `run_sft`.
     """
     warm = options.warm_start.model_copy(update={"steps": budget.steps, "warmup_steps": 0, "stop_below": None})
     longer = options.model_copy(update={"warm_start": warm})
-    return run_sft(policy, prompts, validation_prompts, longer, seed, start, budget.first)
+    return run_sft(policy, prompts, validation_prompts, longer, seed, start, budget.first, workers)
 
 
 def control_options(options: TrainOptions, control: ControlOptions) -> TrainOptions:
-    """Options of the run, with the expert that the control imitates."""
+    """Options of the run, with the expert of the control.
+
+    Raises:
+        ControlError: the task has no optimal expert.
+    """
     if control.imitate == "teacher":
         return options
-    own = options.warm_start.teacher
-    expert = type(own).model_validate({"name": "solver", "patience": None, "max_turns": own.max_turns})
+    own, best = options.warm_start.teacher, task_of(options.task).optimal
+    if best is None:
+        raise ControlError(f"control_{options.task}.imitate=optimal: the task names no optimal expert. Take teacher.")
+    expert = type(own).model_validate({"name": best, "patience": None, "max_turns": own.max_turns})
     return options.model_copy(update={"warm_start": options.warm_start.model_copy(update={"teacher": expert})})
 
 
@@ -202,7 +222,7 @@ def repeat_prompts(prompts: Rows, times: Mapping[str, int], task: Task) -> list[
     """
     by_key: dict[str, dict[str, Any]] = {}
     for row in prompts:
-        by_key.setdefault(prompt_key(row), row)
+        by_key.setdefault(task.key_of(row), row)
     unknown = sorted(set(times) - set(by_key))
     if unknown:
         raise ControlError(

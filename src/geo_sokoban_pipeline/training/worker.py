@@ -1,23 +1,20 @@
-"""A worker: a process beside the driver that runs jobs on weights in shared memory.
+"""A worker: one rank of a run, in a process beside the driver, with a copy of the policy or its part of it.
 
-A job is a picklable value that carries all its inputs. Between jobs a worker holds only its policy, its engine and the
-demonstrator that `SetDemonstrations` gave it.
+A job is a picklable value that carries all its inputs. Between jobs a worker holds only its policy, its engine, its
+backend and the demonstrator that `SetDemonstrations` gave it.
 """
 
 from __future__ import annotations
 
-import signal
-import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.distributed.group import Group, join_group
 from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -25,13 +22,100 @@ from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import load_rollout_fn
 from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.runtime import collect_garbage, freeze_survivors, prepare_process
-from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, adopt_tensors
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+
+class Worker:
+    """State of a rank's process, which every job receives.
+
+    Attributes:
+        policy: this rank's own.
+        options: of the run.
+        group: the ranks; None before `JoinGroup`.
+        expert: makes demonstrations; None before `SetDemonstrations`.
+        backend: this rank's part of the training backend; None before the driver builds one.
+    """
+
+    def __init__(self, policy: Policy, options: TrainOptions) -> None:
+        self.policy, self.options = policy, options
+        self.group: Group | None = None
+        self.expert: Demonstrator | None = None
+        self.backend: Any = None
+
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        """This process's own engine, built at its first use."""
+        return build_engine(self.policy, self.options.rollout)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a rank builds its worker from; the weights come from rank 0 when it joins the group.
+
+    Attributes:
+        config: configuration of the model.
+        attention, dtype: those of the driver's model.
+        threads: of torch.
+    """
+
+    config: Any
+    attention: str
+    dtype: torch.dtype
+    tokenizer: Any
+    image_processor: Any
+    options: TrainOptions
+    threads: int
+
+    @classmethod
+    def of(cls, policy: Policy, options: TrainOptions) -> Blueprint:
+        """Of the driver's policy, with as many threads as the driver has."""
+        model = policy.model
+        return cls(
+            model.config,
+            model.config._attn_implementation,
+            model.dtype,
+            policy.tokenizer,
+            policy.image_processor,
+            options,
+            torch.get_num_threads(),
+        )
+
+    def __call__(self) -> Worker:
+        """Build the worker, in its process."""
+        prepare_process(self.threads)
+        worker = Worker(self.build_policy(), self.options)
+        freeze_survivors()
+        return worker
+
+    def build_policy(self) -> Policy:
+        """The worker's policy, without the driver's weights yet."""
+        from transformers import AutoModelForImageTextToText
+
+        model = AutoModelForImageTextToText.from_config(
+            self.config, attn_implementation=self.attention, dtype=self.dtype
+        )
+        chosen = self.options.policy
+        freeze_parameters(model, chosen.freeze)
+        return Policy(model.eval(), self.tokenizer, self.image_processor, compute=chosen.compute)
+
+
+@dataclass(frozen=True)
+class JoinGroup:
+    """Join the group of all ranks, and take over the weights of rank 0."""
+
+    rank: int
+    size: int
+    port: int
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        worker.group = join_group(self.rank, self.size, self.port)
+        worker.group.broadcast(model_tensors(worker.policy.model))
 
 
 @dataclass(frozen=True)
 class UpdateWeights:
-    """Drop everything computed with earlier weights; the shared weights now have this version."""
+    """Drop everything computed with earlier weights; the weights now have this version."""
 
     version: int
 
@@ -56,7 +140,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class SetDemonstrations:
-    """Give the worker a `Demonstrator` of these prompts; later `SftGradients` jobs draw from it."""
+    """Give the worker a `Demonstrator` of these prompts; the steps of a warm start draw from it."""
 
     prompts: Sequence[dict[str, Any]]
     seed: int
@@ -67,106 +151,6 @@ class SetDemonstrations:
         worker.expert = Demonstrator(self.prompts, worker.policy, worker.options, self.seed, self.purpose)
 
 
-@dataclass(frozen=True)
-class Blueprint:
-    """What a worker builds its policy from.
-
-    Attributes:
-        config: configuration of the model.
-        attention, dtype: those of the driver's model.
-        weights: parameters and buffers, shared.
-    """
-
-    config: Any
-    attention: str
-    dtype: torch.dtype
-    tokenizer: Any
-    image_processor: Any
-    weights: SharedTensors
-
-    def build(self) -> Policy:
-        """Build the policy; its model uses the shared weights in place."""
-        from transformers import AutoModelForImageTextToText
-
-        model = AutoModelForImageTextToText.from_config(
-            self.config, attn_implementation=self.attention, dtype=self.dtype
-        )
-        adopt_tensors(model, self.weights)
-        return Policy(model.eval(), self.tokenizer, self.image_processor)
-
-
-class Worker:
-    """State of a worker process, which every job receives.
-
-    Attributes:
-        policy: on the shared weights.
-        options: of the run.
-        expert: makes demonstrations; None before `SetDemonstrations`.
-    """
-
-    def __init__(self, policy: Policy, options: TrainOptions, gradients: SharedTensors) -> None:
-        self.policy, self.options = policy, options
-        self.expert: Demonstrator | None = None
-        self._gradients = gradients.views()
-
-    @cached_property
-    def engine(self) -> RolloutEngine:
-        """This process's own engine, built at its first use."""
-        return build_engine(self.policy, self.options.rollout)
-
-    def export_gradients(self) -> list[str]:
-        """Move the parameters' gradients into the shared buffer; returns the names of those that have one."""
-        names = []
-        for name, parameter in self.policy.model.named_parameters():
-            if parameter.grad is not None:
-                self._gradients[name].copy_(parameter.grad)
-                parameter.grad = None
-                names.append(name)
-        return names
-
-
-Job = Callable[[Worker], Any]
-
-
-@dataclass(frozen=True)
-class Done:
-    """A job's result, and the CPU-seconds of all jobs of this worker so far."""
-
-    result: Any
-    cpu_seconds: float
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The traceback of a failed job, as text."""
-
-    text: str
-
-
-def serve(
-    pipe: Connection, blueprint: Blueprint, options: TrainOptions, gradients: SharedTensors, threads: int
-) -> None:
-    """A worker's main function: run the jobs that arrive on a pipe, send one answer each, return when it closes."""
-    # Ctrl-C reaches every process of a terminal; only the driver handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    try:
-        prepare_process(threads)
-        policy = blueprint.build()
-        policy.compute = options.policy.compute
-        freeze_parameters(policy.model, options.policy.freeze)
-        worker = Worker(policy, options, gradients)
-        freeze_survivors()
-        began = time.process_time()
-        while True:
-            job: Job = pipe.recv()
-            answer: Done | Failed
-            try:
-                answer = Done(job(worker), time.process_time() - began)
-            except Exception:  # the driver raises it again
-                answer = Failed(traceback.format_exc())
-            pipe.send(answer)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the driver has closed the pipe or ended
-    except Exception:  # a policy that cannot be built, a result that cannot be sent
-        pipe.send(Failed(traceback.format_exc()))
+def model_tensors(model: Any) -> list[torch.Tensor]:
+    """Parameters and buffers of a model, tied ones once, in an order that is the same on every rank."""
+    return [*(parameter.data for parameter in model.parameters()), *model.buffers()]

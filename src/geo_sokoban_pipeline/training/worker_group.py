@@ -1,140 +1,26 @@
-"""A worker group: the driver and further processes share the weights in memory and split each step's work.
+"""A worker group: the driver is rank 0, and workers are the other ranks; each has a copy of the policy.
 
-Any error closes the group, so no stale answer is read later. Answers are received in the order of the workers, so sums
-are added in the same order in every run.
+Rollouts are sharded by whole groups; steps are sharded by the backend that `backends/ranks.py` builds on the group.
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, multiprocessing
-
 from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.distributed.group import Group, Meeting
+from geo_sokoban_pipeline.distributed.launch import Job, Ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
 from geo_sokoban_pipeline.training.sharding import shard_groups
-from geo_sokoban_pipeline.training.shared_tensors import SharedTensors, share_like, share_model
-from geo_sokoban_pipeline.training.worker import Blueprint, Failed, Job, Rollout, UpdateWeights, serve
+from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, Rollout, UpdateWeights, model_tensors
 from geo_sokoban_pipeline.trajectories.types import Trajectory
-
-_PATIENCE = 5.0  # seconds before a worker that does not exit is terminated, then killed
-
-
-class WorkerGroupError(RuntimeError):
-    """A worker failed or its process has ended; the message says which and why."""
-
-
-@dataclass
-class WorkerHandle:
-    """The driver's side of one worker.
-
-    Attributes:
-        title: its name in errors.
-        gradients: its gradients by parameter, in shared memory; valid once the job that computed them is answered.
-        cpu_seconds: of its jobs so far.
-    """
-
-    title: str
-    process: Any
-    pipe: Any
-    gradients: dict[str, Tensor]
-    cpu_seconds: float = 0.0
-
-    def send(self, job: Job) -> None:
-        """Send a job."""
-        try:
-            self.pipe.send(job)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise self._lost() from error
-
-    def receive(self) -> Any:
-        """Wait for the answer to the last job; returns its result."""
-        try:
-            answer = self.pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
-            raise self._lost() from error
-        if isinstance(answer, Failed):
-            raise WorkerGroupError(f"{self.title} failed:\n{answer.text}")
-        self.cpu_seconds = answer.cpu_seconds
-        return answer.result
-
-    def stop(self, *, patient: bool) -> None:
-        """End the process: wait for its exit where `patient`, then terminate it, then kill it."""
-        if patient:
-            self.process.join(_PATIENCE)
-        if self.process.is_alive():
-            self.process.terminate()
-            self.process.join(_PATIENCE)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self.process.close()
-
-    def _lost(self) -> WorkerGroupError:
-        # A worker that failed before its first job has sent its traceback.
-        with suppress(EOFError, OSError):
-            while self.pipe.poll():
-                answer = self.pipe.recv()
-                if isinstance(answer, Failed):
-                    return WorkerGroupError(f"{self.title} failed:\n{answer.text}")
-        self.process.join(_PATIENCE)
-        code = self.process.exitcode
-        name = f" ({signal.Signals(-code).name})" if code is not None and code < 0 else ""
-        return WorkerGroupError(
-            f"{self.title} ended with exit code {code}{name}. The same command continues from what is stored; "
-            "processes=1 uses no further processes and less memory."
-        )
-
-
-def start_worker(title: str, blueprint: Blueprint, options: TrainOptions, gradients: SharedTensors) -> WorkerHandle:
-    """Start a worker process; returns at once, while the process still imports its libraries.
-
-    Args:
-        title: its name in errors.
-        gradients: buffer for its gradients.
-    """
-    context = multiprocessing.get_context("spawn")
-    pipe, far_end = context.Pipe()
-    # A worker inherits the signal mask, so Ctrl-C never reaches it. Python's resource tracker, which the first worker
-    # would start, must not inherit it.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process = context.Process(
-            target=serve, args=(far_end, blueprint, options, gradients, torch.get_num_threads()), daemon=True
-        )
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # Only the worker may hold its end of the pipe: then the pipe closes when the worker dies.
-    far_end.close()
-    return WorkerHandle(f"{title} (pid {process.pid})", process, pipe, gradients.views())
-
-
-@dataclass(frozen=True)
-class Part:
-    """One process's part of a step's gradients.
-
-    Attributes:
-        metrics: of the objective, over the part.
-        tokens: trained tokens of the part, where its gradients are means over them.
-        names: parameters that have a gradient; empty for the driver's part.
-    """
-
-    metrics: dict[str, float]
-    tokens: int = 0
-    names: tuple[str, ...] = ()
-
 
 Result = TypeVar("Result")
 
@@ -143,39 +29,51 @@ class WorkerGroup:
     """The driver and `options.processes` − 1 workers.
 
     Args:
-        policy: its weights move into shared memory; a change in place changes them for all processes.
+        policy: of the driver; the workers take over its weights at the first job. Afterwards only the backend may
+            change them, on all ranks alike.
         options: of the run; every worker uses as many threads as the driver.
+        ranks: idle processes of workers over the same policy and options; None: they are started here.
+
+    Attributes:
+        size: number of ranks.
+        before_rollout: set by a backend whose weights are sharded.
 
     Raises:
-        ValueError, SharedMemoryError: the weights cannot be shared.
+        ValueError: the policy is not on the CPU.
     """
 
-    def __init__(self, policy: Policy, options: TrainOptions) -> None:
-        self.size = options.processes
-        self._parameters = dict(policy.model.named_parameters())
-        weights = share_model(policy.model)
-        config = policy.model.config
-        blueprint = Blueprint(
-            config,
-            config._attn_implementation,
-            policy.model.dtype,
-            policy.tokenizer,
-            policy.image_processor,
-            weights,
-        )
-        self._handles: list[WorkerHandle] = []
-        try:
-            for number in range(1, self.size):
-                title = f"process {number + 1} of {self.size}"
-                self._handles.append(start_worker(title, blueprint, options, share_like(self._parameters)))
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, policy: Policy, options: TrainOptions, ranks: Ranks | None = None) -> None:
+        model = policy.model
+        if model.device.type != "cpu":
+            raise ValueError(
+                f"several processes train on the CPU, but the model is on {model.device}; set processes=1."
+            )
+        self.size, self.options = options.processes, options
+        self.before_rollout: Callable[[], None] | None = None
+        self._model = model
+        self._group: Group | None = None
+        self._ranks = ranks or Ranks([Blueprint.of(policy, options)] * (self.size - 1))
+
+    @property
+    def group(self) -> Group:
+        """The collectives of the driver; within `run`."""
+        assert self._group is not None
+        return self._group
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers take jobs."""
+        return self._ranks.is_open
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._ranks.process_ids
 
     @property
     def cpu_seconds(self) -> float:
         """CPU-seconds of the workers' answered jobs."""
-        return sum(worker.cpu_seconds for worker in self._handles)
+        return self._ranks.cpu_seconds
 
     def cpu_clock(self) -> float:
         """CPU-seconds of the driver and of the workers' jobs, from an arbitrary zero; take differences."""
@@ -185,25 +83,26 @@ class WorkerGroup:
         """Run `own` here while the first workers run one job each; returns all results in order, `own`'s first.
 
         Raises:
-            WorkerGroupError: a worker failed or ended, or the group is closed. Any exception closes the group.
+            RankError: a worker failed or ended, or the group is closed. Any exception closes the group.
         """
-        if not self._handles:
-            raise WorkerGroupError("this worker group is closed.")
-        chosen = self._handles[: len(jobs)]
         try:
-            for worker, job in zip(chosen, jobs, strict=True):
-                worker.send(job)
-            return [own(), *(worker.receive() for worker in chosen)]
-        except BaseException:  # an interrupt too: no answer to this step may stay in a pipe for the next one
-            self.close(patient=False)
+            if self._group is None and self.is_open:
+                meeting = Meeting(self.size)
+                joining = [JoinGroup(rank, self.size, meeting.port) for rank in range(1, self.size)]
+                self._ranks.run(lambda: self._join(meeting), joining)
+            return self._ranks.run(own, jobs)
+        except BaseException:
+            self.leave()
             raise
 
     def broadcast(self, job: Job) -> None:
         """Run a job in every worker."""
-        self.run(lambda: None, [job] * len(self._handles))
+        self.run(lambda: None, [job] * (self.size - 1))
 
     def update_weights(self, version: int) -> None:
         """Make the workers drop what they computed with earlier weights."""
+        if self.before_rollout is not None:
+            self.before_rollout()
         self.broadcast(UpdateWeights(version))
 
     def rollout(
@@ -215,6 +114,8 @@ class WorkerGroup:
         progress: Progress | None = None,
     ) -> list[Trajectory]:
         """Roll out by `rollout.function`, groups sharded over the processes; the driver uses the given engine."""
+        if self.before_rollout is not None:
+            self.before_rollout()
         rollout_fn = load_rollout_fn(settings.rollout)
         shards = shard_groups(tasks, self.size)
         # `max_failed_share` is checked over all episodes below, not within a shard.
@@ -232,40 +133,20 @@ class WorkerGroup:
         check_failures(trajectories, settings.rollout.max_failed_share)
         return trajectories
 
-    @torch.no_grad()
-    def add_gradients(self, parts: Sequence[Part], weights: Sequence[float] | None = None) -> None:
-        """Add the workers' gradients to the driver's, in order.
+    def close(self) -> None:
+        """End the workers."""
+        self._ranks.close()
+        self.leave()
 
-        Args:
-            parts: the driver's, then those of the workers that had a job.
-            weights: factor of each part's gradients; None: 1.
-        """
-        if weights is not None:
-            for parameter in self._parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(weights[0])
-        for number, (worker, part) in enumerate(zip(self._handles, parts[1:], strict=False), start=1):
-            for name in part.names:
-                gradient, parameter = worker.gradients[name], self._parameters[name]
-                scaled = gradient if weights is None else gradient.mul_(weights[number])
-                parameter.grad = scaled.clone() if parameter.grad is None else parameter.grad.add_(scaled)
+    def leave(self) -> None:
+        """Leave the collectives, as every worker does at its end; the next `run` joins them again."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
 
-    def close(self, *, patient: bool = True) -> None:
-        """End the workers: an idle one exits when its pipe closes; `patient` gives a busy one time to do so."""
-        workers, self._handles = self._handles, []
-        for worker in workers:
-            worker.pipe.close()
-        for worker in workers:
-            worker.stop(patient=patient)
-
-
-def sum_metrics(parts: Sequence[Part], weights: Sequence[float] | None = None) -> dict[str, float]:
-    """Metrics of a step: the sum over its parts, each times its weight (None: 1)."""
-    totals: dict[str, float] = {}
-    for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
-        for name, value in part.metrics.items():
-            totals[name] = totals.get(name, 0.0) + value * weight
-    return totals
+    def _join(self, meeting: Meeting) -> None:
+        self._group = meeting.join(self.size)
+        self._group.broadcast(model_tensors(self._model))
 
 
 @contextmanager

@@ -19,6 +19,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from geo_sokoban_pipeline.formats import type_name
+
 # Parts that the rewards of this project give; parts of a reward of one's own are in `reward_parts` alone, unless they
 # have one of these names. A fixed set, because all files of all tasks share one schema.
 PART_COLUMNS = ("correct", "distance_delta", "final_bonus", "format", "turn_reward_avg", "turn_reward_total")
@@ -47,11 +49,7 @@ def gather_columns(items: Iterable[Any], names: Sequence[str]) -> list[tuple[Any
 
 
 def derive_columns(metrics: pa.Array, parts: pa.Array, turns: pa.Array) -> dict[str, pa.Array]:
-    """The columns of `DERIVED_COLUMNS`, from the built columns that they repeat.
-
-    Args:
-        parts: the reward parts.
-    """
+    """The columns of `DERIVED_COLUMNS`, from the built columns that they repeat."""
     named, given, spoken = Named(metrics), Named(parts), Ragged.of(turns)
     success = named.pick("success")
     solved = None if success is None else np.where(np.isnan(success), success, success >= SOLVED)
@@ -175,7 +173,7 @@ def _build_images(values: Sequence[list[bytes]], kind: pa.DataType) -> pa.Array:
 def _to_native(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"turn info holds a {type(value).__name__} ({value!r}); only JSON values can be stored")
+    raise TypeError(f"turn info holds {type_name(value)} ({value!r}); only JSON values can be stored")
 
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_to_native).encode

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.storage import Rewind
 from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS
 from geo_sokoban_pipeline.trajectories.validation import TrajectoryError, check_episodes
@@ -167,20 +168,21 @@ def check_version(schema: pa.Schema) -> None:
 
 @cache
 def _features_block() -> str:
-    return json.dumps({"info": {"features": _features()}}, separators=(",", ":"))
+    return json.dumps({"info": {"features": features_of(TRAJECTORY_SCHEMA)}}, separators=(",", ":"))
 
 
-def _features() -> dict[str, Any]:
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """The `datasets.Features` of a schema as its JSON; lists of (bytes, path) structs are images."""
     # Written by hand instead of through `datasets.Features`, whose import takes a second; a test compares the two.
-    features = {field.name: _feature(field.type) for field in TRAJECTORY_SCHEMA}
-    features["images"] = {"feature": {"_type": "Image"}, "_type": "List"}
-    return features
+    return {field.name: _feature(field.type) for field in schema}
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
     if pa.types.is_list(kind):
         return {"feature": _feature(kind.value_type), "_type": "List"}
     if pa.types.is_struct(kind):
+        if [field.name for field in kind] == ["bytes", "path"]:
+            return {"_type": "Image"}
         return {field.name: _feature(field.type) for field in kind}
     names = {pa.float64(): "float64", pa.float32(): "float32"}
     return {"dtype": names.get(kind, str(kind)), "_type": "Value"}
@@ -272,6 +274,6 @@ class TrajectoryContract:
             return value
         if not hasattr(value, "to_table"):
             way_out = "a pyarrow.Table from trajectories_to_table(trajectories, context), or a TrajectoryBatch"
-            raise TrajectoryError("partition value", None, type(value).__name__, way_out)
+            raise TrajectoryError("partition value", None, type_name(value), way_out)
         table: pa.Table = value.to_table()
         return table

@@ -135,8 +135,8 @@ def test_what_is_imitated_is_said(options, rows, sentence):
 def test_an_expert_of_ones_own_is_named(tmp_path):
     (tmp_path / "expert.py").write_text("def build_teacher(name, patience, noise):\n    return None\n")
     options = GeometryExpertOptions(factory=str(tmp_path / "expert.py"))
-    assert describe_expert(options, [ROW]) == f"it imitates the expert plausible of {tmp_path / 'expert.py'}"
+    assert describe_expert(options, [ROW]) == f"SFT on the expert plausible of {tmp_path / 'expert.py'}"
     sokoban = ExpertOptions(noise=0.1)
     assert describe_expert(sokoban, [{}]) == (
-        "it imitates the expert `direct` on 1 levels, 10% of its moves replaced by random ones"
+        "SFT on the expert `direct` on 1 levels, 10% of its moves replaced by random ones"
     )

@@ -128,10 +128,10 @@ def test_boxes_are_sorted_and_marks_combine():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (raw_row(prompt=None), "prompt is NoneType"),
-        (raw_row(prompt=[]), "prompt is list"),
-        (raw_row(prompt=7), "prompt is int"),
-        (raw_row(prompt=[{"role": "user"}]), "prompt is list"),
+        (raw_row(prompt=None), "prompt is None; a text"),
+        (raw_row(prompt=[]), "prompt is a list"),
+        (raw_row(prompt=7), "prompt is an int"),
+        (raw_row(prompt=[{"role": "user"}]), "prompt is a list"),
         (raw_row(prompt="Push the boxes."), "no observation block"),
         (with_grid(""), "empty"),
         (with_grid("# # #\n# P"), "ragged"),
@@ -151,7 +151,7 @@ def test_raw_rows_that_are_no_level(row, reason):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (processed_row(prompt=None), "prompt is NoneType"),
+        (processed_row(prompt=None), "prompt is None; a text"),
         (processed_row(extra_info=None), "env_config is missing"),
         (processed_row(extra_info={"env_config": {"grid_size": [4, 5]}}), "initial_base_grid"),
         (
@@ -160,8 +160,8 @@ def test_raw_rows_that_are_no_level(row, reason):
             ),
             "malformed",
         ),
-        (processed_row(images=None), "images is NoneType"),
-        (processed_row(images=[]), "images is list"),
+        (processed_row(images=None), "images is None"),
+        (processed_row(images=[]), "images is a list"),
         (processed_row(images=[{"bytes": b"", "path": None}]), "image is a dict"),
         (processed_row(images=["http://example.com/a.png"]), "remote and local images are not read"),
         (processed_row(images=["/etc/passwd"]), "remote and local images are not read"),

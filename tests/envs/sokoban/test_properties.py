@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_sokoban_pipeline.envs.sokoban import DIRECTIONS, Board, solve
-from geo_sokoban_pipeline.envs.sokoban.board import SYMMETRIES, transform_direction
+from geo_sokoban_pipeline.envs.sokoban.board import SYMMETRIES
 
 
 @st.composite
@@ -20,6 +20,14 @@ def boards(draw, max_side: int = 6, max_boxes: int = 3) -> Board:
     for box in boxes:
         codes[box] = 3 if codes[box] == 2 else 4
     return Board.from_codes(height, width, bytes(codes))
+
+
+def transform_direction(direction: str, symmetry: int) -> str:
+    """Direction that a move takes on the transformed grid: mirrored first, then turned clockwise."""
+    if symmetry >= 4:
+        direction = {"left": "right", "right": "left"}.get(direction, direction)
+    clockwise = ("up", "right", "down", "left")
+    return clockwise[(clockwise.index(direction) + symmetry) % 4]
 
 
 moves = st.lists(st.sampled_from(DIRECTIONS), max_size=12)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from geo_sokoban_pipeline.envs.sokoban import Board, render, render_png
-from geo_sokoban_pipeline.envs.sokoban.drawing import BoardImage, _tiles, render_observation
+from geo_sokoban_pipeline.envs.sokoban import Board, render, render_png, render_solution
+from geo_sokoban_pipeline.envs.sokoban.drawing import BoardImage, render_observation
 
 LEVEL = "######\n#@   #\n# $ .#\n#    #\n#  * #\n######"
 CENTRES = [
@@ -57,7 +57,12 @@ def test_target_and_box_follow_the_seed_measures():
 
 @pytest.mark.parametrize("cell_px", range(8, 65))
 def test_all_seven_tiles_differ_at_every_size(cell_px):
-    assert len({tile.tobytes() for tile in _tiles(cell_px)}) == 7
+    # The player stands on floor in one board and on a target in the other; the other six cells are the same.
+    cells = set()
+    for level in ("# .*$@", "# .*$+"):
+        pixels = np.asarray(render(Board.from_text(level), cell_px))
+        cells |= {pixels[:, at * cell_px : (at + 1) * cell_px].tobytes() for at in range(6)}
+    assert len(cells) == 7
 
 
 def test_cells_below_eight_pixels_are_refused():
@@ -120,3 +125,18 @@ def test_equal_boards_share_an_image():
     assert render_observation(Board.from_text(LEVEL), 16) is image
     others = [render_observation(board, 17), render_observation(board.move("right").board, 16)]
     assert len({each.content_key for each in (image, *others)}) == 3
+
+
+def test_a_solution_is_drawn_from_the_player_to_its_last_cell():
+    """Walks are green, pushes orange; cells beside the way are those of the plain image."""
+    board = Board.from_text("#######\n#@ $ .#\n#     #\n#######")
+    plain, drawn = (np.asarray(image) for image in (render(board, 32), render_solution(board, ["right", "right"], 32)))
+    assert tuple(drawn[48, 64]) == (120, 230, 120)  # between the first two cells
+    assert tuple(drawn[48, 100]) == (255, 150, 40)  # the push, and the dot at its end
+    assert (drawn[64:] == plain[64:]).all() and (drawn[:, 128:] == plain[:, 128:]).all()
+    assert (np.asarray(render_solution(board, ["up"], 32)) != plain).any()  # the dot alone: the move is blocked
+
+
+def test_a_solution_of_other_words_is_refused():
+    with pytest.raises(ValueError, match="sideways"):
+        render_solution(Board.from_text("#####\n#@$.#\n#####"), ["sideways"])

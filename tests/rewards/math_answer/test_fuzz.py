@@ -115,11 +115,11 @@ def test_rules_hold_no_memory():
         tracemalloc.stop()
 
 
-def test_cache_is_bounded():
+def test_the_cache_is_bounded_and_keeps_what_was_used_last():
     with Grader(cache_size=10) as grader:
-        for number in range(100):
-            grader.grade(f"\\boxed{{{number}}}", "13")
-        assert len(grader._cache) == 10
+        first = [grader.submit(f"\\boxed{{{number}}}", "13") for number in range(100)]
+        again = {number: grader.submit(f"\\boxed{{{number}}}", "13") for number in (*range(90, 100), *range(90))}
+        assert [number for number, grade in again.items() if grade is first[number]] == list(range(90, 100))
 
 
 @pytest.mark.slow

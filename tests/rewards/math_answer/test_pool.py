@@ -211,10 +211,10 @@ def test_close_ends_workers_and_cancels_what_waits():
 
 
 def test_nothing_starts_before_it_is_needed():
-    with Grader() as grader:
+    with GradingPool() as pool, Grader(pool=pool) as grader:
         assert grader.grade("\\boxed{13}", "13").correct
         assert not grader.grade("\\boxed{1000000!}", "13").correct
-        assert grader._pool.worker_pids == []
+        assert pool.worker_pids == []
 
 
 PARENT = """

@@ -25,12 +25,14 @@ def store_fresh(cache, rows, tokens):
 
 
 def held(cache, row):
-    """Tokens of a row, checked to be the same in all layers, heads and in keys and values."""
+    """Tokens that attention sees before a new one of a row, the same in all layers, heads and in keys and values."""
     length = int(cache.lengths[row])
-    tokens = cache._keys[0][row, 0, :length, 0].tolist()
-    for layer in range(LAYERS):
-        assert torch.equal(cache._keys[layer][row, :, :length], block([tokens])[0])
-        assert torch.equal(cache._values[layer][row, :, :length], -block([tokens])[0])
+    cache.begin(1, 1, row)
+    seen = [cache.update(block([[0]]), -block([[0]]), layer) for layer in range(LAYERS)]
+    tokens = seen[0][0][0, 0, :length, 0].tolist()
+    for keys, values in seen:
+        assert torch.equal(keys[0, :, :length], block([tokens])[0])
+        assert torch.equal(values[0, :, :length], -block([tokens])[0])
     return tokens
 
 
@@ -63,7 +65,12 @@ def test_memory_grows_with_use_alone():
     store_fresh(cache, [[7]], [[5]])
     assert (cache.allocated_rows, cache.capacity) == (8, 3)
     assert [held(cache, row) for row in (0, 1)] == [[1, 2], [3, 4]]
-    assert all(torch.isfinite(buffer).all() for buffer in (*cache._keys, *cache._values))
+    # Also where nothing was stored: attention multiplies masked positions by zero.
+    cache.lengths[0] = 2
+    cache.begin(8, 1)
+    for layer in range(LAYERS):
+        buffers = cache.update(block([[0]] * 8), -block([[0]] * 8), layer)
+        assert all(buffer.shape[2] == cache.capacity and torch.isfinite(buffer).all() for buffer in buffers)
 
 
 actions = st.lists(

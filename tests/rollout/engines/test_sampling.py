@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
-from geo_sokoban_pipeline.rollout.engines.sampling import sample_tokens, uniform_draws
+from geo_sokoban_pipeline.rollout.engines.transformers import sample_tokens, uniform_draws
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0])
 BANNED = torch.tensor([4])

@@ -61,11 +61,12 @@ def grouped():
     return policy
 
 
-def converse(engine, talks, draw):
-    """All talks to their ends, in random company; log-probs of each response, by talk."""
+def converse(engine, talks, draw, rows=512):
+    """All talks to their ends, in random company, as many at a time as the engine has KV slots; log-probs of each
+    response, by talk.
+    """
     heard = {talk.id: [] for talk in talks}
     asked: set[int] = set()
-    rows = engine._rows
     while not all(talk.over for talk in talks):
         held = {talk.id for talk in talks if talk.turn > 0 and not talk.over} | asked
         for talk in talks:
@@ -102,7 +103,7 @@ def test_no_proposal_changes_a_response(request, name, kind):
         engine = TransformersEngine(policy, max_conversations=rows, prefill_tokens=tokens)
         engine.proposer = Oracle(kind, [ids for talk in expected for ids, _ in talk.results], seed)
         talks = begin()
-        drafted = converse(engine, talks, draw)
+        drafted = converse(engine, talks, draw, rows)
         for talk, other in zip(talks, expected, strict=True):
             assert talk.results == other.results, (seed, talk.plan, rows, tokens)
             for ours, theirs in zip(drafted[talk.id], plain[talk.id], strict=True):

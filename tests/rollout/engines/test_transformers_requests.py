@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.rollout.engines.speculation import NgramProposer
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from rollout.engines.talks import Plan, Talk, play_alone, say
@@ -151,7 +152,7 @@ def test_new_weights_forget_everything_old(tiny_policy, given_tensors):
     talk.hear(first)
     changed = {name: tensor.detach() * 1.3 for name, tensor in policy.model.named_parameters()}
     if given_tensors:
-        engine.update_weights(changed.items(), version=7)
+        engine.update_weights(WeightSource(lambda: iter(changed.items()), lambda: 0), version=7)
     else:
         with torch.no_grad():
             for name, tensor in policy.model.named_parameters():
@@ -187,7 +188,8 @@ def test_a_response_that_was_cut_goes_on_as_if_it_had_not_been(tiny_policy, seed
 
 def test_unknown_weights_are_refused(tiny_policy):
     with pytest.raises(KeyError, match="nonsense"):
-        TransformersEngine(tiny_policy).update_weights([("nonsense", torch.zeros(1))], 1)
+        nonsense = WeightSource(lambda: iter([("nonsense", torch.zeros(1))]), lambda: 0)
+        TransformersEngine(tiny_policy).update_weights(nonsense, 1)
 
 
 def test_aborted_requests_are_answered(talker):
@@ -264,13 +266,13 @@ def test_a_full_context_is_answered_with_nothing(talker, room, passes):
     engine = TransformersEngine(talker)
     engine.submit([talk.request()])
     talk.hear(engine.poll()[0])
-    engine._longest = len(talk.ids) + room
+    engine.context = len(talk.ids) + room
     engine.submit([replace(talk.request(), max_new_tokens=None)])
     (result,) = engine.poll()
     assert (result.finish_reason, len(result.token_ids), len(result.log_probs)) == ("length", 0, 0)
     assert engine.poll() == []
     # Nothing was read, and nothing that was is lost: with room the conversation continues where it was.
-    engine._longest = len(talk.ids) + 50
+    engine.context = len(talk.ids) + 50
     passes.clear()
     engine.submit([talk.request()])
     talk.hear(engine.poll()[0])

@@ -27,6 +27,7 @@ from geo_sokoban_pipeline.envs.geo3k.figures.exact import answer_form
 from geo_sokoban_pipeline.envs.images import base64_bytes, data_uri_bytes, decode_image, encode_png, png_data_uri
 from geo_sokoban_pipeline.envs.rows import BadRow, RejectedRow, check_unicode, json_columns, row_as_text
 from geo_sokoban_pipeline.envs.splits import SPLITS, overlaps, share_out
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.runs.row_stream import Row
 from geo_sokoban_pipeline.seeding import content_hash, derive_seed, python_generator
 
@@ -175,7 +176,7 @@ def _read_text(row: Mapping[str, Any], name: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool) and name == "answer":
         return str(value)
     if not isinstance(value, str):
-        state = "missing" if value is None else f"a {type(value).__name__}"
+        state = "missing" if value is None else type_name(value)
         raise ValueError(f"{name} is {state}; a text is expected")
     return check_unicode(value)
 
@@ -190,7 +191,7 @@ def _read_images(images: Any) -> list[Row]:
         return []
     single = isinstance(images, str | bytes | Mapping)
     if not single and not isinstance(images, list | tuple):
-        raise ValueError(f"images is a {type(images).__name__}; a list of images is expected")
+        raise ValueError(f"images is {type_name(images)}; a list of images is expected")
     return [_read_image(image) for image in ([images] if single else images)]
 
 
@@ -203,7 +204,7 @@ def _read_image(image: Any) -> Row:
         return {"bytes": image, "path": None}
     if isinstance(image, str):
         return {"bytes": None, "path": check_unicode(image)}
-    raise ValueError(f"image is a {type(image).__name__}; bytes, a data: URI, or both as bytes and path are expected")
+    raise ValueError(f"image is {type_name(image)}; bytes, a data: URI, or both as bytes and path are expected")
 
 
 # What the environments read of a prompts row.
@@ -227,7 +228,7 @@ def read_family(sample: Mapping[str, Any]) -> str | None:
     return family if isinstance(family, str) else None
 
 
-@cache
+@cache  # once per row: an environment is built for every episode
 def _warn(row: str) -> None:
     logger.warning("row %s has no answer: every response to it is graded as wrong", row)
 

@@ -39,7 +39,9 @@ def read_problems(
     return open_source(as_options(parameters, section), section, hub)
 
 
-def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+def check_problems(
+    raw: RowStream, parameters: Mapping[str, Any] | Geo3kDataOptions, section: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Index of all rows with hashes, state and split, and the rejected rows.
 
     Raises:
@@ -62,7 +64,7 @@ def check_problems(raw: RowStream, parameters: dict[str, Any], section: str) -> 
 
 
 def make_prompts(
-    raw: RowStream, index: pd.DataFrame, parameters: dict[str, Any], section: str
+    raw: RowStream, index: pd.DataFrame, parameters: Mapping[str, Any] | Geo3kDataOptions, section: str
 ) -> tuple[RowStream, RowStream, RowStream]:
     """Processed rows for training, validation and evaluation, in the order of the raw rows."""
     from geo_sokoban_pipeline.envs.geo3k.data import prompt_rows
@@ -75,7 +77,7 @@ def make_prompts(
 
 
 def report_data(
-    index: pd.DataFrame, rejected: pd.DataFrame, parameters: dict[str, Any], section: str
+    index: pd.DataFrame, rejected: pd.DataFrame, parameters: Mapping[str, Any] | Geo3kDataOptions, section: str
 ) -> dict[str, Any]:
     """Data report: rows read, rejected, repaired and excluded, problems by split, overlaps."""
     from geo_sokoban_pipeline.envs.geo3k.data import summarise_data

@@ -34,7 +34,7 @@ class Geo3kEnvOptions(GradingOptions):
 
     max_turns: Count = Field(description="Responses of an episode; as many as rollout.max_turns.")
     end_on_correct: bool = Field(
-        True, description="End the episode once the tool says that the answer is correct; off: play on."
+        True, description="End the episode once the tool says that the answer is correct; off: it continues."
     )
     after_think: bool = Field(True, description="Read calls only after the last `</think>` where there is one.")
     tolerate_list_arguments: bool = Field(

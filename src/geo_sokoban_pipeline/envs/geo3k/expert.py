@@ -117,15 +117,15 @@ def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -
     """The expert of the warm start in words; for rows without candidates it gives their answers."""
     name: str = options.name
     if name == "constant":
-        return f"it imitates an expert that always answers {options.args.get('answer')}"
+        return f"SFT on an expert that always answers {options.args.get('answer')}"
     unsure = sum(1 for row in rows if len(_candidates(row)) > 1)
     if name == "solver" and not options.noise:
-        return f"it imitates the answers of all {len(rows)} rows (expert `solver`)"
+        return f"SFT on the answers of all {len(rows)} rows (expert `solver`)"
     share = "" if name == "plausible" else f" in {options.noise:.0%} of its answers"
     if unsure == len(rows):
-        return f"it imitates an expert that takes one of each row's candidates at random{share} (`{name}`)"
+        return f"SFT on an expert that takes one of each row's candidates at random{share} (`{name}`)"
     return (
-        f"it imitates the answers of {len(rows) - unsure} of {len(rows)} rows, because these have no candidates; with "
+        f"SFT on the answers of {len(rows) - unsure} of {len(rows)} rows, because these have no candidates; with "
         "enough steps that alone solves them and leaves GRPO nothing to learn. Give rows a column `candidates`, or "
         "lower warm_start.steps"
     )

@@ -24,6 +24,11 @@ class GeometryReport(TaskReport):
     tiles = ("most_frequent", "teacher")
     rivals = ("teacher",)
     difficulty = "family"
+    curves = (
+        ("rollout/answered", "Episodes with an answer", "share"),
+        ("rollout/tool_calls/mean", "Tool calls", "responses that try one, mean per episode"),
+        ("rollout/grading_timeouts", "Grading timeouts", "share of the episodes"),
+    )
     no_action = "no answer"
     chosen = (
         "For each family: the first problem that is answered correctly, and the first one that is not while there is "
@@ -41,6 +46,10 @@ class GeometryReport(TaskReport):
         ),
         ("called_share", "**Calls**: episodes that call the scoring tool."),
     )
+    first_attempts = (
+        "**First attempt**: correct before any feedback of the scoring tool. The table above counts last answers."
+    )
+    first_compared = {**TaskReport.first_compared, "control_optimal": "after SFT on the labels"}
     study_compared = {"warm_start": "warm start", "control_optimal": "SFT on the labels for the CPU time of GRPO"}
 
     def evaluated_on(self, summary: Summary) -> str:
@@ -95,6 +104,18 @@ class GeometryReport(TaskReport):
             "answers": summary["answers"],
             "turn_limit": summary["turn_limit"],
             "difficulty": data["problems"]["difficulty"] if generated else None,
+        }
+
+    def study_counts(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Correct first attempts, shares of episodes with calls and with plausible answers, and counts by kind."""
+        return {
+            "first_attempts": (row["first_attempt"] or {}).get("solved"),
+            "called_share": row["tools"]["called_share"],
+            "plausible_share": row["plausible_share"],
+            "breakdowns": {
+                column: [[cell["label"], cell["solved"], cell["episodes"]] for cell in cells]
+                for column, cells in row["breakdowns"].items()
+            },
         }
 
     def study_prompts(self, levels: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from geo_sokoban_pipeline.envs.rows import HubReader
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.geo3k.evaluation import AnswerRecord
+    from geo_sokoban_pipeline.trajectories.index import StoredEpisode
 
 ANSWER_ENV = "geo_sokoban_pipeline.envs.geo3k.answer_env.build_env"
 TOOL_ENV = "geo_sokoban_pipeline.envs.geo3k.env.build_env"
@@ -64,7 +65,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "reward": {
         "function": Setting(
             f"{REWARDS}.math_reward",
-            "`reward(outcome, args) -> dict` with a key `reward`: a dotted path, `file.py` or `file.py:name`. "
+            "`reward(result, args) -> dict` with a key `reward`: a dotted path, `file.py` or `file.py:name`. "
             "`tolerance_reward` and `format_reward` lie beside the default.",
         )
     },
@@ -89,11 +90,7 @@ def _note_first_attempt(summary: Row) -> str:
 
 
 class GeometryTask(Task):
-    """Common parts of both tasks; see `Task`.
-
-    Args:
-        name: of the task.
-    """
+    """Common parts of both tasks; see `Task`."""
 
     words = Words("problem", "problems", "accuracy", "correct", "not correct")
     vocabulary = Vocabulary(
@@ -112,6 +109,7 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         markup=(*_TAGS, *_FIGURES, "\\boxed{", '{"name": "calc_score", "arguments": {"answer": "', '"}}'),
     )
     difficulty = "family"
+    optimal = "solver"  # the label
     plain_response = "\\boxed{60}"
     key = "problem_hash"
     apart = ("problem_hash", "problems")
@@ -218,6 +216,18 @@ a = 46 180 - a 90 - a a / 2 2 a + b c x = 134 degrees parallel lines triangle ci
         if options.warm_start.steps and expert.model_dump() != label.model_dump():
             agents[expert_label(expert, EXPERT)] = expert
         return agents
+
+    def answer(self, episode: StoredEpisode) -> str | None:
+        """The last box."""
+        from geo_sokoban_pipeline.envs.geo3k.answer_tags import last_answer
+
+        return last_answer(episode)
+
+    def tags(self, episode: StoredEpisode) -> dict[str, int]:
+        """Malformed calls, no answer, hedges, the right rule with wrong arithmetic."""
+        from geo_sokoban_pipeline.envs.geo3k.answer_tags import tag_answer
+
+        return tag_answer(episode)
 
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
         """The evaluation prompts: `families` and distinct `answers` among the problems, and `turn_limit`."""

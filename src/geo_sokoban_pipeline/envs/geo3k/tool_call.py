@@ -64,6 +64,19 @@ def parse_tool_call(text: str, *, after_think: bool = True, earlier_call_counts:
     return None
 
 
+def call_answers(text: str) -> list[str]:
+    """Answers of all calls of a text that can be read, in order."""
+    calls = (_read_body(body) for body in _bodies(text))
+    return [call.answer for call in calls if call is not None and call.answer is not None]
+
+
+def without_calls(text: str) -> str:
+    """The text without its calls."""
+    for body in _bodies(text):
+        text = text.replace(body, " ", 1)
+    return text.replace(CALL_MARK, " ").replace("</tool_call>", " ")
+
+
 def _bodies(text: str) -> list[str]:
     """Texts in braces between the tags, in order; a call ends at the first closing tag after a brace."""
     bodies: list[str] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board, Layout, Move, MoveRewards
-    from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_png
+    from geo_sokoban_pipeline.envs.sokoban.drawing import render, render_png, render_solution
     from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv, build_env, parse_actions
     from geo_sokoban_pipeline.envs.sokoban.expert import MovePolicy, make_agent
     from geo_sokoban_pipeline.envs.sokoban.levels import (
@@ -25,7 +25,7 @@ _PLACES = {
     "env": ("SokobanEnv", "build_env", "parse_actions"),
     "expert": ("MovePolicy", "make_agent"),
     "levels": ("Level", "LevelsExhaustedError", "enumerate_layouts", "generate_levels", "levels_of_layout"),
-    "drawing": ("render", "render_png"),
+    "drawing": ("render", "render_png", "render_solution"),
     "solver": ("SearchLimitError", "solve"),
 }
 
@@ -48,6 +48,7 @@ __all__ = [
     "parse_actions",
     "render",
     "render_png",
+    "render_solution",
     "solve",
 ]
 

@@ -16,9 +16,6 @@ from geo_sokoban_pipeline.seeding import content_hash
 
 SYMMETRIES = range(8)
 
-# Clockwise order: a turn moves each direction one place on.
-_CLOCKWISE = ("up", "right", "down", "left")
-
 
 @lru_cache(maxsize=4096)
 def permutation(height: int, width: int, symmetry: int) -> tuple[int, ...]:
@@ -34,13 +31,6 @@ def permutation(height: int, width: int, symmetry: int) -> tuple[int, ...]:
 def transformed_size(height: int, width: int, symmetry: int) -> tuple[int, int]:
     """Height and width after a symmetry."""
     return (width, height) if symmetry % 2 else (height, width)
-
-
-def transform_direction(direction: str, symmetry: int) -> str:
-    """Direction that a move takes on the transformed grid."""
-    if symmetry >= 4:
-        direction = {"left": "right", "right": "left"}.get(direction, direction)
-    return _CLOCKWISE[(_CLOCKWISE.index(direction) + symmetry) % 4]
 
 
 def transform_bytes(codes: bytes, height: int, width: int, symmetry: int) -> bytes:
@@ -68,7 +58,6 @@ def _canonical_pickers(height: int, width: int) -> tuple[Callable[[bytes], tuple
 
 
 DIRECTIONS: tuple[str, ...] = ("up", "down", "left", "right")
-STEPS: dict[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 Cell = tuple[int, int]
 

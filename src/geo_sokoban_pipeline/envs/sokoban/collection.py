@@ -157,11 +157,7 @@ def _end_of_comment(lines: Sequence[str], start: int) -> int:
 
 
 def _notes(gap: Sequence[str], last: bool) -> list[_Note]:
-    """Notes in the lines between two levels.
-
-    Args:
-        last: no level follows.
-    """
+    """Notes in the lines between two levels; `last`: no level follows."""
     notes: list[_Note] = []
     paragraph, number = 0, 0
     # Without a blank line below them the lines belong to the level that follows.

@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.drawing import render_png
 from geo_sokoban_pipeline.envs.sokoban.solver import SearchLimitError, solve
 from geo_sokoban_pipeline.envs.splits import SPLITS, share_out, wanted_splits
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.seeding import python_generator
 
 ENV_CONFIG = pa.struct(
@@ -192,7 +193,7 @@ def level_from_processed(row: Mapping[str, Any], number: int, source: str, limit
     images = row.get("images")
     shown = config.get("render_mode") != "text"
     if not isinstance(images, Sequence) or isinstance(images, str) or (shown and not images):
-        raise ValueError(f"images is {type(images).__name__}; a non-empty list of data: URIs is expected")
+        raise ValueError(f"images is {type_name(images)}; a non-empty list of data: URIs is expected")
     for uri in images:
         read_data_uri(uri, max_bytes=limits.max_bytes, max_pixels=limits.max_pixels)
     if text.count(PLACEHOLDER) != len(images):
@@ -247,7 +248,8 @@ def extract_text(prompt: Any) -> str:
         and isinstance(prompt[0].get("content"), str)
     ):
         return check_unicode(prompt[0]["content"])
-    raise ValueError(f"prompt is {_shape(prompt)}; a text or a non-empty list of chat messages with text is expected")
+    shown = type_name(prompt) if prompt is None else f"{type_name(prompt)} {str(prompt)[:60]!r}"
+    raise ValueError(f"prompt is {shown}; a text or a non-empty list of chat messages with text is expected")
 
 
 def find_grid(text: str) -> str:
@@ -306,10 +308,6 @@ def _board_of_config(config: Mapping[str, Any]) -> Board:
         return Board.from_env_config(dict(config))
     except (TypeError, OverflowError) as error:
         raise ValueError(f"extra_info.env_config is malformed: {error}") from error
-
-
-def _shape(value: Any) -> str:
-    return f"{type(value).__name__} {str(value)[:60]!r}"
 
 
 # Rows of `sokoban.prompts`: the columns of the published `sokoban_processed`, our own, and others passed through.

@@ -60,7 +60,7 @@ def read_levels(
 
 
 def make_prompts(
-    raw_levels: pd.DataFrame, parameters: dict[str, Any]
+    raw_levels: pd.DataFrame, parameters: Mapping[str, Any] | SokobanDataOptions
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Processed rows for training, validation and evaluation, in the order of the raw levels."""
     from geo_sokoban_pipeline.envs.sokoban.data import PROMPTS, prompt_row
@@ -81,7 +81,7 @@ def report_data(
     prompts: pd.DataFrame,
     validation_prompts: pd.DataFrame,
     eval_prompts: pd.DataFrame,
-    parameters: dict[str, Any],
+    parameters: Mapping[str, Any] | SokobanDataOptions,
 ) -> dict[str, Any]:
     """Data report: rows read and rejected, levels and layouts by split and length, overlaps (0 by rule)."""
     from geo_sokoban_pipeline.envs.sokoban.sources import setting_yield

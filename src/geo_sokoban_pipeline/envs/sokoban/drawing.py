@@ -2,21 +2,23 @@
 
 Colours and proportions are slime's at 64 px a cell; other sizes scale them, with no line thinner than one
 pixel. Every image is RGB, (height · cell_px) × (width · cell_px) pixels, and depends on board and size alone.
-One mark is our own: a box on a target has a red outline, where the original shows it like any other box.
+One mark is our own: a box on a target has a red outline, where the original shows it like any other box. So an image
+names its board exactly, and can be read back: an episode stores what the policy saw, not the board after its last move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from geo_sokoban_pipeline.envs.images import encode_png
+from geo_sokoban_pipeline.envs.images import ImagePart, encode_png
 from geo_sokoban_pipeline.envs.sokoban import board
-from geo_sokoban_pipeline.envs.sokoban.board import Board
+from geo_sokoban_pipeline.envs.sokoban.board import DIRECTIONS, Board
 
 MIN_CELL_PX = 8
 # Cached images of one board size, about 450 of 6×6 cells of 16 px.
@@ -26,6 +28,7 @@ _WALL, _FLOOR, _GRID = (176, 80, 50), (8, 8, 8), (255, 255, 255)
 _TARGET_LINE, _TARGET_FILL = (220, 40, 40), (200, 30, 30)
 _BOX_FILL, _BOX_LINE, _BOX_CROSS = (233, 184, 47), (180, 130, 20), (196, 140, 24)
 _PLAYER, _EYE = (70, 200, 70), (0, 0, 0)
+_WALKED, _PUSHED = (120, 230, 120), (255, 150, 40)
 
 
 def render(board: Board, cell_px: int = 64) -> Image.Image:
@@ -44,6 +47,35 @@ def render(board: Board, cell_px: int = 64) -> Image.Image:
 def render_png(board: Board, cell_px: int = 64) -> bytes:
     """PNG file of `render`."""
     return encode_png(_pixels(board, cell_px))
+
+
+def render_solution(board: Board, moves: Sequence[str], cell_px: int = 64) -> Image.Image:
+    """A board with moves drawn on it: green where the player walks, orange where it pushes, a dot where it ends.
+
+    Args:
+        moves: up, down, left or right; blocked ones are left out.
+
+    Raises:
+        ValueError: one is no move.
+    """
+    image = render(board, cell_px)
+    draw = ImageDraw.Draw(image)
+    here = _centre(board, cell_px)
+    for action in moves:
+        made = board.move(action)
+        there = _centre(made.board, cell_px)
+        if there != here:
+            draw.line([here, there], fill=_PUSHED if made.pushed else _WALKED, width=_scaled(6, cell_px))
+        board, here = made.board, there
+    radius = _scaled(8, cell_px)
+    draw.ellipse([here[0] - radius, here[1] - radius, here[0] + radius, here[1] + radius], fill=_PUSHED)
+    return image
+
+
+def _centre(board: Board, cell_px: int) -> tuple[int, int]:
+    """Pixel in the middle of the player's cell."""
+    row, column = board.player
+    return column * cell_px + cell_px // 2, row * cell_px + cell_px // 2
 
 
 class BoardImage(Image.Image):
@@ -171,3 +203,85 @@ def _draw_player(draw: ImageDraw.ImageDraw, side: int) -> None:
         right, bottom = at(x + 3, 25)
         # On the smallest tiles rounding would pull the eyes over the centre pixel.
         draw.ellipse([left, top, right, max(top, min(bottom, side // 2 - 1))], fill=_EYE)
+
+
+# Boards read back from their images.
+
+_SAMPLES = ("#@ \n.$*", "+$$")  # together they hold all seven kinds of cell
+
+
+def play_moves(png: bytes, actions: Iterable[str]) -> bytes | None:
+    """Image of a board after moves on it, which end where the board is solved.
+
+    Args:
+        png: image of the board before.
+        actions: up, down, left or right; blocked ones change nothing.
+
+    Returns:
+        PNG of the same size; None where the image is no board of ours or an action no move.
+    """
+    found = read_board(png)
+    if found is None:
+        return None
+    board, cell_px = found
+    for action in actions:
+        if action not in DIRECTIONS:
+            return None
+        board = board.move(action).board
+        if board.is_solved:
+            break
+    return render_png(board, cell_px)
+
+
+@lru_cache(maxsize=1024)
+def read_board(png: bytes) -> tuple[Board, int] | None:
+    """Board and cell size in pixels of an image that our renderer drew; None for any other image."""
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    height, width = pixels.shape[:2]
+    for cell_px in range(MIN_CELL_PX, min(height, width) // 3 + 1):
+        if height % cell_px == 0 and width % cell_px == 0:
+            codes = _read_cells(pixels, cell_px)
+            if codes is not None:
+                return Board.from_codes(height // cell_px, width // cell_px, codes), cell_px
+    return None
+
+
+_CONTENTS = ("wall", "floor", "target", "box on target", "box", "player", "player on target")  # by code
+
+
+def board_cells(png: bytes) -> list[ImagePart]:
+    """The cells of a board's image, row by row; [] where the image is no board of ours."""
+    found = read_board(png)
+    if found is None:
+        return []
+    board, size = found
+    places = (divmod(at, board.width) for at in range(board.width * board.height))
+    return [
+        ImagePart(column * size, row * size, size, size, _CONTENTS[code])
+        for (row, column), code in zip(places, board.codes(), strict=True)
+    ]
+
+
+def _read_cells(pixels: np.ndarray, cell_px: int) -> bytes | None:
+    tiles = _tile_codes(cell_px)
+    rows, columns = pixels.shape[0] // cell_px, pixels.shape[1] // cell_px
+    cells = pixels.reshape(rows, cell_px, columns, cell_px, 3).swapaxes(1, 2)
+    codes = [tiles.get(cells[row, column].tobytes()) for row in range(rows) for column in range(columns)]
+    if None in codes or sum(code in (5, 6) for code in codes) != 1:
+        return None
+    return bytes(code for code in codes if code is not None)
+
+
+@lru_cache(maxsize=16)
+def _tile_codes(cell_px: int) -> dict[bytes, int]:
+    """Code of each kind of cell by its pixels."""
+    tiles: dict[bytes, int] = {}
+    for sample in _SAMPLES:
+        board = Board.from_text(sample)
+        pixels = np.asarray(render(board, cell_px))
+        for at, code in enumerate(board.codes()):
+            row, column = divmod(at, board.width)
+            cell = pixels[row * cell_px : (row + 1) * cell_px, column * cell_px : (column + 1) * cell_px]
+            tiles[cell.tobytes()] = code
+    return tiles

@@ -41,6 +41,11 @@ def parse_actions(text: str, max_actions: int | None = None, *, after_think: boo
     return [token for token in tokens if token in DIRECTIONS][:max_actions]
 
 
+def answer_blocks(text: str) -> list[str]:
+    """Contents of the answer blocks behind the last `</think>`, in order; the first one decides."""
+    return _ANSWER.findall(text.rpartition(_THINK_END)[2])
+
+
 # Arguments of the environment: what is refused, and how it is named.
 
 
@@ -335,10 +340,9 @@ def build_env(sample: Mapping[str, Any], args: Mapping[str, Any] | None = None) 
 
     Args:
         sample: `extra_info.env_config` holds the level, and may hold `max_steps` and `render_mode`;
-        `solution_length`, if there is one,
-            becomes `optimal_steps`.
+            `solution_length`, if there is one, becomes `optimal_steps`.
         args: keyword arguments of `SokobanEnv`, with `rewards` as a mapping of `MoveRewards` fields. They win over
-        the row's.
+            the row's.
 
     Raises:
         ValueError: an argument is unknown or out of range, or the level is malformed.

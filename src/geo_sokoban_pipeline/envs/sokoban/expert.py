@@ -27,7 +27,7 @@ def make_agent(name: str, patience: int | None = 1, max_states: int = SOLVER_STA
     Args:
         name: `random` (any direction), `random_legal` (moves that change the board), `solver` (fewest moves), or
             `direct`.
-        patience: of `direct` only, see `direct_agent`.
+        patience: of `direct` only, see `DirectAgent`.
         max_states: of `solver` only, see `solve`.
 
     Raises:
@@ -35,33 +35,59 @@ def make_agent(name: str, patience: int | None = 1, max_states: int = SOLVER_STA
     """
     match name:
         case "random":
-            return random_agent()
+            return RandomAgent()
         case "random_legal":
-            return random_legal_agent()
+            return RandomLegalAgent()
         case "solver":
-            return solver_agent(max_states)
+            return SolverAgent(max_states)
         case "direct":
-            return direct_agent(patience)
+            return DirectAgent(patience)
         case _:
             raise ValueError(f"player={name!r}: must be one of {', '.join(AGENT_NAMES)}")
 
 
-def random_agent() -> MovePolicy:
+class RandomAgent:
     """Any of the four directions, blocked ones included."""
-    return _Random()
+
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        """See `MovePolicy`."""
+        return generator.choice(DIRECTIONS)
 
 
-def random_legal_agent() -> MovePolicy:
+class RandomLegalAgent:
     """Uniform among the moves that change the board; gives up if there is none."""
-    return _RandomLegal()
+
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        """See `MovePolicy`."""
+        legal = board.legal_actions()
+        return generator.choice(legal) if legal else None
 
 
-def solver_agent(max_states: int = SOLVER_STATES) -> MovePolicy:
+class SolverAgent:
     """Fewest moves; gives up on boards without a solution or beyond the search limit (see `solve`)."""
-    return _Solver(max_states)
+
+    def __init__(self, max_states: int = SOLVER_STATES) -> None:
+        self._max_states = max_states
+        self._plan: dict[Board, str] = {}
+
+    def choose(self, board: Board, generator: random.Random) -> str | None:
+        """See `MovePolicy`."""
+        if board not in self._plan:
+            self._make_plan(board)
+        return self._plan.get(board)
+
+    def _make_plan(self, board: Board) -> None:
+        try:
+            solution = solve(board, self._max_states)
+        except SearchLimitError:
+            solution = None
+        # By board, not by turn: after a foreign move it makes a new plan.
+        for action in solution or ():
+            self._plan[board] = action
+            board = board.move(action).board
 
 
-def direct_agent(patience: int | None = 1) -> MovePolicy:
+class DirectAgent:
     """A heuristic without search, whose ceiling is low: it pushes nearer, walks nearer, and never plans a way round.
 
     It takes a push that lowers the distance of boxes and targets (Manhattan, best matching); else a step without a
@@ -70,51 +96,20 @@ def direct_agent(patience: int | None = 1) -> MovePolicy:
 
     Args:
         patience: random moves before it gives up when blocked once more; 0 gives up at the first block, None never
-        does.
+            does.
+
+    Raises:
+        ValueError: patience is negative.
     """
-    if patience is not None and patience < 0:
-        raise ValueError(f"patience={patience}: must be 0 or more, or None to never give up")
-    return _Direct(patience)
 
-
-class _Random:
-    def choose(self, board: Board, generator: random.Random) -> str | None:
-        return generator.choice(DIRECTIONS)
-
-
-class _RandomLegal:
-    def choose(self, board: Board, generator: random.Random) -> str | None:
-        legal = board.legal_actions()
-        return generator.choice(legal) if legal else None
-
-
-class _Solver:
-    def __init__(self, max_states: int) -> None:
-        self.max_states = max_states
-        self.plan: dict[Board, str] = {}
+    def __init__(self, patience: int | None = 1) -> None:
+        if patience is not None and patience < 0:
+            raise ValueError(f"patience={patience}: must be 0 or more, or None to never give up")
+        self._patience = patience
+        self._blocks = 0
 
     def choose(self, board: Board, generator: random.Random) -> str | None:
-        if board not in self.plan:
-            self.make_plan(board)
-        return self.plan.get(board)
-
-    def make_plan(self, board: Board) -> None:
-        try:
-            solution = solve(board, self.max_states)
-        except SearchLimitError:
-            solution = None
-        # By board, not by turn: after a foreign move it makes a new plan.
-        for action in solution or ():
-            self.plan[board] = action
-            board = board.move(action).board
-
-
-class _Direct:
-    def __init__(self, patience: int | None) -> None:
-        self.patience = patience
-        self.blocks = 0
-
-    def choose(self, board: Board, generator: random.Random) -> str | None:
+        """See `MovePolicy`."""
         moves = {direction: move for direction in DIRECTIONS if (move := board.move(direction)).moved}
         if not moves:
             return None
@@ -127,8 +122,8 @@ class _Direct:
             good = [d for d, move in moves.items() if not move.pushed and _box_distance(move.board) < reach]
         if good:
             return generator.choice(good)
-        self.blocks += 1
-        if self.patience is not None and self.blocks > self.patience:
+        self._blocks += 1
+        if self._patience is not None and self._blocks > self._patience:
             return None
         return generator.choice(list(moves))
 
@@ -195,4 +190,4 @@ def build_teacher(
 def describe_expert(options: ExpertOptions, rows: Sequence[Mapping[str, Any]]) -> str:
     """The expert of the warm start in words."""
     noise = f", {options.noise:.0%} of its moves replaced by random ones" if options.noise else ""
-    return f"it imitates the expert `{options.name}` on {len(rows)} levels{noise}"
+    return f"SFT on the expert `{options.name}` on {len(rows)} levels{noise}"

@@ -26,11 +26,16 @@ class SokobanReport(TaskReport):
     tiles = ("random_legal", "solver")
     rivals = ("random_legal",)
     difficulty = "optimal length"
+    unit = "moves"
+    equal = ", up to symmetry"
+    step = "move"
+    lost = "deadlocked"
     no_action = "no valid move"
     chosen = "For each optimal length: the first solved level, and the first unsolved one while there is room."
     study_baselines = ("random", "random_legal", "teacher", "teacher_patient", "solver")
     study_lines = (("random_legal", "legal"), ("teacher_patient", "training"))
     study_breakdowns = (("optimal length", "by_length"),)
+    study_rows = {**TaskReport.study_rows, "random_legal": "random legal moves"}
     study_compared = {"warm_start": "warm start", "random_legal": "random legal moves"}
 
     def evaluated_on(self, summary: Summary) -> str:
@@ -56,18 +61,37 @@ class SokobanReport(TaskReport):
         """An arrow for each move."""
         return "".join(_ARROWS.get(action, action) for turn in turns for action in (turn.action or "·").split(","))
 
-    def last_image(self, image: bytes, actions: Sequence[str]) -> bytes | None:
+    def last_image(self, image: bytes, turn: Turn) -> bytes | None:
         """The board after the last moves."""
-        from geo_sokoban_pipeline.envs.sokoban.board_images import play_moves
+        from geo_sokoban_pipeline.envs.sokoban.drawing import play_moves
 
-        return play_moves(image, actions)
+        return play_moves(image, [move for move in (turn.action or "").split(",") if move])
 
     def is_lost(self, image: bytes) -> bool:
         """Whether some box can no longer reach a target."""
-        from geo_sokoban_pipeline.envs.sokoban.board_images import read_board
+        from geo_sokoban_pipeline.envs.sokoban.drawing import read_board
 
         found = read_board(image)
         return found is not None and found[0].is_lost
+
+    def name_kind(self, difficulty: str) -> str:
+        """`optimal: 3 moves`."""
+        return f"optimal: {plural(int(difficulty), 'move')}"
+
+    def reward_parts(self, names: Sequence[str], args: Mapping[str, Any]) -> list[str]:
+        """Of mean and sum of the turn rewards the one that enters the reward; neither the total nor the distances."""
+        unused = "turn_reward_avg" if args.get("aggregate") == "sum" else "turn_reward_total"
+        return [name for name in names if name not in (unused, "dist0", "dist1", "total_reward")]
+
+    def data_notes(self, report: Mapping[str, Any]) -> list[str]:
+        """Levels that the solver gave up, and how many levels the setting has."""
+        found = []
+        if report.get("unsolved_within_limit"):
+            given_up = count(report["unsolved_within_limit"])
+            found.append(f"{given_up} levels have no known optimal length (limit of the solver).")
+        if levels := sum((report.get("setting_yields") or {}).values()):
+            found.append(f"The setting has {count(levels)} distinct levels in total.")
+        return found
 
     def data_table(self, splits: Mapping[str, Mapping[str, Any]]) -> DataTable:
         """Levels, layouts, and levels by optimal length."""
@@ -93,6 +117,10 @@ class SokobanReport(TaskReport):
             "width": data["width"],
             "boxes": data["boxes"],
         }
+
+    def study_counts(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """[length, solved, episodes] by optimal length."""
+        return {"by_length": [[cell["length"], cell["solved"], cell["episodes"]] for cell in row["by_length"]]}
 
     def study_prompts(self, levels: Mapping[str, Any]) -> str:
         """Levels, their sizes and lengths, and whether their walls occur in training."""

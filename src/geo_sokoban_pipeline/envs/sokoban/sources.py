@@ -44,6 +44,7 @@ from geo_sokoban_pipeline.envs.sokoban.levels import (
     levels_of_layout,
 )
 from geo_sokoban_pipeline.envs.splits import SPLITS, share_out, wanted_splits
+from geo_sokoban_pipeline.formats import type_name
 from geo_sokoban_pipeline.seeding import derive_seed, python_generator
 
 Draw = Callable[[int, Sequence[int] | None], list[Level]]
@@ -431,7 +432,7 @@ def _to_level(candidate: UncheckedRow, source: str, file_format: str, limits: Im
         return level_from_text(row.rows, candidate.row_id, source, row.columns)
     if "xsb" in row and file_format in ("auto", "xsb", "boxoban"):
         if not isinstance(row["xsb"], str):
-            raise ValueError(f"xsb is a {type(row['xsb']).__name__}; the level as text is expected")
+            raise ValueError(f"xsb is {type_name(row['xsb'])}; the level as text is expected")
         columns = {name: value for name, value in row.items() if name not in ("xsb", "id")}
         return level_from_text(row["xsb"], candidate.row_id, source, columns)
     if file_format == "processed_parquet" or (file_format == "auto" and "images" in row):

@@ -16,6 +16,7 @@ from geo_sokoban_pipeline.envs.base import (
     Breakdown,
     Column,
     DataStep,
+    Info,
     Task,
     Vocabulary,
     Words,
@@ -28,9 +29,12 @@ from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.envs.sokoban import data_steps
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.report import SokobanReport
+from geo_sokoban_pipeline.rewards.sokoban import turn_values
 
 if TYPE_CHECKING:
+    from geo_sokoban_pipeline.envs.images import ImagePart
     from geo_sokoban_pipeline.envs.sokoban.evaluation import LevelRecord
+    from geo_sokoban_pipeline.trajectories.index import StoredEpisode
 
 ENV = "geo_sokoban_pipeline.envs.sokoban.env.build_env"
 EXPERT = "geo_sokoban_pipeline.envs.sokoban.expert.build_teacher"
@@ -95,9 +99,11 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
     )
     difficulty = "solution_length"
     ordered = True
+    optimal = "solver"
     plain_response = "<answer>Up</answer>"
     key = "level_hash"
     apart = ("layout_hash", "layouts")
+    credited = "turn rewards, distance and final bonus"
     columns = (
         Column(
             "moves ÷ fewest",
@@ -121,10 +127,10 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
 
     def check_data_fits(self, data: Any, options: TrainOptions) -> None:
         """Data and environment must draw alike: the first image of an episode is from the data, the others are not."""
-        played = options.env.args.get("cell_px")
-        if options.env.factory == ENV and played is not None and data.cell_px != played:
+        own = options.env.args.get("cell_px")
+        if options.env.factory == ENV and own is not None and data.cell_px != own:
             raise ValueError(
-                f"env.args.cell_px={played}: differs from {self.name}.cell_px={data.cell_px}, the size of an episode's "
+                f"env.args.cell_px={own}: differs from {self.name}.cell_px={data.cell_px}, the size of an episode's "
                 "first image. Give both the same value."
             )
 
@@ -188,6 +194,38 @@ name arguments answer {"name": "calc_score", "arguments": {"answer": "5"}} corre
             # An expert that gives up is fine for demonstrations, but as a baseline it loses the level.
             agents[name + PATIENT] = agents[name].model_copy(update={"patience": None})
         return agents
+
+    def turn_values(
+        self, rewards: Sequence[float], infos: Sequence[Info], parts: Mapping[str, float], args: Mapping[str, Any]
+    ) -> Sequence[float]:
+        """Rewards of the moves, the distance that boxes came nearer to targets, and the bonus of the last turn."""
+        distances = [parts.get("dist0"), *(info.get("box_target_distance") for info in infos)]
+        cells = [float(distance) for distance in distances if distance is not None]
+        return turn_values(
+            rewards,
+            cells if len(cells) == len(distances) else None,
+            parts.get("final_bonus", 0.0),
+            args.get("aggregate", "mean"),
+            float(args.get("distance_weight", 1.0)),
+        )
+
+    def answer(self, episode: StoredEpisode) -> str | None:
+        """All moves."""
+        from geo_sokoban_pipeline.envs.sokoban.level_tags import all_moves
+
+        return all_moves(episode)
+
+    def tags(self, episode: StoredEpisode) -> dict[str, int]:
+        """Deadlock, oscillation, walls, responses without a move, hedges."""
+        from geo_sokoban_pipeline.envs.sokoban.level_tags import tag_level
+
+        return tag_level(episode)
+
+    def image_parts(self, png: bytes) -> Sequence[ImagePart]:
+        """The cells of a board, with what stands there; a grid over an image that is no board of ours."""
+        from geo_sokoban_pipeline.envs.sokoban.drawing import board_cells
+
+        return board_cells(png) or super().image_parts(png)
 
     def describe_prompts(self, prompts: Rows, options: TrainOptions) -> dict[str, Any]:
         """`layouts` (of walls) among the levels, and `move_limit`."""

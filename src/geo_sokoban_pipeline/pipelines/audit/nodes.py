@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.console import print_table, refuse
 from geo_sokoban_pipeline.runs.folders import RunFolders, SourceError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
     import pyarrow as pa
 
     from geo_sokoban_pipeline.datasets.iterations import Checkpoint
+    from geo_sokoban_pipeline.evaluation.audit import AuditCheck
     from geo_sokoban_pipeline.runs.folders import RunStore
     from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 
     Parts = Mapping[str, Callable[[], pa.Table]]
+    Rows = Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
 _COLOURS = {"ok": "green", "failure": "bold red"}
 _SHOWN = 3  # findings of a check in the table; the stored audit has all
+_WITH_TRAINING = 256  # episodes of each entry that are compared at the end of a training: some seconds
+_FOLDERS = ("base_policy", "policy", "final_policy")
 
 
 def audit_stored(
@@ -32,6 +41,7 @@ def audit_stored(
     policy: PolicyFolder,
     runs: RunStore,
     run_id: str,
+    options: AuditOptions,
     *,
     task: str,
 ) -> dict[str, Any]:
@@ -40,43 +50,75 @@ def audit_stored(
     Raises:
         SourceError: it has no checkpoint yet, so there is nothing to audit.
     """
-    from geo_sokoban_pipeline.evaluation.audit import audit_run
+    from geo_sokoban_pipeline.evaluation.audit import (
+        RunRules,
+        audit_entries,
+        audit_splits,
+        audit_stored_files,
+        entries_of_run,
+    )
     from geo_sokoban_pipeline.policies.policy import load_encoding
+    from geo_sokoban_pipeline.training.audit_scores import audit_scores
 
     run = f"train_{task}"
     if not checkpoints:
         refuse(SourceError(f"{run}/{run_id} has no checkpoint yet: kedro run --pipelines={run} makes one."))
-    # The rules that the run was made with, whatever the parameters say by now.
-    rules = checkpoints[max(checkpoints)]["manifest"]["fingerprint"]
-    entries = {
-        "trajectories": trajectories,
-        "eval_trajectories": eval_trajectories,
-        "held_out_trajectories": held_out_trajectories,
-    }
+    newest = checkpoints[max(checkpoints)]
+    rules = RunRules.of(newest["manifest"]["fingerprint"])
+    splits, known = _read_splits(runs, run, run_id, task)
     folders = RunFolders.of(runs.root, run, run_id)
-    audit = audit_run(
-        {f"{run}.{name}": parts for name, parts in entries.items()},
-        load_encoding(policy.path).codec,
-        {name: checkpoint["dir"] for name, checkpoint in checkpoints.items()},
+    stored = {name: folders.models / name for name in _FOLDERS if (folders.models / name).is_dir()}
+    parts = (trajectories, eval_trajectories, held_out_trajectories)
+    entries = entries_of_run(run, parts, splits, iterations=newest["iteration"] + 1)
+    checks = audit_entries(entries, load_encoding(policy.path), rules)
+    checks += audit_splits(splits, rules, shared=known)
+    if options.versions and options.scored_share:
+        versions = {checkpoint["iteration"] + 1: checkpoint["dir"] for checkpoint in checkpoints.values()}
+        checks += audit_scores(entries, {0: policy.path, **versions}, rules, options)
+    checks += audit_stored_files(
+        {**stored, **{name: checkpoint["dir"] for name, checkpoint in checkpoints.items()}},
         {folder.parent.parent.name: folder for folder in (folders.models, folders.outputs, folders.reports)},
-        turn_separator=rules["rollout.preset"] != "slime_exact" and rules["rollout.rules.turn_separator"],
     )
-    rows = [
-        (
-            check["check"],
-            check["subject"],
-            str(check["checked"]),
-            "failure" if check["findings"] else "ok",
-            "\n".join(check["findings"][:_SHOWN]),
-        )
-        for check in audit["checks"]
-    ]
-    print_table(f"Audit of {run}, run id {run_id}", ("check", "of", "checked", "state", "found"), rows, _COLOURS)
-    return {"run": run, "run_id": run_id, **audit}
+    print_table(
+        f"Audit of {run}, run id {run_id}", ("check", "of", "checked", "state", "found"), _rows(checks), _COLOURS
+    )
+    return _record(run, run_id, checks)
+
+
+def audit_training(
+    trajectories: Parts,
+    eval_trajectories: Parts,
+    held_out_trajectories: Parts,
+    prompts: pd.DataFrame,
+    validation_prompts: pd.DataFrame,
+    eval_prompts: pd.DataFrame,
+    data_report: dict[str, Any],
+    checkpoints: Mapping[str, Checkpoint],
+    policy: PolicyFolder,
+    run_id: str,
+    task: str,
+) -> dict[str, Any]:
+    """The short audit at the end of a training: no model, no files, a sample of the episodes; findings are warnings."""
+    from geo_sokoban_pipeline.evaluation.audit import RunRules, audit_entries, audit_splits, entries_of_run
+    from geo_sokoban_pipeline.policies.policy import load_encoding
+
+    run = f"train_{task}"
+    newest = checkpoints[max(checkpoints)]
+    rules = RunRules.of(newest["manifest"]["fingerprint"])
+    frames = {"prompts": prompts, "validation_prompts": validation_prompts, "eval_prompts": eval_prompts}
+    splits: dict[str, Rows | None] = {name: frame.to_dict("records") for name, frame in frames.items()}
+    parts = (trajectories, eval_trajectories, held_out_trajectories)
+    entries = entries_of_run(run, parts, splits, iterations=newest["iteration"] + 1)
+    checks = audit_entries(entries, load_encoding(policy.path), rules, limit=_WITH_TRAINING)
+    checks += audit_splits(splits, rules, shared=_shares(data_report))
+    for check in checks:
+        for finding in check.findings[:_SHOWN]:
+            logger.warning("audit: %s of %s: %s", check.check, check.subject, finding)
+    return _record(run, run_id, checks)
 
 
 def judge_stored(audit: dict[str, Any]) -> None:
-    """Log the outcome; a finding ends the command with exit code 1."""
+    """Log the result; a finding ends the command with exit code 1."""
     from geo_sokoban_pipeline.evaluation.audit import AuditError, judge_audit
 
     try:
@@ -84,3 +126,45 @@ def judge_stored(audit: dict[str, Any]) -> None:
     except AuditError as error:
         refuse(error)
     logger.info("%s/%s: no findings", audit["run"], audit["run_id"])
+
+
+def _record(run: str, run_id: str, checks: Sequence[AuditCheck]) -> dict[str, Any]:
+    from geo_sokoban_pipeline.evaluation.audit import as_record
+
+    return {"run": run, "run_id": run_id, **as_record(checks)}
+
+
+def _rows(checks: Sequence[AuditCheck]) -> list[tuple[str, ...]]:
+    return [
+        (
+            check.check,
+            check.subject,
+            str(check.checked),
+            "failure" if check.findings else "ok",
+            "\n".join(check.findings[:_SHOWN] or check.notes),
+        )
+        for check in checks
+    ]
+
+
+def _read_splits(runs: RunStore, run: str, run_id: str, task: str) -> tuple[dict[str, Rows | None], bool]:
+    """Prompts of the run's own data, whatever the settings are by now, and whether its report names shared ones."""
+    from geo_sokoban_pipeline.datasets.tables import FrameDataset
+    from geo_sokoban_pipeline.envs.inspection import TABLES
+    from geo_sokoban_pipeline.runs.storage import find_json
+
+    note = runs.data_note(SourceOptions(run=run, run_id=run_id)) or {}
+    data_id = note.get("id", "")
+
+    def read(path: Path) -> Rows | None:
+        rows: Rows | None = FrameDataset(path=str(path)).load().to_dict("records") if path.is_file() else None
+        return rows
+
+    tables = runs.root / "05_model_input" / task / data_id
+    report = find_json(runs.root / "02_intermediate" / task / data_id / "data_report.json")
+    return {name: read(tables / f"{name}.parquet") for name in TABLES.values()}, _shares(report or {})
+
+
+def _shares(data_report: Mapping[str, Any]) -> bool:
+    """Whether splits share what should be apart, as where there is too little of it."""
+    return any((data_report.get("overlaps") or {}).values())

@@ -6,6 +6,7 @@ from functools import partial, update_wrapper
 
 from kedro.pipeline import Node, Pipeline
 
+from geo_sokoban_pipeline.config.study import AuditOptions
 from geo_sokoban_pipeline.pipelines.audit import nodes
 from geo_sokoban_pipeline.pipelines.options import typed
 
@@ -15,13 +16,20 @@ _STORED = ("trajectories", "eval_trajectories", "held_out_trajectories", "checkp
 def create_pipeline(task: str) -> Pipeline:
     """The audit of one task's run; the findings are stored before they are judged."""
     audit = update_wrapper(partial(nodes.audit_stored, task=task), nodes.audit_stored)
+    parameters = ("params:run_id", "params:audit")
     return Pipeline(
         [
-            Node(typed(audit), inputs=[*_STORED, "runs", "params:run_id"], outputs="audit", name="audit_stored"),
+            Node(
+                typed(audit, options=AuditOptions),
+                inputs=[*_STORED, "runs", *parameters],
+                outputs="audit",
+                name="audit_stored",
+                tags=["gpu"],
+            ),
             Node(typed(nodes.judge_stored), inputs="audit", outputs=None, name="judge_stored"),
         ],
         namespace=f"audit_{task}",
         inputs={"runs": "runs", **{name: f"train_{task}.{name}" for name in _STORED}},
-        parameters={"params:run_id": "params:run_id"},
+        parameters={name: name for name in parameters},
         tags=["audit"],
     )

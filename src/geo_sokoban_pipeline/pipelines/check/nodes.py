@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.config.base import validate_parameters
+from geo_sokoban_pipeline.config.base import StrictModel
 from geo_sokoban_pipeline.console import print_table, refuse
 from geo_sokoban_pipeline.parameters import ProjectParameters
 from geo_sokoban_pipeline.pipelines.hub_rows import first_rows_reader
@@ -21,14 +22,24 @@ logger = logging.getLogger(__name__)
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": "dim"}
 
 
-def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str, Any]:
-    """The table of findings about a run of `train_<task>` with these parameters."""
+def check_run(
+    runs: RunStore, run_id: str, fresh: bool, seed: int, data: Mapping[str, Any], *, task: str, **sections: StrictModel
+) -> dict[str, Any]:
+    """The table of findings about a run of `train_<task>` with these parameters.
+
+    Args:
+        data: section `<task>`.
+        sections: `tracking`, `train_<task>` and `check_<task>`.
+    """
     from geo_sokoban_pipeline.envs.inspection import Check, guard
     from geo_sokoban_pipeline.preflight.checks import Subject, as_table, rows_of
     from geo_sokoban_pipeline.preflight.flight import inspect_run
     from geo_sokoban_pipeline.preflight.resources import has_weights
 
-    subject = Subject(task, validate_parameters(parameters, ProjectParameters), runs.root)
+    parameters = ProjectParameters.model_validate(
+        {"run_id": run_id, "fresh": fresh, "seed": seed, task: data, **sections}
+    )
+    subject = Subject(task, parameters, runs.root)
     findings = inspect_run(subject, first_rows_reader(task))
     checks = findings.checks
     if not subject.settings.timed:
@@ -47,7 +58,7 @@ def check_run(runs: RunStore, parameters: dict[str, Any], task: str) -> dict[str
 
 
 def judge_table(table: dict[str, Any]) -> None:
-    """Log the outcome; a failure ends the command with exit code 1."""
+    """Log the result; a failure ends the command with exit code 1."""
     from geo_sokoban_pipeline.preflight.checks import PreflightError, judge, summarise
 
     try:

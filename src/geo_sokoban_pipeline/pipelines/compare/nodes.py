@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.parameters import split_runs
+from geo_sokoban_pipeline.config.base import split_runs
 from geo_sokoban_pipeline.tasks import DEFAULT
 
 if TYPE_CHECKING:

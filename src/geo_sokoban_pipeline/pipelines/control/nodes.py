@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
@@ -79,33 +79,38 @@ def continue_sft(
     control: ControlOptions,
     options: TrainOptions,
     seed: int,
-) -> PolicyFolder | FolderWriter:
-    """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed."""
+) -> Iterator[PolicyFolder | FolderWriter]:
+    """The source run's warm start, continued for GRPO's CPU-seconds: the stored one where nothing has changed.
+
+    A generator: Kedro saves what it yields while the ranks still hold their parts of the state.
+    """
     from geo_sokoban_pipeline.policies.policy import load_as
-    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
+    from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
     if state is not None:
         check_fingerprint("the control", state.manifest["fingerprint"], wanted)
-        return state
+        yield state
+        return
     options, start = control_options(options, control), began()
     threads = prepare_process(options.threads)
     policy = load_as(options.policy, start.path)
     rows = _prompts(episodes, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])
-    history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget)
-    entries = {
-        "fingerprint": wanted,
-        "budget": planned["budget"],
-        "cpu_seconds": history[-1]["cpu_seconds"],
-        "history": history,
-        "threads": threads,
-        "processes": options.processes,
-    }
-    return CheckpointWriter(backend, entries)
+    with open_worker_group(policy, options) as workers:
+        history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget, workers)
+        entries = {
+            "fingerprint": wanted,
+            "budget": planned["budget"],
+            "cpu_seconds": history[-1]["cpu_seconds"],
+            "history": history,
+            **layout_of(options, threads),
+        }
+        yield CheckpointWriter(backend, entries)
 
 
 def evaluate_control(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import (
+    BrowsePipelineOptions,
     EvaluatePipelineOptions,
+    ExportPipelineOptions,
+    RegradePipelineOptions,
     RolloutPipelineOptions,
+    ScorePipelineOptions,
     SourceOptions,
     TrainOptions,
     UpdatePipelineOptions,
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+
+logger = logging.getLogger(__name__)
 
 
 def collect_trajectories(
@@ -90,7 +100,7 @@ def update_on_stored(
     """
     from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
-    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
@@ -114,18 +124,17 @@ def update_on_stored(
         metrics = update_policy(
             trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
         )
-    entries = {
-        "iteration": iteration,
-        "policy_version": iteration + 1,
-        "source": options.source.model_dump(),
-        "started_from": hash_files(start.manifest["files"]),
-        "threads": threads,
-        "processes": settings.processes,
-    }
-    row = {"iteration": iteration, "policy_version": iteration, **metrics}
-    name = partition(iteration)
-    yield Rewind(-1), Rewind(-1)
-    yield {name: row}, {name: NewCheckpoint(CheckpointWriter(backend, entries))}
+        entries = {
+            "iteration": iteration,
+            "policy_version": iteration + 1,
+            "source": options.source.model_dump(),
+            "started_from": hash_files(start.manifest["files"]),
+            **layout_of(settings, threads),
+        }
+        row = {"iteration": iteration, "policy_version": iteration, **metrics}
+        name = partition(iteration)
+        yield Rewind(-1), Rewind(-1)
+        yield {name: row}, {name: NewCheckpoint(CheckpointWriter(backend, entries))}
 
 
 def evaluate_stored(
@@ -155,6 +164,137 @@ def evaluate_stored(
         training=training,
     )
     return {**summary, "data_id": identity["id"], "source": source.model_dump()}, played
+
+
+def regrade_stored(
+    stored: Callable[[], list[Path]],
+    start_policy: Callable[[], PolicyFolder],
+    trained_on: Callable[[], str | None],
+    prompts: pd.DataFrame,
+    options: RegradePipelineOptions,
+    settings: TrainOptions,
+) -> Iterator[tuple[Any, ...]]:
+    """Grade all stored training episodes again with the reward and the advantages of the settings; one yield an
+    iteration.
+    """
+    from geo_sokoban_pipeline.evaluation.regrading import regrade_episodes
+    from geo_sokoban_pipeline.evaluation.replay import Replayer, prompts_by_key
+    from geo_sokoban_pipeline.policies.policy import load_encoding
+    from geo_sokoban_pipeline.tasks import task_of
+    from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition, read_trajectories
+    from geo_sokoban_pipeline.trajectories.schema import read_context
+    from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+
+    rows, task = read_rows(prompts), task_of(settings.task)
+    check_prompts(trained_on(), options.source, rows)
+    known = prompts_by_key(rows, task)
+    replayer = Replayer(load_encoding(start_policy().path), settings.env, settings.reward, settings.rollout, task)
+    yield Rewind(-1), Rewind(-1)
+    for folder, files in groupby(stored(), key=lambda path: path.parent):
+        tables = [read_trajectories(file) for file in files]
+        episodes = [episode for table in tables for episode in table_to_trajectories(table)]
+        regraded, metrics = regrade_episodes(episodes, replayer, known, settings.grpo)
+        iteration, context = regraded[0].iteration, read_context(tables[0].schema)
+        logger.info("%s: %d of %d rewards changed", folder.name, metrics["regrade/changed_rewards"], len(regraded))
+        row = {"iteration": iteration, "policy_version": iteration, **metrics}
+        chunk = name_parts(iteration, regraded, context), {partition(iteration): row}
+        yield chunk
+        release(chunk)
+
+
+def export_episodes(
+    stored: Callable[[], list[Path]], options: ExportPipelineOptions
+) -> Callable[[Path], dict[str, Any]]:
+    """A writer of the chosen episodes as tables and a card; it runs when the export is saved."""
+    from geo_sokoban_pipeline.trajectories.exports import Selection, write_export
+
+    source = options.source
+    selection = Selection(**options.model_dump(exclude={"source", "tables"}))
+    about = {"run": f"{source.run}/{source.run_id}", **read_versions()}
+    files = stored()
+
+    def write(folder: Path) -> dict[str, Any]:
+        counts = write_export(files, folder, options.tables, selection, about)
+        for name in options.tables:
+            logger.info("%s: %d rows from %d episodes", name, counts.rows[name], counts.read)
+        return {"source": source.model_dump(), "rows": counts.rows}
+
+    return write
+
+
+def browse_stored(stored: Callable[[], Path], options: BrowsePipelineOptions) -> Callable[[Path], dict[str, Any]]:
+    """A writer of the site of the run's episodes, and of those that it is compared with; it runs when it is saved."""
+    from geo_sokoban_pipeline.reporting.viewer.site import write_site
+    from geo_sokoban_pipeline.reporting.viewer.sources import open_run
+
+    outputs = stored()
+    names = dict.fromkeys(name if "/" in name else f"{options.source.run}/{name}" for name in options.runs)
+    folders = dict.fromkeys([outputs, *(outputs.parents[1] / name for name in names)])
+    if missing := [folder for folder in folders if not any(folder.glob("*trajectories/iter=*"))]:
+        raise SourceError(f"runs: {missing[0].parent.name}/{missing[0].name} has no stored episodes in {missing[0]}.")
+    runs = [open_run(folder).within(options.first_iteration, options.last_iteration) for folder in folders]
+
+    def write(folder: Path) -> dict[str, Any]:
+        counts = write_site(folder, runs, pages=options.pages)
+        logger.info("%(episodes)d episodes, %(pages)d with a page, %(images)d images", counts)
+        return {"runs": [run.name for run in runs], **counts}
+
+    return write
+
+
+def score_stored(
+    outputs: Callable[[], Path],
+    policy_of: Callable[[], PolicyFolder],
+    options: ScorePipelineOptions,
+    settings: TrainOptions,
+) -> Iterator[tuple[Any, ...]]:
+    """Score the sampled tokens of the chosen episodes under a policy; one yield a trajectory file."""
+    from geo_sokoban_pipeline.evaluation.audit import spread
+    from geo_sokoban_pipeline.policies.policy import load_as
+    from geo_sokoban_pipeline.runs.folders import RunStore
+    from geo_sokoban_pipeline.tasks import task_of, task_or_plain
+    from geo_sokoban_pipeline.training.runtime import prepare_process
+    from geo_sokoban_pipeline.training.token_scoring import ScoringRequest, map_occlusion, score_tokens
+    from geo_sokoban_pipeline.trajectories.index import EpisodeConditions, find_episodes, read_index
+    from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
+    from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+
+    source, folder = options.source, outputs()
+    index = read_index(folder, task_or_plain)
+    conditions = EpisodeConditions(
+        options.split, options.ids, options.first_iteration, options.last_iteration, options.filter, options.tags
+    )
+    found = find_episodes(index, conditions)
+    limit = found.num_rows if options.limit is None else options.limit
+    chosen = found.take(spread(found.num_rows, limit)).select(["trajectory_id", "partition", "row"]).to_pylist()
+    mapped = {chosen[place]["trajectory_id"] for place in spread(len(chosen), options.occlusion)}
+    scored_by = policy_of()
+    prepare_process(settings.threads)
+    policy = load_as(settings.policy, scored_by.path)
+    about = {
+        "run": source.run,
+        "run_id": source.run_id,
+        "scored_by": f"{source.run}/{source.run_id}@{source.checkpoint}",
+        "scored_version": scored_by.manifest.get("policy_version", 0),
+    }
+    if not RunStore.is_own(source):
+        about |= {"scored_by": str(source.checkpoint), "scored_version": None}
+    request = ScoringRequest(settings.optimizer, options.top_k, options.image_reliance, about)
+    yield Rewind(-1), Rewind(-1)
+    parts: Counter[int] = Counter()
+    for place, rows in groupby(chosen, key=itemgetter("partition")):
+        table = read_trajectories(folder / f"{place}.parquet").take([row["row"] for row in rows])
+        episodes = table_to_trajectories(table)
+        iteration = episodes[0].iteration
+        name = f"{partition(iteration)}/part-{parts[iteration]:03d}"
+        parts[iteration] += 1
+        with_map = [episode for episode in episodes if episode.trajectory_id in mapped]
+        scores = score_tokens(episodes, policy, request)
+        logger.info("%s: %d tokens of %d episodes scored", place, scores.num_rows, len(episodes))
+        maps = {name: map_occlusion(with_map, policy, request, task_of(settings.task).image_parts)} if with_map else {}
+        chunk = {name: scores}, maps
+        yield chunk
+        release(chunk)
 
 
 def check_prompts(trained: str | None, source: SourceOptions, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,5 +1,5 @@
-"""rollout_<task>, update_<task>, evaluate_<task>: either half of the loop, and the evaluation, on what a run has
-stored.
+"""rollout_<task>, update_<task>, evaluate_<task>, regrade_<task>, export_<task>, score_<task>: either half of the loop,
+the evaluation, other rewards, training data for others, and scores of tokens, from what a run has stored.
 
 They take their settings from `train_<task>` and write into namespaces of their own.
 """
@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
-from geo_sokoban_pipeline.config.grpo import EvaluatePipelineOptions, RolloutPipelineOptions, UpdatePipelineOptions
+from geo_sokoban_pipeline.config.grpo import (
+    BrowsePipelineOptions,
+    EvaluatePipelineOptions,
+    ExportPipelineOptions,
+    RegradePipelineOptions,
+    RolloutPipelineOptions,
+    ScorePipelineOptions,
+    UpdatePipelineOptions,
+)
 from geo_sokoban_pipeline.pipelines.options import typed
 from geo_sokoban_pipeline.pipelines.stored import nodes
 from geo_sokoban_pipeline.tasks import task_of
@@ -57,6 +65,52 @@ def create_evaluate_pipeline(task: str) -> Pipeline:
         tags=["report"],
     )
     return _instance([evaluate, report], "evaluate", task, ["prompts", "eval_prompts", "identity"])
+
+
+def create_regrade_pipeline(task: str) -> Pipeline:
+    """Grade stored episodes again, without a model."""
+    node = Node(
+        typed(nodes.regrade_stored, options=RegradePipelineOptions, settings=task_of(task).train_config),
+        inputs=["source_episodes", "source_start", "source_prompts", "prompts", "params:options", "params:train"],
+        outputs=["trajectories", "metrics"],
+        name="regrade_stored",
+    )
+    return _instance([node], "regrade", task, ["prompts"])
+
+
+def create_export_pipeline(task: str) -> Pipeline:
+    """Write stored episodes as training data for other trainers."""
+    node = Node(
+        typed(nodes.export_episodes, options=ExportPipelineOptions),
+        inputs=["source_episodes", "params:options"],
+        outputs="export",
+        name="export_episodes",
+    )
+    return _instance([node], "export", task, [])
+
+
+def create_browse_pipeline(task: str) -> Pipeline:
+    """Write the site of stored episodes."""
+    node = Node(
+        typed(nodes.browse_stored, options=BrowsePipelineOptions),
+        inputs=["source_outputs", "params:options"],
+        outputs="site",
+        name="browse_stored",
+        tags=["report"],
+    )
+    return _instance([node], "browse", task, [])
+
+
+def create_score_pipeline(task: str) -> Pipeline:
+    """Score the tokens of stored episodes under any stored policy."""
+    node = Node(
+        typed(nodes.score_stored, options=ScorePipelineOptions, settings=task_of(task).train_config),
+        inputs=["source_outputs", "source_policy", "params:options", "params:train"],
+        outputs=["token_scores", "occlusion"],
+        name="score_stored",
+        tags=["gpu"],
+    )
+    return _instance([node], "score", task, [])
 
 
 def _instance(nodes_: list[Node], kind: str, task: str, data: list[str]) -> Pipeline:

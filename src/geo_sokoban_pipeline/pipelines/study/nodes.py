@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geo_sokoban_pipeline.config.base import ParameterError, validate_parameters
+from geo_sokoban_pipeline.config.base import ParameterError, StrictModel
 from geo_sokoban_pipeline.config.study import StudyDefinition, StudyOptions
 from geo_sokoban_pipeline.console import refuse
-from geo_sokoban_pipeline.parameters import study_model
+from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.tasks import task_of
 
 if TYPE_CHECKING:
@@ -34,26 +34,41 @@ class StudyPlan:
     docs: Path | None
 
 
-def plan_study(command: Command, parameters: dict[str, Any], studies: Sequence[str]) -> StudyPlan:
+def plan_study(
+    command: Command,
+    options: StudyOptions,
+    tracking: TrackingOptions,
+    *,
+    studies: Sequence[str],
+    **sections: StrictModel | Mapping[str, Any],
+) -> StudyPlan:
     """Members of the chosen study; errors that would arise hours later are found here.
 
     Args:
-        parameters: all of them.
+        options: section `study`.
+        tracking: section `tracking`.
         studies: names of those that this pipeline has; `default` means the first one.
+        sections: `study_<name>` of each of them; `train_<task>` and, as plain values, `<task>` of every task, because a
+            study may be of any.
     """
     from geo_sokoban_pipeline.processes import count_cores
     from geo_sokoban_pipeline.reporting.study_docs import MarkerError, check_docs
     from geo_sokoban_pipeline.studies.plan import plan_members
     from geo_sokoban_pipeline.studies.run import StudyFolder
 
-    options = validate_parameters(parameters.get("study", {}), StudyOptions, prefix="study")
     name = _choose(options, studies)
-    definition = validate_parameters(parameters.get(f"study_{name}", {}), study_model(name), prefix=f"study_{name}")
+    definition = sections[f"study_{name}"]
+    assert isinstance(definition, StudyDefinition)
     task = task_of(definition.task)
     docs = None if options.docs is None else command.project / options.docs
     try:
         _check_project(command.project)
-        base = {section: parameters.get(section, {}) for section in (task.run, task.name, "tracking")}
+        used = {task.run: sections[task.run], task.name: sections[task.name], "tracking": tracking}
+        # What was given, without defaults: it stands in the files of the study's commands.
+        base = {
+            path: section.model_dump(mode="json", exclude_unset=True) if isinstance(section, StrictModel) else section
+            for path, section in used.items()
+        }
         share = max(1, count_cores() // (options.workers or count_cores()))
         members = plan_members(name, definition, base, command.data_root, share)
         for root in dict.fromkeys(member.root for member in members):

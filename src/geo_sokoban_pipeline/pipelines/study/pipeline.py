@@ -7,16 +7,31 @@ from functools import partial, update_wrapper
 from kedro.pipeline import Node, Pipeline
 
 from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.parameters import section_model
 from geo_sokoban_pipeline.pipelines.options import typed
 from geo_sokoban_pipeline.pipelines.study import nodes
+from geo_sokoban_pipeline.tasks import TASKS
 
 
 def create_pipeline(task: Task) -> Pipeline:
     """The study pipeline of a task, in the namespace `study_<task>`."""
-    plan = update_wrapper(partial(nodes.plan_study, studies=(*task.studies, *task.further_studies)), nodes.plan_study)
+    studies = (*task.studies, *task.further_studies)
+    plan = update_wrapper(partial(nodes.plan_study, studies=studies), nodes.plan_study)
+    sections = [
+        *(f"study_{name}" for name in studies),
+        *(name for one in TASKS.values() for name in (one.name, one.run)),
+    ]
+    taken = {"options": "study", "tracking": "tracking", **{name: name for name in sections}}  # section by argument
+    # No models for `<task>`: they would become models for all nodes, and data steps and notebooks take plain values.
+    models = {argument: None if section in TASKS else section_model(section) for argument, section in taken.items()}
     template = Pipeline(
         [
-            Node(typed(plan), inputs=["command", "parameters"], outputs="plan", name="plan_study"),
+            Node(
+                typed(plan, **models),
+                inputs={"command": "command", **{argument: f"params:{name}" for argument, name in taken.items()}},
+                outputs="plan",
+                name="plan_study",
+            ),
             Node(
                 typed(nodes.run_study),
                 inputs=["command", "plan", "params:fresh"],
@@ -34,6 +49,6 @@ def create_pipeline(task: Task) -> Pipeline:
         template,
         namespace=f"study_{task.name}",
         inputs={"command": "command"},
-        parameters={"params:fresh": "params:fresh"},
+        parameters={f"params:{name}": f"params:{name}" for name in ("fresh", *taken.values())},
         tags=["study"],
     )

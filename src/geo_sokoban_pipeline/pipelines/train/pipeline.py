@@ -1,15 +1,29 @@
-"""train_<task>: data → policy → warm start → GRPO loop → evaluation → report, on one screen."""
+"""train_<task>: data → policy → warm start → GRPO loop → evaluation → audit → report, on one screen."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from kedro.pipeline import Node, Pipeline
 
+from geo_sokoban_pipeline.pipelines.audit.nodes import audit_training
 from geo_sokoban_pipeline.pipelines.options import typed
-from geo_sokoban_pipeline.pipelines.train import nodes
-from geo_sokoban_pipeline.pipelines.train.preview import draw_loop
+from geo_sokoban_pipeline.pipelines.train import final_nodes, nodes
 from geo_sokoban_pipeline.tasks import task_of
 
 _OPTIONS = ["params:options", "identity", "params:seed"]
+# The loop inside `train_grpo`, which Kedro's graph cannot hold.
+_LOOP = """graph TD
+  state[(resume_state)] --> collect[collect: draw prompts, roll out]
+  collect --> score[score: advantages, filter]
+  score -- too little signal --> collect
+  score --> update[update: optimizer steps]
+  update --> sync[sync weights]
+  sync --> validate[validate, where due]
+  validate --> commit[commit: trajectories, metrics, checkpoint]
+  commit --> collect
+  commit --> done[COMPLETE]
+"""
 
 
 def create_pipeline(task: str) -> Pipeline:
@@ -41,21 +55,40 @@ def create_pipeline(task: str) -> Pipeline:
                 preview_fn=draw_loop,
             ),
             Node(
-                typed(nodes.select_policy),
+                typed(final_nodes.select_policy),
                 inputs=["checkpoints", "policy", "params:evaluation", "params:task"],
                 outputs="final_policy",
                 name="select_policy",
                 tags=["policy"],
             ),
             Node(
-                typed(nodes.evaluate_policies, options=model),
+                typed(final_nodes.evaluate_policies, options=model),
                 inputs=["policy", "final_policy", "prompts", "eval_prompts", *_OPTIONS],
                 outputs=["eval_summary", "held_out_trajectories"],
                 name="evaluate_policies",
                 tags=["evaluation", "gpu"],
             ),
             Node(
-                typed(nodes.write_report, options=model),
+                typed(audit_training),
+                inputs=[
+                    "trajectories",
+                    "eval_trajectories",
+                    "held_out_trajectories",
+                    "prompts",
+                    "validation_prompts",
+                    "eval_prompts",
+                    "data_report",
+                    "checkpoints",
+                    "policy",
+                    "params:run_id",
+                    "params:task",
+                ],
+                outputs="audit",
+                name="audit_training",
+                tags=["report"],
+            ),
+            Node(
+                typed(final_nodes.write_report, options=model),
                 inputs=[
                     "metrics",
                     "eval_summary",
@@ -64,7 +97,10 @@ def create_pipeline(task: str) -> Pipeline:
                     "trajectories",
                     "eval_trajectories",
                     "data_report",
+                    "episodes",
+                    "audit",
                     "commands",
+                    "browsed",
                     "params:run_id",
                     "params:options",
                     "params:data",
@@ -80,8 +116,12 @@ def create_pipeline(task: str) -> Pipeline:
     return Pipeline(
         template,
         namespace=run,
-        inputs={name: f"{task}.{name}" for name in shared}
-        | {name: f"{run}.{name}" for name in ("base_policy_state", "policy_state", "resume_state", "commands")},
+        inputs={"browsed": f"browse_{task}.browsed"}
+        | {name: f"{task}.{name}" for name in shared}
+        | {
+            name: f"{run}.{name}"
+            for name in ("base_policy_state", "policy_state", "resume_state", "episodes", "commands")
+        },
         parameters={
             "params:options": f"params:{run}",
             **{f"params:{part}": f"params:{run}.{part}" for part in ("policy", "evaluation", "task")},
@@ -91,3 +131,10 @@ def create_pipeline(task: str) -> Pipeline:
         },
         tags=["train"],
     )
+
+
+def draw_loop() -> Any:
+    """Mermaid preview of one iteration, which kedro-viz shows at its node."""
+    from kedro.pipeline.preview_contract import MermaidPreview
+
+    return MermaidPreview(content=_LOOP)

@@ -4,6 +4,9 @@ The answer is the last box of what was said after the thoughts. Answer and label
 where the label is none, hedges and several values are refused; texts and exact numbers are compared; what is left
 becomes a question to algebra. An answer is granted whatever its unit, for labels have none. No text is evaluated as
 Python.
+
+Refusals and exact numbers are ours, before math-verify is asked: alone it grants two of the nine hedges in
+docs/graders.md, and its median takes twelve times as long.
 """
 
 from __future__ import annotations

@@ -32,9 +32,13 @@ from geo_sokoban_pipeline.rewards.math_answer.verdict import Grade, GraderName, 
 
 
 class _Shared:
-    """The pool and the graders of one process."""
+    """The pool and the graders of one process, behind `grade_answer` and `prepare_grade`."""
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget everything: a forked child has neither the threads nor the workers of its parent."""
         self.lock = threading.Lock()
         self.pool: GradingPool | None = None
         self.graders: dict[tuple[str, float], Grader] = {}
@@ -50,16 +54,9 @@ class _Shared:
             return self.graders[key]
 
 
+# One per process: rewards are plain functions, and a pool for each would start its own workers.
 _shared = _Shared()
-
-
-def _begin_anew() -> None:
-    """A forked child has neither the threads nor the workers of its parent."""
-    global _shared  # noqa: PLW0603
-    _shared = _Shared()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_shared.begin_anew)
 
 
 def grade_answer(
@@ -71,7 +68,8 @@ def grade_answer(
         response: text of the policy without observations.
         ground_truth: the label, a text or a number; without a label no answer is correct.
         grader: `default` is safe and lenient in spelling, `slime_exact` gives the original math checker's verdicts,
-            `deepscaler` the same for what follows the thoughts, `geo3k` those of the historic geometry checker.
+            `deepscaler` the same for what follows the thoughts (without them every answer is wrong), `geo3k` those of
+            the historic geometry checker.
         tolerance: largest absolute difference that is granted: `geo3k` between all but integers and plain fractions,
             `default` where the label is a decimal. 0: none.
 
@@ -120,10 +118,7 @@ class Grader:
     """Grades answers by one set of rules; thread-safe.
 
     Args:
-        grader: `default`, `slime_exact` (the original math checker's verdicts), `deepscaler` (the same for the text
-            after the thoughts; without them every answer is wrong) or `geo3k` (the historic checker with a tolerance).
-        tolerance: largest absolute difference that is granted; `geo3k`: between all but integers and plain fractions,
-            `default`: where the label is a decimal. 0: none.
+        grader, tolerance: as for `grade_answer`.
         pool: of worker processes, shared with others and closed by its owner; None: the grader makes its own.
         time_limit: seconds of algebra on one answer, for a pool of its own.
         workers: of a pool of its own; None: as many as there are cores, at most four.

@@ -178,9 +178,6 @@ class WorkerProcess:
     def start(self, seconds: float = _STARTING_SECONDS) -> bool:
         """Start the worker if it does not run, and wait until it is ready.
 
-        Args:
-            seconds: to wait.
-
         Returns:
             Whether it can be asked; else it is still starting.
 

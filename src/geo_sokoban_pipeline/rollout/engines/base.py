@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.policies.experts import published_weights
 from geo_sokoban_pipeline.policies.patches import EncodedImage
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -83,10 +84,37 @@ def join_results(first: Result, second: Result) -> Result:
     )
 
 
+@dataclass(frozen=True)
+class WeightSource:
+    """Weights that can be read again, as for a server that was restarted.
+
+    Attributes:
+        read: yields (Hugging Face name, tensor) in the layout of published checkpoints, one tensor at a time.
+        state: of the weights; another value after every change.
+    """
+
+    read: Callable[[], Iterator[tuple[str, Any]]]
+    state: Callable[[], Hashable]
+
+    @classmethod
+    def of_model(cls, model: Any) -> WeightSource:
+        """The weights that a model has."""
+
+        def state() -> Hashable:  # counts the changes in place
+            return tuple(parameter._version for parameter in model.parameters())
+
+        return cls(lambda: published_weights(model), state)
+
+
 class RolloutEngine(Protocol):
-    """The interface of an engine to the episode loop."""
+    """The interface of an engine to the episode loop.
+
+    Attributes:
+        in_process: whether it samples with the policy's own model.
+    """
 
     name: str
+    in_process: bool
     software_version: str
     seeded: bool
     version: int
@@ -103,10 +131,8 @@ class RolloutEngine(Protocol):
     def release(self, ids: Iterable[int]) -> None:
         """Free the memory of conversations. Unknown ids are ignored."""
 
-    def update_weights(self, weights: Iterable[tuple[str, Any]] | None, version: int) -> None:
-        """Load new weights (name, tensor) in the layout of published checkpoints; None: those of the policy's model,
-        which the trainer has changed in place.
-        """
+    def update_weights(self, weights: WeightSource | None, version: int) -> None:
+        """Load new weights; None: those of the policy's model, which the trainer has changed in place."""
 
     def close(self) -> None:
         """Free everything."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from geo_sokoban_pipeline.grpo.loss import Objective
+from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 
@@ -38,14 +39,17 @@ class TrainBackend(Protocol):
     def iter_weights(self) -> Iterator[tuple[str, Any]]:
         """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time."""
 
-    def export(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder."""
+    def renew(self) -> None:
+        """Give the policy's own model, which engines in this process sample with, the trained weights."""
 
-    def save_state(self, folder: Path) -> None:
-        """Write the training state other than the weights (optimizer moments by parameter name)."""
+    def export(self, folder: Path) -> Files:
+        """Write the policy as a Hugging Face folder; returns sizes and digests that were taken while writing."""
+
+    def save_state(self, folder: Path) -> Files:
+        """Write the training state other than the weights (optimizer moments by parameter name); see `export`."""
 
     def load_state(self, folder: Path) -> None:
-        """Load weights and state from a folder that `export` and `save_state` wrote."""
+        """Load weights and state from a folder that `export` and `save_state` wrote, under any layout."""
 
     def close(self) -> None:
         """Free everything."""

@@ -10,6 +10,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, store_in_compute_type
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -23,10 +24,12 @@ def build_backend(
     Args:
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts; 1 for SFT.
-        workers: worker group that computes parts of the gradients and log-probs; None: this process computes all.
+        workers: worker group whose ranks take every step together; None: this process alone.
     """
+    if workers is not None:
+        return RankedBackend(policy, options, temperature, workers)
     # The option `backend` has one value, slime's name `fsdp` for training in PyTorch, so there is nothing to choose.
-    return TorchBackend(policy, options, temperature, workers)
+    return TorchBackend(policy, options, temperature)
 
 
 def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.distributed.group import Group
 
 _MATRICES = re.compile(r"\.(layers|blocks|merger|deepstack_merger_list)\.")
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al., Muon, 2024)
@@ -33,25 +34,51 @@ class Muon(torch.optim.Optimizer):
         lr: learning rate, in AdamW's units.
         momentum: of the gradients, with Nesterov's correction.
         weight_decay: decoupled, as AdamW's.
+        group: ranks with copies of the parameters; each computes the updates of a part of them. None: all here.
     """
 
-    def __init__(self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float, group: Group | None = None
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._group = group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """Move every parameter that has a gradient."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                average = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = orthogonalise(torch.lerp(parameter.grad, average, group["momentum"]))
+        for settings in self.param_groups:
+            parameters = [parameter for parameter in settings["params"] if parameter.grad is not None]
+            directions = [self._direction(parameter, settings["momentum"]) for parameter in parameters]
+            for parameter, update in zip(parameters, self._orthogonalise(directions), strict=True):
                 size = _ADAMW_SIZE * math.sqrt(max(parameter.shape))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * size)
+                parameter.mul_(1 - settings["lr"] * settings["weight_decay"]).sub_(update, alpha=settings["lr"] * size)
+
+    def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Nesterov's momentum of a parameter's gradients."""
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        average = state["momentum"].lerp_(parameter.grad, 1 - momentum)
+        return torch.lerp(parameter.grad, average, momentum)
+
+    def _orthogonalise(self, directions: Sequence[Tensor]) -> Iterable[Tensor]:
+        if self._group is None:
+            return (orthogonalise(direction) for direction in directions)
+        owners = deal([math.prod(matrix.shape) * min(matrix.shape) for matrix in directions], self._group.size)
+        own = [
+            orthogonalise(direction) if owner == self._group.rank else None
+            for direction, owner in zip(directions, owners, strict=True)
+        ]
+        return self._group.combine(own, directions)
+
+
+def deal(costs: Sequence[int], parts: int) -> list[int]:
+    """Part of each piece of work: the most expensive ones first, each to the part that has least so far."""
+    loads, owners = [0] * parts, [0] * len(costs)
+    for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        owners[index] = loads.index(min(loads))
+        loads[owners[index]] += costs[index]
+    return owners
 
 
 def orthogonalise(matrix: Tensor, iterations: int = _ITERATIONS) -> Tensor:
@@ -75,9 +102,10 @@ class Optimizers:
     Args:
         parameters: by name.
         options: of AdamW; `matrices` chooses the optimizer of the matrices inside the layers.
+        group: ranks with copies of the parameters, which share Muon's work. None: this process alone.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], options: OptimizerOptions) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], options: OptimizerOptions, group: Group | None = None) -> None:
         self._parameters = parameters
         self._options = options
         inner = {n: p for n, p in parameters.items() if options.matrices == "muon" and is_inner_matrix(n, p)}
@@ -90,7 +118,7 @@ class Optimizers:
             self._parts.append((adamw, 1.0))
             self._owners |= dict.fromkeys(rest, adamw)
         if inner:
-            muon = Muon(list(inner.values()), rate, options.momentum, decay)
+            muon = Muon(list(inner.values()), rate, options.momentum, decay, group)
             self._parts.append((muon, options.matrix_rate))
             self._owners |= dict.fromkeys(inner, muon)
 

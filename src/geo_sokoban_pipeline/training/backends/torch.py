@@ -1,7 +1,7 @@
 """The torch backend: micro-batches, gradients and the optimizer step on the policy's own model.
 
-A step accumulates its gradients in the parameters, in this process or in a worker group; then the optimizer moves the
-weights once. A step whose gradient norm is not finite changes neither weights nor moments.
+A step accumulates its gradients in the parameters; with several ranks the group then adds those of all. The optimizer
+moves the weights once. A step whose gradient norm is not finite changes neither weights nor moments, on any rank.
 
 Micro-batches hold samples of similar lengths, and logits are computed at trained positions only. Right padding needs no
 mask, because causal attention never sees later tokens. Features of images accumulate the gradients of all micro-batches
@@ -11,18 +11,31 @@ threads, unlike that of `x[index]`.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, gather, shard_modules, synchronise_next
+from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.slices import (
+    StoredTensors,
+    own_part,
+    own_rows,
+    with_part,
+    write_slices,
+    write_weights,
+)
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.grpo.loss import (
     EntropyUse,
@@ -35,66 +48,85 @@ from geo_sokoban_pipeline.grpo.loss import (
 from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
 from geo_sokoban_pipeline.policies.experts import published_weights, transpose_experts
 from geo_sokoban_pipeline.policies.patches import EncodedImage
-from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, save_encoding, save_policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
-from geo_sokoban_pipeline.runs.storage import read_json, write_json
+from geo_sokoban_pipeline.runs.storage import Files, read_json, write_json
+from geo_sokoban_pipeline.runs.tensor_files import SHARD_BYTES, TensorSpec, write_tensors
 from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.batch import TrainSample
-from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
-from geo_sokoban_pipeline.training.sharding import shard_range, shard_samples
-from geo_sokoban_pipeline.training.worker import Worker
-from geo_sokoban_pipeline.training.worker_group import Part, WorkerGroup, sum_metrics
+from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 
-OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER = "optimizer"  # beginning of the names of its files
 STATE_FILE = "trainer_state.json"
 
 
 class TorchBackend:
-    """`TrainBackend` that keeps weights and moments in this process.
+    """`TrainBackend` of one rank, which keeps weights and moments in this process.
 
     Args:
         policy: trained in place.
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
-        workers: worker group that computes parts of the gradients and log-probs; None: this process computes all.
+        group: the ranks, whose backends take every step together; None: this process alone.
+        mesh: of the ranks; shards weights, gradients and moments of a copy of the model, while the policy's own model
+            keeps whole weights for the engine, which `renew` sets. None: nothing is sharded.
 
     Attributes:
         optimizers: what moves the weights.
     """
 
     def __init__(
-        self, policy: Policy, options: OptimizerOptions, temperature: float = 1.0, workers: WorkerGroup | None = None
+        self,
+        policy: Policy,
+        options: OptimizerOptions,
+        temperature: float = 1.0,
+        group: Group | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         self.policy = policy
         self.options = options
-        self._workers = workers
-        self._setting = PassSetting.of(options, temperature)
-        self._pass = GradientPass(policy, self._setting)
-        self._parameters = dict(policy.model.named_parameters())
+        self._group = group
+        self._is_sharded = mesh is not None
+        trained = policy
+        if mesh is not None:
+            trained = replace(policy, model=copy.deepcopy(policy.model))
+            shard_modules(trained.network.language, trained.network.vision, mesh)
+        setting = PassSetting.of(options, temperature)
+        self._pass = GradientPass(trained, setting, group if self._is_sharded else None)
+        self._trained_policy = trained
+        self._parameters = dict(trained.model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self.optimizers = Optimizers(self._trained, options)
+        # Muon computes whole matrices from sharded ones by itself.
+        self.optimizers = Optimizers(self._trained, options, None if self._is_sharded else group)
         self._skipped = 0
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        if self._workers is None:
-            return self._pass.log_probs(samples)
-        own, *others = shard_samples(samples, self._workers.size)
-        jobs = [LogProbs(part, self._setting) for part in others]
-        scored: list[list[np.ndarray]] = self._workers.run(lambda: self._pass.log_probs(own), jobs)
-        return [row for part in scored for row in part]
+        return self._pass.log_probs(samples)
 
-    def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
-        """See `TrainBackend`."""
-        # Each branch leaves the gradients of the whole step in the parameters.
-        if isinstance(batch, Demonstrations):
-            metrics = self._sft_gradients(batch, objective)
-        elif self._workers is None:
-            metrics = self._pass.accumulate(batch, objective, StepSize.of(batch))
-        else:
-            metrics = self._sharded_gradients(batch, objective, self._workers)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._trained.values(), self.options.clip))
+    def step(
+        self, batch: Batch, objective: Objective, learning_rate: float, size: StepSize | None = None
+    ) -> dict[str, float]:
+        """See `TrainBackend`.
+
+        Args:
+            batch: this rank's part of the step; it may be empty where another rank's is not.
+            size: of the whole step; None: the sum over the ranks.
+
+        Returns:
+            Metrics of the objective over this rank's part; `grad_norm` and `skipped` of the whole step.
+        """
+        samples = batch.make() if isinstance(batch, Demonstrations) else batch
+        if size is None:
+            size = StepSize.of(samples)
+            if self._group is not None:
+                size = StepSize(*self._group.sum_counts([size.samples, size.tokens]))
+        # These leave the gradients of the whole step in the parameters.
+        metrics = self._pass.accumulate(samples, objective, size)
+        if self._group is not None and not self._is_sharded:
+            self._group.sum_gradients(list(self._trained.values()))
+        norm = clip_gradients(list(self._trained.values()), self.options.clip)
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
             self._skipped = 0
@@ -113,62 +145,66 @@ class TorchBackend:
         for name, parameter in published_weights(self.policy.model):
             yield name, parameter.detach()
 
-    def export(self, folder: Path) -> None:
-        """See `TrainBackend`."""
-        save_policy(self.policy, folder, dict(self.iter_weights()))
+    @torch.no_grad()
+    def renew(self) -> None:
+        """See `TrainBackend`; a collective where the weights are sharded."""
+        if self._is_sharded:
+            whole = dict(self.policy.model.named_parameters())
+            for name, parameter in self._parameters.items():
+                whole[name].copy_(gather(parameter))
 
-    def save_state(self, folder: Path) -> None:
-        """See `TrainBackend`."""
+    def digest(self) -> str:
+        """Hash of what this rank holds of the weights, and of all buffers."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (*map(own_part, self._parameters.values()), *self._trained_policy.model.buffers()):
+            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def export(self, folder: Path, largest: int = SHARD_BYTES) -> Files:
+        """See `TrainBackend`; where the weights are sharded, every rank writes a part, and returns its own files.
+
+        Args:
+            largest: bytes of a file of weights.
+        """
+        policy = self._trained_policy
+        if self._group is None or not self._is_sharded:
+            return save_policy(policy, folder, largest=largest)
+        if self._group.rank == 0:
+            save_encoding(policy, folder)
+        return write_weights(folder, self._parameters, self._group, largest)
+
+    def save_state(self, folder: Path) -> Files:
+        """See `TrainBackend`; where moments are sharded, every rank writes a part, and returns its own files."""
         tensors, steps = self.optimizers.state()
-        save_file(tensors, folder / OPTIMIZER_FILE)
-        write_json(folder / STATE_FILE, {"optimizer_steps": steps, "skipped_in_a_row": self._skipped})
+        if self._group is None or self._group.rank == 0:
+            write_json(folder / STATE_FILE, {"optimizer_steps": steps, "skipped_in_a_row": self._skipped})
+        if self._group is not None and self._is_sharded:
+            return write_slices(folder, OPTIMIZER, tensors, self._group)
+        specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
+        return write_tensors(folder / f"{OPTIMIZER}.safetensors", specs, tensors.__getitem__)
 
+    @torch.no_grad()
     def load_state(self, folder: Path) -> None:
-        """See `TrainBackend`."""
-        self._load_weights(folder)
+        """See `TrainBackend`; every rank reads what it holds, one tensor at a time."""
+        weights = StoredTensors(folder, "model")
+        for name, parameter in self._parameters.items():
+            rows = own_rows(parameter)
+            if rows:
+                own_part(parameter).copy_(transpose_experts(name, weights.read(name, rows)))
+        self.renew()
+        moments, stored = {}, StoredTensors(folder, OPTIMIZER)
+        for key in stored.names:
+            parameter = self._parameters[key.split(".", 1)[1]]
+            rows, part = own_rows(parameter), own_part(parameter)
+            own = stored.read(key, rows).to(part.device) if rows else torch.empty_like(part)
+            moments[key] = with_part(own, parameter)
         numbers = read_json(folder / STATE_FILE)
         self._skipped = int(numbers["skipped_in_a_row"])
-        self.optimizers.load_state(load_file(folder / OPTIMIZER_FILE), int(numbers["optimizer_steps"]))
+        self.optimizers.load_state(moments, int(numbers["optimizer_steps"]))
 
     def close(self) -> None:
         """See `TrainBackend`."""
         self.optimizers.clear_state()
-
-    def _load_weights(self, folder: Path) -> None:
-        stored: dict[str, torch.Tensor] = {}
-        for path in sorted(folder.glob("model*.safetensors")):
-            stored |= load_file(path)
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(transpose_experts(name, stored[name]))
-
-    def _sharded_gradients(
-        self, samples: Sequence[TrainSample], objective: Objective, workers: WorkerGroup
-    ) -> dict[str, float]:
-        """Gradients of samples, sharded over the processes; returns the objective's metrics."""
-        size = StepSize.of(samples)
-        own, *others = shard_samples(samples, workers.size)
-        parts: list[Part] = workers.run(
-            lambda: Part(self._pass.accumulate(own, objective, size)),
-            [Gradients(part, objective, size, self._setting) for part in others],
-        )
-        workers.add_gradients(parts)
-        return sum_metrics(parts)
-
-    def _sft_gradients(self, batch: Demonstrations, objective: Objective) -> dict[str, float]:
-        """Gradients of demonstrations; each process makes the ones it trains on. Returns the objective's metrics."""
-        if self._workers is None:
-            return accumulate_demonstrations(batch.numbers, batch.demonstrator, objective, self._pass).metrics
-        own, *others = shard_range(batch.numbers, self._workers.size)
-        parts: list[Part] = self._workers.run(
-            lambda: accumulate_demonstrations(own, batch.demonstrator, objective, self._pass),
-            [SftGradients(part, objective, self._setting) for part in others],
-        )
-        # Each part is a mean over its own tokens: the token count of the step is known only once all have answered.
-        tokens = sum(part.tokens for part in parts)
-        weights = [part.tokens / tokens for part in parts]
-        self._workers.add_gradients(parts, weights)
-        return sum_metrics(parts, weights)
 
 
 @dataclass(frozen=True)
@@ -202,10 +238,16 @@ class PassSetting:
 
 
 class GradientPass:
-    """Computes log-probs of trained tokens, and accumulates gradients of an objective in the policy's parameters."""
+    """Computes log-probs of trained tokens, and accumulates gradients of an objective in the policy's parameters.
 
-    def __init__(self, policy: Policy, setting: PassSetting) -> None:
+    Args:
+        ranks: that share the weights of the policy: all make equally many passes, some without samples, because every
+            pass gathers weights. None: the weights are whole.
+    """
+
+    def __init__(self, policy: Policy, setting: PassSetting, ranks: Group | None = None) -> None:
         self.policy, self.setting = policy, setting
+        self._ranks = ranks
         dropout = getattr(policy.model.config.text_config, "attention_dropout", 0.0)
         if dropout:
             raise ValueError(
@@ -219,9 +261,13 @@ class GradientPass:
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
-        features = self._encode(self._images(samples))
+        plan, parts = self._in_step(self._plan(samples), self._images(samples))
+        features = self._encode(parts)
         rows: list[np.ndarray] = [np.empty(0, np.float32)] * len(samples)
-        for batch in self._plan(samples):
+        for batch in plan:
+            if not batch:
+                self._score([self._filler], None, entropy="none")
+                continue
             members = [samples[index] for index in batch]
             values, _, _ = self._score(members, features, entropy="none")
             for row, index in enumerate(batch):
@@ -232,7 +278,7 @@ class GradientPass:
         """Add the gradients of some samples of a step; returns the objective's metrics, summed over micro-batches."""
         network = self.policy.network.train()
         try:
-            parts = self._images(samples)
+            plan, parts = self._in_step(self._plan(samples), self._images(samples))
             # One pass of the tower keeps its graph until the micro-batches are through. The graphs of several would
             # take too much memory together: each pass is made again, when the gradients of its features are known.
             whole = len(parts) == 1
@@ -243,7 +289,12 @@ class GradientPass:
                 # Detached from the tower, they accumulate the gradients of all micro-batches.
                 shown = replace(features, tables=[table.detach().requires_grad_() for table in features.tables])
             totals: dict[str, float] = {}
-            for batch in self._plan(samples):
+            for number, batch in enumerate(plan, start=1):
+                synchronise_next(network.language, is_last=number == len(plan))
+                if not batch:
+                    values, _, _ = self._score([self._filler], None, entropy="none")
+                    (0.0 * values.sum()).backward()
+                    continue
                 members = [samples[index] for index in batch]
                 scored = self._score(members, shown, entropy=objective.entropy)
                 part = objective(members, *scored, step)
@@ -252,13 +303,43 @@ class GradientPass:
                     totals[name] = totals.get(name, 0.0) + value
             if shown is not None and self._trains_vision:
                 encoded = [features] if whole else (self._encode([part]) for part in parts)
-                _train_tower(encoded, [table.grad for table in shown.tables])
+                gradients = [table.grad for table in shown.tables]
+                if self._ranks is not None:  # its backward pass is a collective
+                    gradients = [
+                        torch.zeros_like(table) if gradient is None else gradient
+                        for table, gradient in zip(shown.tables, gradients, strict=True)
+                    ]
+                _train_tower(encoded, gradients, network.vision, len(parts))
             return totals
         finally:
             network.eval()
 
     def _plan(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         return plan_micro_batches([sample.length for sample in samples], self.setting.max_tokens)
+
+    def _in_step(
+        self, plan: list[list[int]], parts: list[list[EncodedImage]]
+    ) -> tuple[list[list[int]], list[list[EncodedImage]]]:
+        """As many micro-batches and parts of images as the rank with most: empty ones, and blank images."""
+        if self._ranks is None:
+            return plan, parts
+        batches, encodings = self._ranks.largest([len(plan), len(parts)])
+        blank = [self._blank] if len(parts) < encodings else []
+        return [*plan, *[[]] * (batches - len(plan))], [*parts, *[blank] * (encodings - len(parts))]
+
+    @cached_property
+    def _filler(self) -> TrainSample:
+        """A sample of one token, for a pass without samples."""
+        allowed = np.setdiff1d(np.arange(len(self.policy.banned_ids) + 1), self.policy.banned_ids)[:1]
+        ids = allowed.astype(np.int64)
+        return TrainSample(ids, np.zeros((3, 1), np.int64), np.ones(1, np.int64), ids, [])
+
+    @cached_property
+    def _blank(self) -> EncodedImage:
+        """The smallest image, for a pass without images."""
+        size = self.policy.network.vision.merge_size
+        width = 3 * self.policy.model.config.vision_config.patch_size**2
+        return EncodedImage("blank", b"", np.zeros((size * size, width), np.uint8), (1, size, size))
 
     def _images(self, samples: Sequence[TrainSample]) -> list[list[EncodedImage]]:
         """The distinct images of samples, in parts that pass the vision tower together; none without images."""
@@ -281,6 +362,22 @@ class GradientPass:
         self, samples: Sequence[TrainSample], features: ImageFeatures | None, *, entropy: EntropyUse
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T) log-probs, entropies (zeros if not asked for) and bool mask of trained tokens, packed to the left."""
+        values, entropies = self._forward(samples, features, partial(self._read_out, use=entropy))
+        counts = [len(sample.targets) for sample in samples]
+        target = self._packed(counts)
+        empty = values.new_zeros(len(samples) * max(counts))
+        mask = torch.zeros_like(empty, dtype=torch.bool).index_fill(0, target, True)
+        packed = empty.index_copy(0, target, values), empty.index_copy(0, target, entropies), mask
+        shape = (len(samples), max(counts))
+        return packed[0].view(shape), packed[1].view(shape), packed[2].view(shape)
+
+    def _forward(
+        self,
+        samples: Sequence[TrainSample],
+        features: ImageFeatures | None,
+        read: Callable[[Tensor, Tensor, nn.Module], Any],
+    ) -> Any:
+        """Result of `read(states, labels, head)`: (M, hidden) states that predict trained tokens, their (M,) ids."""
         counts = [len(sample.targets) for sample in samples]
         width, count = max(sample.length for sample in samples), max(counts)
         ids = np.zeros((len(samples), width), np.int64)
@@ -292,34 +389,30 @@ class GradientPass:
             wanted[row, : len(sample.targets)] = sample.targets - 1
             ids[row, : sample.length] = sample.input_ids
             positions[:, row, : sample.length] = sample.positions
-        places = np.concatenate([np.arange(own) + row * count for row, own in enumerate(counts)])
-        target = torch.from_numpy(places).to(self._device)
+        target = self._packed(counts)
         labels = torch.from_numpy(np.concatenate([sample.labels for sample in samples])).to(self._device)
-
-        def read_out(states: Tensor, head: nn.Module) -> tuple[Tensor, Tensor]:
-            return self._read_out(states.flatten(0, 1).index_select(0, target), labels, head, entropy)
-
         keys = [image.key for sample in samples for image in sample.images]
         shown = {}
         if keys and features is not None:
             rows = torch.from_numpy(features.rows(keys)).to(self._device)
             shown = {"features": features.tables, "rows": rows}
         with self.policy.computing():
-            values, entropies = self.policy.network(
+            return self.policy.network(
                 torch.from_numpy(ids).to(self._device),
                 torch.from_numpy(positions).to(self._device),
                 wanted=torch.from_numpy(wanted).to(self._device),
-                head=read_out,
+                head=lambda states, head: read(states.flatten(0, 1).index_select(0, target), labels, head),
                 checkpointing=self._checkpoints(),
                 **shown,
             )
-        empty = values.new_zeros(len(samples) * count)
-        mask = torch.zeros_like(empty, dtype=torch.bool).index_fill(0, target, True)
-        packed = empty.index_copy(0, target, values), empty.index_copy(0, target, entropies), mask
-        shape = (len(samples), count)
-        return packed[0].view(shape), packed[1].view(shape), packed[2].view(shape)
 
-    def _read_out(self, states: Tensor, labels: Tensor, head: nn.Module, use: EntropyUse) -> tuple[Tensor, Tensor]:
+    def _packed(self, counts: Sequence[int]) -> Tensor:
+        """Places of the trained tokens in rows of equal width, one after the other."""
+        width = max(counts)
+        places = [np.arange(own) + row * width for row, own in enumerate(counts)]
+        return torch.from_numpy(np.concatenate(places)).to(self._device)
+
+    def _read_out(self, states: Tensor, labels: Tensor, head: nn.Module, *, use: EntropyUse) -> tuple[Tensor, Tensor]:
         """(M,) log-probs of the labels and entropies after (M, hidden) states."""
         chunk, banned = self.setting.logit_chunk, self._banned
         temperature = self.setting.temperature
@@ -339,11 +432,18 @@ class GradientPass:
             return values, torch.zeros_like(values) if use == "none" else token_entropy(logits, banned_ids=banned)
 
 
-def _train_tower(parts: Iterable[ImageFeatures | None], gradients: Sequence[Tensor | None]) -> None:
-    """One backward pass through the vision tower per part of the features, given the gradients of all of them."""
+def _train_tower(
+    parts: Iterable[ImageFeatures | None], gradients: Sequence[Tensor | None], tower: nn.Module, count: int
+) -> None:
+    """One backward pass through the vision tower per part of the features, given the gradients of all of them.
+
+    Args:
+        count: number of parts.
+    """
     first = 0
-    for features in parts:
+    for number, features in enumerate(parts, start=1):
         assert features is not None
+        synchronise_next(tower, is_last=number == count)
         end = first + len(features.tables[0])
         pairs = [
             (table, gradient[first:end])
@@ -353,56 +453,3 @@ def _train_tower(parts: Iterable[ImageFeatures | None], gradients: Sequence[Tens
         if pairs:
             torch.autograd.backward([table for table, _ in pairs], [gradient for _, gradient in pairs])
         first = end
-
-
-@dataclass(frozen=True)
-class LogProbs:
-    """Log-probs of the samples' trained tokens."""
-
-    samples: Sequence[TrainSample]
-    setting: PassSetting
-
-    def __call__(self, worker: Worker) -> list[np.ndarray]:
-        """Run in a worker."""
-        return GradientPass(worker.policy, self.setting).log_probs(self.samples)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Gradients of some samples of a step, left in the worker's shared buffer."""
-
-    samples: Sequence[TrainSample]
-    objective: Objective
-    step: StepSize
-    setting: PassSetting
-
-    def __call__(self, worker: Worker) -> Part:
-        """Run in a worker."""
-        metrics = GradientPass(worker.policy, self.setting).accumulate(self.samples, self.objective, self.step)
-        return Part(metrics, names=tuple(worker.export_gradients()))
-
-
-@dataclass(frozen=True)
-class SftGradients:
-    """Gradients of numbered demonstrations, as a mean over their own tokens; needs `SetDemonstrations` before."""
-
-    numbers: range
-    objective: Objective
-    setting: PassSetting
-
-    def __call__(self, worker: Worker) -> Part:
-        """Run in a worker."""
-        assert worker.expert is not None
-        part = accumulate_demonstrations(
-            self.numbers, worker.expert, self.objective, GradientPass(worker.policy, self.setting)
-        )
-        return Part(part.metrics, part.tokens, tuple(worker.export_gradients()))
-
-
-def accumulate_demonstrations(
-    numbers: range, expert: Demonstrator, objective: Objective, gradients: GradientPass
-) -> Part:
-    """Make demonstrations and accumulate their gradients in the parameters, as a mean over their own tokens."""
-    samples = [expert.demonstrate(number) for number in numbers]
-    size = StepSize.of(samples)
-    return Part(gradients.accumulate(samples, objective, size), size.tokens)

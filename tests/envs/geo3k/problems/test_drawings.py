@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from envs.geo3k.problems.drawings import drawn_answer, measuring, read_label
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
@@ -15,7 +17,7 @@ from geo_sokoban_pipeline.envs.geo3k.figures.drawing import (
     FigureLayout,
     line_pieces,
     overlapping,
-    render_layout,
+    render_layout_png,
     touched,
 )
 from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, FAMILIES, draw_sketch, lay_out
@@ -89,7 +91,7 @@ def test_texts_touch_nothing(kind, seed, scale):
 @given(kinds, seeds)
 def test_boxes_hold_all_ink_and_nothing_else_is_black(kind, seed):
     layout = drawn(kind, seed)[1]
-    pixels = np.asarray(render_layout(layout)).astype(int)
+    pixels = np.asarray(Image.open(io.BytesIO(render_layout_png(layout)))).astype(int)
     assert pixels.shape == (layout.height, layout.width, 3)
     dark = pixels.max(axis=2) < 60  # lines are blue or magenta: one of their channels stays bright
     outside = dark.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections import defaultdict
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from geo_sokoban_pipeline.envs.geo3k.config import ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures import generate_problems
-from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout, text_mask
+from geo_sokoban_pipeline.envs.geo3k.figures.drawing import render_layout_png, text_mask
 from geo_sokoban_pipeline.envs.geo3k.figures.tiny_figures import (
     TINY_FAMILIES,
     assign_angles,
@@ -137,7 +139,7 @@ def test_equal_digits_look_equal(problems):
     """Within a family the image of a number is the number's alone, wherever the lines run."""
     seen: dict[tuple[str, str, str], bytes] = {}
     for problem in problems[:100]:
-        pixels = np.asarray(render_layout(problem.layout))
+        pixels = np.asarray(Image.open(io.BytesIO(render_layout_png(problem.layout))))
         for label, (left, top, right, bottom) in zip(problem.layout.figure.labels, problem.layout.boxes, strict=True):
             patch = pixels[top:bottom, left:right].tobytes()
             assert seen.setdefault((problem.family, label.kind, label.text), patch) == patch

@@ -18,6 +18,7 @@ from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
 from policies.library import library_log_probs, library_logits
 from rollout.engines.sglang.material import TOLERANCE, ask, expected_log_probs, request_with
 from servers import PYTHON, attached
+from stock_pixels import pixel_values
 
 pytestmark = pytest.mark.slow
 
@@ -138,5 +139,5 @@ def test_a_saved_policy_has_the_stock_processor(sglang_server, tiny_policy, tmp_
     made = json.loads(done.stdout.splitlines()[-1])
     assert made["input_ids"][0] == request.token_ids.tolist()
     assert made["image_grid_thw"] == [list(image.grid) for image in request.images]
-    pixels = np.concatenate([tiny_policy.reader.pixel_values(image) for image in request.images])
+    pixels = pixel_values(tiny_policy.reader, request.images)
     np.testing.assert_allclose(np.asarray(made["pixel_values"]), pixels, atol=1e-6)

@@ -111,11 +111,14 @@ def test_a_program_that_ends_by_itself_leaves_its_words(tmp_path):
 def test_a_program_that_never_had_a_pid_ends_nobody_else(tmp_path, monkeypatch):
     process = ServerProcess([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, tmp_path / "log", 1.0)
     program = psutil.Process(process.pid)
+    supervisor = psutil.Process(program.ppid())
+    supervisor.suspend()  # so that it does not end in time, and is killed
     process.pid, hit = 0, []
+    process.grace = -14.0  # it is given a second
     end_group = os.killpg
     monkeypatch.setattr(os, "killpg", lambda group, number: (hit.append(group), group and end_group(group, number)))
-    process._kill()
-    assert hit and 0 not in hit
+    process.end()
+    assert hit == [supervisor.pid]
     monkeypatch.undo()
     with suppress(psutil.NoSuchProcess):  # a supervisor that was killed itself has ended nobody
         program.kill()

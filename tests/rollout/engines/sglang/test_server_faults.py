@@ -133,32 +133,34 @@ def test_weights_that_are_no_more_cannot_be_given_again(sglang_server, tiny_poli
         jolt(policy, 1)
         proxy.order("/generate", "drop")
         proxy.order("/model_info", lambda body: body, changed(lambda body: {**body, "weight_version": "default"}))
-        with pytest.raises(EngineStopped, match="weights of version 3 again, but the policy's model has changed"):
+        with pytest.raises(EngineStopped, match="weights of version 3 again, but the policy has changed"):
             ask(engine, request_with(policy, [1]))
 
 
 def test_an_update_waits_while_a_server_is_brought_back(sglang_server, tiny_policy):
-    """And the other way round: two who give a server weights at once would leave it with some of each."""
+    """Two who give a server weights at once would leave it with some of each."""
     policy = copy.deepcopy(tiny_policy)
+    request = request_with(policy, [1])
     with proxied(sglang_server) as proxy, attached(policy, proxy.url, faults=PATIENT) as engine:
         engine.update_weights(None, 1)
-        (member,) = engine._fleet.servers
-        sent = proxy.seen.count("/begin_weight_update")
-        engine._loop.run(member.lock.acquire())
+        proxy.seen.clear()
+        proxy.order("/generate", "drop")
+        proxy.order("/ready", "wait 3")
+        engine.submit([request])
+        while "/ready" not in proxy.seen:  # the server is being brought back
+            time.sleep(0.01)
         jolt(policy, 2)
         update = threading.Thread(target=engine.update_weights, args=(None, 2))
         update.start()
         time.sleep(1.0)
-        assert proxy.seen.count("/begin_weight_update") == sent
-        engine._loop.run(let_go(member.lock))
+        assert update.is_alive() and "/begin_weight_update" not in proxy.seen
         update.join()
-        assert proxy.seen.count("/begin_weight_update") == sent + 1
-        request = request_with(policy, [1])
-        assert_sampled_by(policy, request, ask(engine, request)[0])
-
-
-async def let_go(lock):
-    lock.release()
+        (result,) = engine.poll()
+        assert result.weight_version == 2
+        assert_sampled_by(policy, request, result)
+        steps = [path for path in proxy.seen if path in ("/begin_weight_update", "/end_weight_update")]
+        begins = steps.index("/begin_weight_update")  # what was left open is ended first
+        assert steps[begins:] == ["/begin_weight_update", "/end_weight_update"] * 2
 
 
 def test_a_response_that_was_whole_when_it_should_have_been_stopped(sglang_server, tiny_policy):
@@ -187,6 +189,24 @@ def test_weights_that_do_not_arrive(sglang_server, tiny_policy):
         proxy.order("/update_weights_from_tensor", *["500"] * 9)
         with pytest.raises(EngineStopped, match="was lost 3 times"):
             engine.update_weights(None, 2)
+
+
+@pytest.mark.parametrize("path", ["/init_weights_update_group", "/update_weights_from_distributed"])
+@pytest.mark.parametrize("fault", ["500", "drop"])
+def test_a_broadcast_that_is_broken_off_is_made_again(sglang_server, tiny_policy, path, fault):
+    """The server has not heard the command, so this process must not wait for it."""
+    policy = copy.deepcopy(tiny_policy)
+    options = {"update": "group", "bucket_bytes": 400_000, "faults": {**PATIENT, "control_timeout": 100.0}}
+    request = request_with(policy, [2])
+    with proxied(sglang_server) as proxy, attached(policy, proxy.url, **options) as engine:
+        proxy.order(path, fault)
+        jolt(policy, 3)
+        began = time.monotonic()
+        engine.update_weights(None, 1)
+        assert time.monotonic() - began < 50  # no time limit had to pass
+        assert proxy.seen.count("/init_weights_update_group") == 2
+        assert proxy.seen.count("/destroy_weights_update_group") == 2
+        assert_sampled_by(policy, request, ask(engine, request)[0])
 
 
 def sampled_by_others(body):
@@ -260,15 +280,15 @@ def test_a_port_that_is_taken_in_the_meantime(tiny_policy, monkeypatch):
         ports = iter([[port]])
         monkeypatch.setattr(launcher, "find_ports", lambda host, count: next(ports, None) or found(host, count))
         monkeypatch.setattr(launcher, "is_free", lambda host, port: True)
-        engine = SglangEngine(tiny_policy, launch_options(random_seed=78))
+        options = launch_options(random_seed=78)
+        engine = SglangEngine(tiny_policy, options)
         try:
             assert not engine.urls[0].endswith(f":{port}")
             request = request_with(tiny_policy, [1])
             assert_sampled_by(tiny_policy, request, ask(engine, request)[0])
         finally:
-            kind = engine._fleet._kind
             engine.close()
-            for server in servers.take_servers(kind, [0]).values():
+            for server in servers.IDLE.take(launcher.kind_of(options, tiny_policy), [0]).values():
                 server.end()
 
 

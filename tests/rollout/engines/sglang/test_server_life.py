@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from geo_sokoban_pipeline.config.server import FaultOptions
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import read_response, write_request
@@ -45,7 +46,7 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count
         jolt(policy, 1)
         engine.update_weights(None, 1)
         requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
-        urls, member = engine.urls, engine._fleet.servers[0]
+        urls, member = engine.urls, engine.servers[0]
         life = member.life
         processes = tree(member.launched.pid)
         assert len(processes) > 1  # the scheduler is a child of the server
@@ -65,16 +66,16 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count
 
 def test_the_next_engine_takes_the_server_over(sglang_server, tiny_policy):
     first = SglangEngine(tiny_policy, launch_options())
-    pids = [member.launched.pid for member in first._fleet.servers]
+    pids = [member.launched.pid for member in first.servers]
     first.close()
     second = SglangEngine(tiny_policy, launch_options())
-    assert [member.launched.pid for member in second._fleet.servers] == pids
+    assert [member.launched.pid for member in second.servers] == pids
     second.close()
 
 
 def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglang_server, tiny_policy):
     policy = copy.deepcopy(tiny_policy)
-    engine = SglangEngine(policy, launch_options(count=2, faults=FAULTS))
+    engine = SglangEngine(policy, launch_options(count=2, update="group", faults=FAULTS))
     try:
         jolt(policy, 1)
         engine.update_weights(None, 1)
@@ -83,7 +84,7 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
             request = request_with(policy, [1])
             assert_sampled_by(policy, request, asyncio.run(_ask_directly(url, engine, request)))
         requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
-        struck, spared = engine._fleet.servers
+        struck, spared = engine.servers
         lives = struck.life, spared.life
         striker = strike(struck.launched.pid, "kill")
         responses = ask(engine, *requests)
@@ -104,7 +105,7 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
 
 async def _ask_directly(url, engine, request):
     """The response of one server, past whatever shares the requests out."""
-    client = ServerClient(url, engine._options.faults, 1)
+    client = ServerClient(url, FaultOptions(), 1)
     try:
         body = write_request(request, engine.limits, "directly", bias=engine.limits.bias)
         return read_response(await client.generate(body, "directly"), request, engine.limits)

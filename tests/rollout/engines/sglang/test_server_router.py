@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.config.server import FaultOptions
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.rollout.engines.sglang.client import ServerClient
 from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter
@@ -38,7 +40,7 @@ def test_sampling_through_a_router(sglang_server, tiny_policy, player, make_task
                 assert {span[0] for span in episode.weight_spans} == {version}
                 assert not set(mine.banned_ids.tolist()) & set(episode.token_ids[episode.loss_mask == 1].tolist())
         # A policy that has learnt nothing repeats itself without an end.
-        engine.update_weights(list(tiny_policy.model.named_parameters()), 3)
+        engine.update_weights(WeightSource.of_model(tiny_policy.model), 3)
         long = request_with(tiny_policy, [1], SamplingOptions(greedy=True), max_new_tokens=3000)
         engine.submit([long, request_with(tiny_policy, [1], identity=1, max_new_tokens=1)])
         assert [result.id for result in engine.poll()] == [1]  # by now the long one has arrived, too
@@ -69,7 +71,7 @@ def test_a_conversation_keeps_its_server(sglang_server, tiny_policy):
 
 async def _knock(router, engine, proxies):
     """Through which doors each of eight conversations came, over three turns."""
-    client = ServerClient(router.url, engine._options.faults, 8)
+    client = ServerClient(router.url, FaultOptions(), 8)
     try:
         await client.wait_until_ready("/readiness", router.lost)
         doors = [set() for _ in range(8)]

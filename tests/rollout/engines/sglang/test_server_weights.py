@@ -11,6 +11,7 @@ import requests
 
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.policy import save_policy
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from rollout.engines.sglang.material import (
     TOLERANCE,
     ask,
@@ -26,8 +27,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "options",
-    [{"update": "tensors"}, {"update": "tensors", "bucket_bytes": 40_000}, {"update": "disk"}],
-    ids=["tensors", "buckets", "disk"],
+    [
+        {"update": way, **({} if size is None else {"bucket_bytes": size})}
+        for way in ("tensors", "disk", "group")
+        for size in (None, 40_000)
+    ],
+    ids=["tensors", "tensors in buckets", "disk", "disk in buckets", "group", "group in buckets"],
 )
 def test_responses_are_those_of_the_new_weights(sglang_server, tiny_policy, options):
     policy = copy.deepcopy(tiny_policy)
@@ -50,7 +55,7 @@ def test_weights_that_are_handed_over(sglang_server, tiny_policy, tmp_path, kind
     other = copy.deepcopy(tiny_policy)
     jolt(other, 9)
     save_policy(other, tmp_path / "other")
-    given = tmp_path / "other" if kind == "folder" else iter(list(other.model.named_parameters()))
+    given = tmp_path / "other" if kind == "folder" else WeightSource.of_model(other.model)
     request = request_with(other, [2, 3])
     with attached(tiny_policy, sglang_server) as engine:
         engine.update_weights(given, 11)

@@ -1,15 +1,38 @@
-"""Weights on their way: buckets, and payloads that hold tensors by value."""
+"""Weights on their way: in the servers' type, in buckets, and in payloads that hold tensors by value."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import pickle
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.rollout.engines.sglang import weights as weights_module
+from geo_sokoban_pipeline.rollout.engines.sglang.client import (
+    BadResponse,
+    RequestRefused,
+    ServerLost,
+    UpdateInterrupted,
+)
 from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import cut_buckets, make_tag
+from geo_sokoban_pipeline.rollout.engines.sglang.update_group import UpdateGroup, own_address
+from geo_sokoban_pipeline.rollout.engines.sglang.weights import (
+    Receiver,
+    WeightSet,
+    cast,
+    cut_buckets,
+    make_tag,
+    send_weights,
+    write_folder,
+)
+
+
+def named_tensors(sizes):
+    return [(str(index), torch.arange(size, dtype=torch.float32)) for index, size in enumerate(sizes)]
 
 
 @pytest.mark.parametrize(
@@ -23,19 +46,161 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weights import cut_buckets, mak
     ],
 )
 def test_buckets(sizes, limit, expected):
-    named = [(str(index), torch.zeros(size)) for index, size in enumerate(sizes)]
-    assert [[int(name) for name, _ in bucket] for bucket in cut_buckets(named, limit)] == expected
+    cut = list(cut_buckets(iter(named_tensors(sizes)), limit))
+    assert [[int(name) for name, _ in bucket] for bucket, _ in cut] == expected
+    assert [is_last for _, is_last in cut] == [False] * (len(expected) - 1) + [True] * bool(expected)
+
+
+def test_no_tensor_of_the_next_bucket_but_one_is_read_before_it_is_needed():
+    read = []
+
+    def tensors():
+        for name, tensor in named_tensors([2, 2, 2, 2, 2]):
+            read.append(name)
+            yield name, tensor
+
+    buckets = cut_buckets(tensors(), 16)
+    next(buckets)
+    assert read == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
+def test_weights_have_the_servers_type(dtype):
+    weight = torch.nn.Parameter(torch.tensor([1.0, 1.001, -3e-5]))
+    ((name, sent),) = cast([("a", weight)], dtype)
+    assert (name, sent.requires_grad) == ("a", False)
+    assert sent.dtype == getattr(torch, dtype or "float32")
+    assert torch.equal(sent, weight.detach().to(sent.dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_payload_holds_no_more_than_its_tensors(dtype):
     whole = torch.arange(100_000).to(dtype)
-    text = pack_tensors([("a", whole[10:14]), ("b", torch.nn.Parameter(torch.ones(2, 3, dtype=dtype)))])
+    turned = torch.arange(6).to(dtype).view(2, 3).T
+    bucket = [("a", whole[10:14]), ("b", torch.nn.Parameter(torch.ones(2, 3, dtype=dtype))), ("c", turned)]
+    pieces = pack_tensors(bucket)
+    assert bucket == []
+    text = b"".join(pieces)
     assert len(text) < 4000
-    read = dict(pickle.loads(base64.b64decode(text)))
-    assert torch.equal(read["a"], whole[10:14])
-    assert (read["b"].shape, read["b"].requires_grad) == ((2, 3), False)
+    read = pickle.loads(base64.b64decode(text, validate=True))
+    assert [name for name, _ in read] == ["a", "b", "c"]
+    assert torch.equal(read[0][1], whole[10:14]) and torch.equal(read[2][1], turned)
+    assert (read[1][1].shape, read[1][1].requires_grad) == ((2, 3), False)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_payloads_of_any_length(count):
+    """Pieces of base64 meet wherever a tensor ends."""
+    given = [(str(number), torch.arange(count * 40_000 + number, dtype=torch.uint8)) for number in range(3)]
+    read = pickle.loads(base64.b64decode(b"".join(pack_tensors(list(given))), validate=True))
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(read, given, strict=True))
+
+
+def test_a_folder_holds_every_tensor_once(tmp_path):
+    given = dict(named_tensors([3, 1, 700, 2]))
+    write_folder(tmp_path / "new", iter(given.items()), 16)
+    files = [load_file(path) for path in sorted((tmp_path / "new").iterdir())]
+    assert [list(file) for file in files] == [["0", "1"], ["2"], ["3"]]
+    assert all(torch.equal(given[name], tensor) for file in files for name, tensor in file.items())
+
+
+def test_a_bucket_is_broadcast_as_bytes_in_the_order_of_its_description():
+    group = UpdateGroup(["http://127.0.0.1:1"], [2], "gloo", 1.0)
+    try:
+        assert [body["rank_offset"] for body in group.invitations] == [1]
+        assert group.invitations[0]["world_size"] == 3
+        bucket = [("a", torch.tensor([[1.0, 2.0]])), ("b", torch.tensor([3.0], dtype=torch.bfloat16))]
+        fields = group.describe(bucket)
+        assert (fields["names"], fields["dtypes"], fields["shapes"]) == (
+            ["a", "b"],
+            ["float32", "bfloat16"],
+            [[1, 2], [1]],
+        )
+        flat = group.flatten(bucket)
+        assert bucket == []
+        assert flat[:8].view(torch.float32).tolist() == [1.0, 2.0]
+        assert flat[8:].view(torch.bfloat16).tolist() == [3.0]
+    finally:
+        group.leave()
+
+
+def test_servers_of_this_machine_reach_it_on_the_loopback_interface():
+    assert own_address(["http://127.0.0.1:1", "http://localhost:2/x"]) in ("127.0.0.1", "::1")
 
 
 def test_tags_are_never_alike():
     assert len({make_tag(3) for _ in range(100)}) == 100
+
+
+class OneServer:
+    """A server that answers commands from a script: an exception is raised, and later commands succeed."""
+
+    def __init__(self, url, **faults):
+        self.url, self.faults, self.heard, self.tag = url, faults, [], ""
+
+    async def command(self, path, body):
+        name = path.removeprefix("/")
+        self.heard.append(name)
+        await asyncio.sleep(0)
+        if self.faults.get(name):
+            raise self.faults[name].pop(0)
+        self.tag = body.get("weight_version", self.tag)
+
+    async def get(self, path):
+        return {"weight_version": self.tag}
+
+
+class Group(UpdateGroup):
+    """A group whose broadcasts fail as its members do."""
+
+    broken = False
+
+    def join(self):
+        pass
+
+    def broadcast(self, flat):
+        if Group.broken:
+            raise RuntimeError("gloo: connection closed by peer")
+
+
+LOST, GARBLED = ServerLost("one is gone"), BadResponse("one answered 500")
+HALF = RequestRefused("other refused with 400: Failed to receive weights")
+BROADCAST = "update_weights_from_distributed"
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "broken", "expected"),
+    [
+        ({}, {}, False, {}),
+        # The one that is lost has lost it for the other, too, which only has to get the weights again.
+        ({BROADCAST: [LOST]}, {BROADCAST: [HALF]}, True, {"one": ServerLost, "other": UpdateInterrupted}),
+        ({BROADCAST: [GARBLED]}, {}, False, {"one": BadResponse, "other": UpdateInterrupted}),
+        ({"init_weights_update_group": [LOST]}, {}, True, {"one": ServerLost, "other": UpdateInterrupted}),
+        # Before there is a group, a lost server is nobody else's fault.
+        ({"begin_weight_update": [LOST]}, {}, False, {"one": ServerLost}),
+        ({"end_weight_update": [LOST]}, {}, False, {"one": ServerLost}),
+        # Nobody has answered with a fault, but nobody knows what the servers have.
+        ({}, {}, True, {"one": BadResponse, "other": BadResponse}),
+    ],
+)
+def test_who_is_sent_weights_again(monkeypatch, mine, other, broken, expected):
+    monkeypatch.setattr(weights_module, "UpdateGroup", Group)
+    monkeypatch.setattr(Group, "broken", broken)
+    clients = [OneServer("http://127.0.0.1:1", **mine), OneServer("http://127.0.0.1:2", **other)]
+    receivers = [Receiver(client, 1) for client in clients]
+    options = ServerOptions(update="group", bucket_bytes=8)
+    weights = WeightSet(1, "1-tag", lambda: iter(named_tensors([2, 2])))
+    faults = asyncio.run(send_weights(receivers, weights, options))
+    names = {"http://127.0.0.1:1": "one", "http://127.0.0.1:2": "other"}
+    assert {names[receiver.client.url]: type(fault) for receiver, fault in faults.items()} == expected
+    for client in clients:
+        assert client.heard.count("destroy_weights_update_group") == client.heard.count("init_weights_update_group")
+
+
+def test_a_refusal_ends_the_update(monkeypatch):
+    monkeypatch.setattr(weights_module, "UpdateGroup", Group)
+    client = OneServer("http://127.0.0.1:1", **{BROADCAST: [RequestRefused("no such weight")]})
+    weights = WeightSet(1, "1-tag", lambda: iter(named_tensors([2])))
+    with pytest.raises(RequestRefused, match="no such weight"):
+        asyncio.run(send_weights([Receiver(client, 1)], weights, ServerOptions(update="group")))
+    assert client.heard[-1] == "destroy_weights_update_group"

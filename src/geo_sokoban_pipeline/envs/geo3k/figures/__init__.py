@@ -6,7 +6,6 @@ from geo_sokoban_pipeline.envs.geo3k.figures.generation import (
     ProblemsExhaustedError,
     generate_problems,
     generate_splits,
-    shared_keys,
 )
 from geo_sokoban_pipeline.envs.geo3k.figures.problem import Candidate, Problem, problem_key
 
@@ -22,5 +21,4 @@ __all__ = [
     "generate_problems",
     "generate_splits",
     "problem_key",
-    "shared_keys",
 ]

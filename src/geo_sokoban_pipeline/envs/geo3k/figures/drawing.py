@@ -602,13 +602,8 @@ PAPER, INK = (255, 255, 255), (0, 0, 0)
 LINE, MARK, FILL = (0, 104, 178), (214, 0, 108), (205, 228, 243)
 
 
-def render_layout(layout: FigureLayout) -> Image.Image:
-    """RGB image of a layout."""
-    return Image.fromarray(_pixels(layout))
-
-
 def render_layout_png(layout: FigureLayout) -> bytes:
-    """PNG file of `render_layout`; equal layouts give equal bytes."""
+    """PNG file of a layout, in RGB; equal layouts give equal bytes."""
     return encode_png(_pixels(layout))
 
 

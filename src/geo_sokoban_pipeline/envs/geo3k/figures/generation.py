@@ -8,7 +8,7 @@ a longer call's, in every process.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from geo_sokoban_pipeline.envs.geo3k.config import Difficulty, ProblemOptions
 from geo_sokoban_pipeline.envs.geo3k.figures.families import DIFFICULTIES, draw_sketch, family_shares, lay_out
@@ -79,17 +79,6 @@ def generate_splits(
         splits[split] = _generate(number, seed, options, angles, drawn, split)
         drawn += splits[split]
     return splits
-
-
-def shared_keys(splits: Mapping[str, Iterable[Problem]]) -> set[str]:
-    """Keys that occur in more than one split."""
-    seen: set[str] = set()
-    shared: set[str] = set()
-    for problems in splits.values():
-        keys = {problem.key for problem in problems}
-        shared |= keys & seen
-        seen |= keys
-    return shared
 
 
 def _generate(

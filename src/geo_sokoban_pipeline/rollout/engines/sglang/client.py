@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,14 @@ _SIZES = {
     "vision_config": ("depth", "hidden_size", "patch_size", "spatial_merge_size", "out_hidden_size"),
 }
 ROUTING_KEY = "X-SMG-Routing-Key"
+_DTYPES = {"float32": "float32", "float": "float32", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"}
 _SHOWN_CHARACTERS = 500
 _READY_SECONDS = 10.0  # for answers that need no computing
 _PLAIN = ("/abort_request", "/flush_cache")  # answers are plain text or empty
 _POLL_SECONDS = 0.5
+_SENT_BYTES = 1 << 20
+
+Body = Mapping[str, Any] | Sequence[bytes]
 
 
 class ServerFault(RuntimeError):
@@ -50,6 +54,10 @@ class BadResponse(ServerFault):
 
 class RequestRefused(ServerFault):
     """The server refuses the request; a retry does not help."""
+
+
+class UpdateInterrupted(ServerFault):
+    """The server has a part of new weights, because another server of the same process group was lost."""
 
 
 class WrongServer(ServerFault):
@@ -125,8 +133,11 @@ class ServerClient:
         """JSON answer to a GET request."""
         return await self._request("GET", path, None, self._faults.control_timeout)
 
-    async def command(self, path: str, body: dict[str, Any]) -> Any:
+    async def command(self, path: str, body: Body) -> Any:
         """JSON answer to a command that changes the server's state, such as an update of weights.
+
+        Args:
+            body: to be encoded, or JSON in pieces.
 
         Raises:
             RequestRefused: the answer has `success: false`.
@@ -149,16 +160,21 @@ class ServerClient:
         except (TimeoutError, aiohttp.ClientError, OSError):
             return False
 
-    async def _post(self, path: str, body: Any, seconds: float, headers: dict[str, str] | None = None) -> Any:
+    async def _post(self, path: str, body: Body, seconds: float, headers: dict[str, str] | None = None) -> Any:
         return await self._request("POST", path, body, seconds, headers)
 
     async def _request(
-        self, method: str, path: str, body: Any, seconds: float, headers: dict[str, str] | None = None
+        self, method: str, path: str, body: Body | None, seconds: float, headers: dict[str, str] | None = None
     ) -> Any:
         where = f"{self.url}{path}"
+        content: dict[str, Any] = {"json": body}
+        if isinstance(body, Sequence):
+            size = str(sum(map(len, body)))
+            headers = {**(headers or {}), "Content-Type": "application/json", "Content-Length": size}
+            content = {"data": _stream(body)}
         try:
             async with self._session.request(
-                method, where, json=body, headers=headers, timeout=_limit(seconds)
+                method, where, headers=headers, timeout=_limit(seconds), **content
             ) as answer:
                 text = await answer.text(errors="replace")
         except TimeoutError as error:
@@ -166,6 +182,13 @@ class ServerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise ServerLost(f"{where} is gone ({type(error).__name__}: {error})") from error
         return _read_answer(where, answer.status, text)
+
+
+async def _stream(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    """Pieces, cut where they are long: what a socket does not take at once is copied."""
+    for piece in pieces:
+        for first in range(0, len(piece), _SENT_BYTES):
+            yield piece[first : first + _SENT_BYTES]
 
 
 def _read_answer(where: str, status: int, text: str) -> Any:
@@ -201,6 +224,7 @@ class ServerFacts:
         context: tokens of a conversation at most, response included.
         longest_prompt: tokens of a prompt at most.
         ranks: number of its processes that need the weights.
+        dtype: torch dtype of its weights; None: unknown.
     """
 
     version: str
@@ -208,6 +232,7 @@ class ServerFacts:
     context: int
     longest_prompt: int
     ranks: int
+    dtype: str | None = None
 
 
 async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
@@ -231,6 +256,7 @@ async def inspect_server(client: ServerClient, policy: Policy) -> ServerFacts:
         context=context,
         longest_prompt=min(context, shorter_than - 1),
         ranks=int(server.get("tp_size") or 1),
+        dtype=_DTYPES.get(str(server.get("dtype"))),
     )
 
 

@@ -12,17 +12,16 @@ import queue
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.config.server import ServerOptions
-from geo_sokoban_pipeline.policies.experts import published_weights
-from geo_sokoban_pipeline.policies.policy import Policy, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.background import BackgroundLoop
-from geo_sokoban_pipeline.rollout.engines.base import Request, Result, empty_result
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource, empty_result
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadResponse,
     EngineStopped,
@@ -31,7 +30,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     WrongServer,
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, pause_before
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag
+from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, cast, make_tag, write_folder
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     ModelLimits,
     Response,
@@ -56,6 +55,7 @@ class SglangEngine:
     """
 
     name = "sglang"
+    in_process = False
 
     def __init__(self, policy: Policy, options: ServerOptions) -> None:
         self.policy = policy
@@ -64,7 +64,7 @@ class SglangEngine:
         self._scratch = tempfile.TemporaryDirectory(prefix="geo_sokoban_weights_", dir=options.update_folder)
         self._versions: dict[str, int] = {}
         self._weights: WeightSet | None = None
-        self._sent_state: tuple[int, ...] | None = None
+        self._sent_state: Hashable = None
         self._answers: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._open: dict[int, Future[None]] = {}
         self._loop = BackgroundLoop("sglang engine")
@@ -74,6 +74,7 @@ class SglangEngine:
         except BaseException:
             self.close()
             raise
+        self._dtype = options.dtype or facts.dtype or str(policy.model.dtype).removeprefix("torch.")
         self.software_version = facts.version
         self.seeded = facts.seeded
         self.limits = ModelLimits(
@@ -88,9 +89,14 @@ class SglangEngine:
         self._dispatcher = Dispatcher(self._fleet, self.limits, self._versions.__getitem__)
 
     @property
+    def servers(self) -> list[Server]:
+        """Its servers, launched or attached."""
+        return self._fleet.servers
+
+    @property
     def urls(self) -> list[str]:
         """Addresses of the servers."""
-        return [server.url for server in self._fleet.servers]
+        return [server.url for server in self.servers]
 
     @property
     def cached_tokens(self) -> dict[int, int]:
@@ -140,14 +146,16 @@ class SglangEngine:
         for identity in ids:
             self.cached_tokens.pop(identity, None)
 
-    def update_weights(self, weights: Iterable[tuple[str, Any]] | Path | None, version: int) -> None:
+    def update_weights(self, weights: WeightSource | Path | None, version: int) -> None:
         """Send new weights to the servers; requests in flight continue with them.
 
         Args:
-            weights: by Hugging Face name; or a policy folder that the servers can read; None: those of the policy's
-                model. The same version of an unchanged model is not sent twice.
+            weights: to be read now, and again for a server that is restarted; or a policy folder that the servers can
+                read; None: those of the policy's model. The same version of unchanged weights is not sent twice.
         """
-        state = self._model_state() if weights is None else None
+        if not isinstance(weights, Path):
+            weights = weights or WeightSource.of_model(self.policy.model)
+        state = None if isinstance(weights, Path) else weights.state()
         if state is not None and state == self._sent_state and self._weights is not None and version == self.version:
             return
         before, self._weights = self._weights, self._make_set(weights, version)
@@ -182,39 +190,29 @@ class SglangEngine:
         self._open.clear()
         self._answers = queue.SimpleQueue()
 
-    def _make_set(self, weights: Iterable[tuple[str, Any]] | Path | None, version: int) -> WeightSet:
+    def _make_set(self, weights: WeightSource | Path, version: int) -> WeightSet:
         tag = make_tag(version)
         if isinstance(weights, Path):
-            return WeightSet(version, tag, tuple, weights)
-        named = None if weights is None else list(weights)
+            return WeightSet(version, tag, lambda: iter(()), weights)
         if self._options.update == "disk":
             folder = Path(self._scratch.name) / tag
-            save_policy(self.policy, folder, None if named is None else dict(named))
-            return WeightSet(version, tag, tuple, folder)
-        if named is not None:
-            return WeightSet(version, tag, lambda: named)
-        return WeightSet(version, tag, partial(self._read_model, version, self._model_state()))
+            write_folder(folder, cast(weights.read(), self._dtype), self._options.bucket_bytes)
+            return WeightSet(version, tag, lambda: iter(()), folder)
+        return WeightSet(version, tag, partial(self._read_again, weights, version, weights.state()))
 
-    def _read_model(self, version: int, state: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-        """Weights of the policy's model; checks before and after that the model has not changed since this version."""
-        self._check_model(version, state)
-        return self._read_parameters(version, state)
+    def _read_again(self, weights: WeightSource, version: int, state: Hashable) -> Iterator[tuple[str, Any]]:
+        """Weights that a version has; checks before and after that they have not changed since."""
+        _check_state(weights, version, state)
+        yield from cast(weights.read(), self._dtype)
+        _check_state(weights, version, state)
 
-    def _read_parameters(self, version: int, state: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-        yield from published_weights(self.policy.model)
-        self._check_model(version, state)
 
-    def _check_model(self, version: int, state: tuple[int, ...]) -> None:
-        if self._model_state() != state:
-            raise EngineStopped(
-                f"a server needs the weights of version {version} again, but the policy's model has changed since. "
-                "Set rollout.server.update=disk, which stores them, or change the model only while no request is in "
-                "flight."
-            )
-
-    def _model_state(self) -> tuple[int, ...]:
-        """Changes with every change in place of a parameter."""
-        return tuple(parameter._version for parameter in self.policy.model.parameters())
+def _check_state(weights: WeightSource, version: int, state: Hashable) -> None:
+    if weights.state() != state:
+        raise EngineStopped(
+            f"a server needs the weights of version {version} again, but the policy has changed since. Set "
+            "rollout.server.update=disk, which stores them, or change the policy only while no request is in flight."
+        )
 
 
 class Dispatcher:

@@ -289,11 +289,7 @@ def router_command(options: ServerOptions, workers: Sequence[str], port: int, me
 
 
 def server_environment(options: ServerOptions, own: Mapping[str, str]) -> dict[str, str]:
-    """Environment of launched programs.
-
-    Args:
-        own: of this process.
-    """
+    """Environment of launched programs, made from that of this process."""
     kept = {name: value for name, value in own.items() if name not in _OWN}
     fixed = {
         "HF_HUB_OFFLINE": "1",  # the policy is a folder

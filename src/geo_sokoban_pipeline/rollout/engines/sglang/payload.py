@@ -7,16 +7,68 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
 
-def pack_tensors(named: Sequence[tuple[str, Tensor]]) -> str:
-    """Base64 text of a pickled list of (name, CPU tensor).
+def pack_tensors(named: list[tuple[str, Tensor]]) -> list[bytes]:
+    """Base64 text, in pieces, of a pickled list of (name, CPU tensor).
 
     Args:
-        named: tensors on any device; each is copied, because a pickled view would contain its whole storage.
+        named: tensors on any device; the list is empty afterwards. Each tensor is dropped when it is encoded, so that
+            they are never in memory as tensors and as text.
     """
-    held = [(name, tensor.detach().cpu().clone()) for name, tensor in named]
-    return base64.b64encode(pickle.dumps(held, protocol=pickle.HIGHEST_PROTOCOL)).decode("ascii")
+    writer = _Base64Writer()
+    pickler = pickle.Pickler(writer, pickle.HIGHEST_PROTOCOL)
+    pickler.fast = True  # without a memo, which would keep every tensor
+    pickler.dump(_Emptied(named))
+    return writer.close()
+
+
+class _Emptied:
+    """Pickled as a list, item by item; each is taken out of the list before."""
+
+    def __init__(self, named: list[tuple[str, Tensor]]) -> None:
+        self._named = named
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (), None, self._items()
+
+    def _items(self) -> Iterator[tuple[str, Tensor]]:
+        self._named.reverse()
+        while self._named:
+            name, tensor = self._named.pop()
+            own = tensor.detach().cpu()
+            if own.untyped_storage().nbytes() > own.nbytes or not own.is_contiguous():
+                own = own.clone().contiguous()  # a pickled view would contain its whole storage
+            yield name, own
+
+
+class _Base64Writer:
+    """A binary file whose content is kept as pieces of base64 text."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._rest = b""  # fewer than three bytes, which base64 writes together
+
+    def write(self, data: Any) -> int:
+        """Append bytes."""
+        view = memoryview(data)
+        count = view.nbytes
+        if self._rest:
+            missing = 3 - len(self._rest)
+            self._rest, view = self._rest + bytes(view[:missing]), view[missing:]
+            if len(self._rest) < 3:
+                return count
+            self._pieces.append(base64.b64encode(self._rest))
+        end = len(view) - len(view) % 3
+        if end:
+            self._pieces.append(base64.b64encode(view[:end]))
+        self._rest = bytes(view[end:])
+        return count
+
+    def close(self) -> list[bytes]:
+        """The pieces."""
+        return [*self._pieces, base64.b64encode(self._rest)]

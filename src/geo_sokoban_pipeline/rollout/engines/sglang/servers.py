@@ -13,8 +13,10 @@ import atexit
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from itertools import chain
+from typing import Any
 
 from geo_sokoban_pipeline.config.server import FaultOptions, ServerOptions
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -26,11 +28,12 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     ServerFacts,
     ServerFault,
     ServerLost,
+    UpdateInterrupted,
     WrongServer,
     inspect_server,
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedRouter, LaunchedServer, kind_of
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, send_weights, weights_of
+from geo_sokoban_pipeline.rollout.engines.sglang.weights import Receiver, WeightSet, send_weights, weights_of
 
 logger = logging.getLogger(__name__)
 _PORT_TRIES = 3
@@ -153,6 +156,45 @@ class Server:
         return ServerClient(self.url, self._faults, self._connections, self._key)
 
 
+class IdleServers:
+    """Launched servers that no engine uses, by kind; they run until an engine takes them, or until `end`."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, list[LaunchedServer]] = {}
+
+    def __iter__(self) -> Iterator[LaunchedServer]:
+        return chain.from_iterable(list(self._servers.values()))
+
+    def add(self, kind: str, server: LaunchedServer) -> None:
+        """Keep a running server for the next engine of its kind."""
+        self._servers.setdefault(kind, []).append(server)
+
+    def take(self, kind: str, numbers: Iterable[int]) -> dict[int, LaunchedServer]:
+        """Remove and return running servers of a kind by their numbers; those that have exited are ended."""
+        wanted, found, others = set(numbers), dict[int, LaunchedServer](), []
+        for server in self._servers.pop(kind, []):
+            if not server.alive:
+                server.end()
+            elif server.number in wanted - found.keys():
+                found[server.number] = server
+            else:
+                others.append(server)
+        if others:
+            self._servers[kind] = others
+        return found
+
+    def end(self) -> None:
+        """End all of them."""
+        for server in self:
+            server.end()
+        self._servers.clear()
+
+
+# One per process: engines come and go within a run, and their servers must outlive them.
+IDLE = IdleServers()
+atexit.register(IDLE.end)
+
+
 class Fleet:
     """All servers of an engine; used inside one event loop.
 
@@ -182,7 +224,7 @@ class Fleet:
         """
         faults, places = self.options.faults, self.options.concurrency
         if self.options.mode == "launch":
-            idle = take_servers(self._kind, range(self.options.count))
+            idle = IDLE.take(self._kind, range(self.options.count))
             launched = [
                 idle.get(number) or LaunchedServer(self.options, self._policy, number)
                 for number in range(self.options.count)
@@ -213,7 +255,22 @@ class Fleet:
         self._weights = weights
         for server in self.servers:
             server.restarts = 0
-        await asyncio.gather(*(self._update(server, pause=pause) for server in self.servers))
+        async with AsyncExitStack() as locks:  # excludes restarts, and requests to servers without these weights
+            for server in self.servers:
+                await locks.enter_async_context(server.lock)
+                server.ready = False  # after a failure no other engine may take it over
+            if pause:
+                await self._command(self.servers, "/pause_generation", {"mode": "retract"})
+            waiting = list(self.servers)
+            while waiting:
+                faults = await self._send(waiting)
+                lost = {server: fault for server, fault in faults.items() if not isinstance(fault, UpdateInterrupted)}
+                await asyncio.gather(*(self._restart(server, fault) for server, fault in lost.items()))
+                waiting = [server for server in faults if server not in lost]
+            if pause:
+                await self._command(self.servers, "/continue_generation", {})
+            for server in self.servers:
+                server.ready = True
 
     def server_of(self, key: str) -> Server:
         """The server of a conversation."""
@@ -279,40 +336,29 @@ class Fleet:
             if server.launched is None:
                 continue
             if server.ready and server.launched.alive and not server.hung.is_set():
-                _idle.setdefault(self._kind, []).append(server.launched)
+                IDLE.add(self._kind, server.launched)
             else:
                 await asyncio.to_thread(server.launched.end)
-
-    async def _update(self, server: Server, *, pause: bool) -> None:
-        try:
-            async with server.lock:  # excludes a restart during the update
-                life = server.life
-                server.ready = False  # after a failure no other engine may take it over
-                if pause:
-                    await server.client.command("/pause_generation", {"mode": "retract"})
-                await self._send(server)
-                if pause:
-                    await server.client.command("/continue_generation", {})
-                server.ready = True
-        except (ServerLost, BadResponse) as fault:
-            await self._bring_back(server, life, fault)
 
     async def _bring_back(self, server: Server, life: int, fault: ServerFault) -> None:
         """Restart a lost server with the current weights; does nothing if a later life has begun."""
         async with server.lock:
-            if server.life != life:
+            if server.life == life:
+                await self._restart(server, fault)
+
+    async def _restart(self, server: Server, fault: ServerFault) -> None:
+        """Restart a server, whose lock is held, until it has the current weights."""
+        while True:
+            server.restarts += 1
+            self._check_restarts(server, fault)
+            logger.warning("%s is lost, restart %d: %s", server.url, server.restarts, fault)
+            await asyncio.sleep(pause_before(server.restarts - 1, self.options.faults))
+            try:
+                await server.begin()
+                await self._restore(server)
                 return
-            while True:
-                server.restarts += 1
-                self._check_restarts(server, fault)
-                logger.warning("%s is lost, restart %d: %s", server.url, server.restarts, fault)
-                await asyncio.sleep(pause_before(server.restarts - 1, self.options.faults))
-                try:
-                    await server.begin()
-                    await self._restore(server)
-                    return
-                except (ServerLost, BadResponse, RequestRefused) as again:
-                    fault = again
+            except (ServerLost, BadResponse, RequestRefused) as again:
+                fault = again
 
     async def _restore(self, server: Server) -> None:
         """Check a restarted server and send the current weights, unless it has them (an attached one may)."""
@@ -322,12 +368,28 @@ class Fleet:
             with suppress(RequestRefused):  # no update is open
                 await server.client.command("/end_weight_update", {})
         if self._weights is not None and await weights_of(server.client) != self._weights.tag:
-            await self._send(server)
+            for fault in (await self._send([server])).values():
+                raise fault
 
-    async def _send(self, server: Server) -> None:
+    async def _send(self, servers: Sequence[Server]) -> dict[Server, ServerFault]:
+        """Send the current weights; returns faults of servers that did not get them."""
         assert self._weights is not None
-        assert server.facts is not None
-        await send_weights(server.client, self._weights, server.facts.ranks, self.options)
+        receivers = {}
+        for server in servers:
+            assert server.facts is not None
+            receivers[Receiver(server.client, server.facts.ranks)] = server
+        faults = await send_weights(list(receivers), self._weights, self.options)
+        return {receivers[receiver]: fault for receiver, fault in faults.items()}
+
+    @staticmethod
+    async def _command(servers: Sequence[Server], path: str, body: dict[str, Any]) -> None:
+        """Command servers; a lost one is found by the next update or request."""
+        answers = await asyncio.gather(
+            *(server.client.command(path, body) for server in servers), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ServerLost | BadResponse):
+                raise answer
 
     def _check_restarts(self, server: Server, fault: ServerFault) -> None:
         allowed = self.options.faults.restarts
@@ -355,34 +417,5 @@ def combine_facts(facts: Sequence[ServerFacts]) -> ServerFacts:
         min(other.context for other in facts),
         min(other.longest_prompt for other in facts),
         first.ranks,
+        first.dtype if all(other.dtype == first.dtype for other in facts) else None,
     )
-
-
-# Launched servers that no engine uses, by kind; global, because servers belong to the process.
-_idle: dict[str, list[LaunchedServer]] = {}
-
-
-def take_servers(key: str, numbers: Iterable[int]) -> dict[int, LaunchedServer]:
-    """Remove running servers of a kind from the idle ones, and return them by their numbers."""
-    wanted, found, others = set(numbers), dict[int, LaunchedServer](), []
-    for server in _idle.pop(key, []):
-        if not server.alive:
-            server.end()
-        elif server.number in wanted - found.keys():
-            found[server.number] = server
-        else:
-            others.append(server)
-    if others:
-        _idle[key] = others
-    return found
-
-
-def end_servers() -> None:
-    """End all idle servers."""
-    for servers in list(_idle.values()):
-        for server in servers:
-            server.end()
-    _idle.clear()
-
-
-atexit.register(end_servers)

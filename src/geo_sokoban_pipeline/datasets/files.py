@@ -1,0 +1,245 @@
+"""Files and folders in the catalog that appear whole or not at all: JSON values, pages, policies, exported tables,
+sites."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kedro.io import AbstractDataset, DatasetError
+from kedro.utils import load_obj
+
+from geo_sokoban_pipeline.datasets.tables import under_id
+from geo_sokoban_pipeline.formats import type_name
+from geo_sokoban_pipeline.runs.policy_folder import FolderWriter, PolicyFolder, open_policy, write_policy
+from geo_sokoban_pipeline.runs.storage import (
+    MANIFEST,
+    explain_storage_errors,
+    find_json,
+    read_json,
+    read_manifest,
+    write_atomic,
+    write_folder,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from kedro_datasets._typing import HTMLPreview
+
+logger = logging.getLogger(__name__)
+
+
+class JsonFileDataset(AbstractDataset[Any, Any]):
+    """One JSON value.
+
+    Args:
+        path: the file.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self.metadata = metadata
+
+    def use_data(self, data_id: str) -> None:
+        """From now on the file of the same name under another data id."""
+        self._path = under_id(self._path, data_id)
+
+    def load(self) -> Any:
+        """The stored value.
+
+        Raises:
+            DatasetError: caused by a `CorruptFolderError`: the file is no JSON; the message names it.
+        """
+        return read_json(self._path)
+
+    def save(self, data: Any) -> None:
+        """Store a value.
+
+        Raises:
+            DatasetError: caused by the system's refusal; the message names the file.
+        """
+        with explain_storage_errors(self._path):
+            write_json(self._path, data)
+
+    def _exists(self) -> bool:
+        return self._path.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+class ReportDataset(AbstractDataset[str, str]):
+    """The HTML page of a run.
+
+    Args:
+        path: the file; the summary of the run's evaluation lies beside it.
+        previewer: dotted name of the function that makes the HTML of a preview from this summary.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, previewer: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self._previewer = previewer
+        self.metadata = metadata
+
+    def load(self) -> str:
+        """The page."""
+        return self._path.read_text(encoding="utf-8")
+
+    def save(self, data: str) -> None:
+        """Store a page in place of the one before, atomically.
+
+        Raises:
+            DatasetError: caused by the system's refusal; the message names the file.
+        """
+        with explain_storage_errors(self._path, lambda: len(data.encode())):
+            write_atomic(self._path, lambda temporary: temporary.write_text(data, encoding="utf-8"))
+
+    def preview(self) -> HTMLPreview:
+        """The result of the run for kedro-viz, which cannot show a whole page; an empty text without an evaluation."""
+        summary = find_json(self._path.with_name("eval_summary.json"))
+        shown = "" if summary is None or not self._exists() else load_obj(self._previewer)(summary)
+        return cast("HTMLPreview", shown)
+
+    def _exists(self) -> bool:
+        return self._path.is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+class PolicyDataset(AbstractDataset[PolicyFolder | FolderWriter, PolicyFolder]):
+    """One policy: a Hugging Face folder, opened only if every file is as written.
+
+    Args:
+        path: the folder.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self.metadata = metadata
+
+    def save(self, data: PolicyFolder | FolderWriter) -> None:
+        """Store a policy in place of the one before, atomically.
+
+        Args:
+            data: a sealed folder (linked or copied; nothing happens if it lies here already) or a callable
+                `writer(folder) -> manifest entries`.
+
+        Raises:
+            DatasetError: neither of the two; or caused by a `StorageError` or a `CorruptFolderError`.
+        """
+        if not isinstance(data, PolicyFolder) and not callable(data):
+            raise DatasetError(f"{self._path}: a policy is a PolicyFolder or a writer, not {type_name(data)}")
+        with explain_storage_errors(self._path, lambda: _bytes_needed(data)):
+            write_policy(self._path, data)
+
+    def load(self) -> PolicyFolder:
+        """The policy, its files verified.
+
+        Raises:
+            DatasetError: no policy here, or a damaged one; the message names the file.
+        """
+        return open_policy(self._path)
+
+    def _exists(self) -> bool:
+        return (self._path / MANIFEST).is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+def _bytes_needed(data: PolicyFolder | FolderWriter) -> int | None:
+    if isinstance(data, PolicyFolder):
+        return sum(file["bytes"] for file in data.manifest["files"].values())
+    return None
+
+
+class ExportDataset(AbstractDataset[Callable[[Path], dict[str, Any]], dict[str, Callable[[], Any]]]):
+    """One folder of exported parquet tables with a card, which other programs open.
+
+    Args:
+        path: the folder.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self.metadata = metadata
+
+    def save(self, data: Callable[[Path], dict[str, Any]]) -> None:
+        """Store an export in place of the one before, atomically.
+
+        Args:
+            data: fills the folder it is given and returns the manifest's own entries.
+        """
+        with explain_storage_errors(self._path):
+            write_folder(self._path, data)
+
+    def load(self) -> dict[str, Callable[[], pa.Table]]:
+        """By name of the table, a function that reads it.
+
+        Raises:
+            DatasetError: nothing is stored here; or caused by a `CorruptFolderError` that names the damaged file.
+        """
+        if read_manifest(self._path) is None:
+            raise DatasetError(f"{self._path} holds no export; kedro run --pipelines=export_<task> makes one.")
+        return {path.parent.name: partial(_read, path) for path in sorted(self._path.glob("*/train-*.parquet"))}
+
+    def _exists(self) -> bool:
+        return (self._path / MANIFEST).is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+class SiteDataset(AbstractDataset[Callable[[Path], dict[str, Any]], Path]):
+    """The static site of a run's episodes, a folder.
+
+    Args:
+        path: the folder.
+        metadata: ignored here; read by kedro-viz.
+    """
+
+    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path = Path(path)
+        self.metadata = metadata
+
+    def save(self, data: Callable[[Path], dict[str, Any]]) -> None:
+        """Store a site in place of the one before, atomically.
+
+        Args:
+            data: fills the folder it is given and returns the manifest's own entries.
+        """
+        with explain_storage_errors(self._path):
+            write_folder(self._path, data)
+        logger.info("open file://%s in a browser", self.load().absolute())
+
+    def load(self) -> Path:
+        """The page that opens the site.
+
+        Raises:
+            DatasetError: nothing is stored here.
+        """
+        if not self._exists():
+            raise DatasetError(f"{self._path} holds no site; kedro run --pipelines=browse_<task> makes one.")
+        return self._path / "index.html"
+
+    def _exists(self) -> bool:
+        return (self._path / MANIFEST).is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+def _read(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        return file.read()

@@ -1,0 +1,203 @@
+"""Audit of rollouts that other trainers have written: the checks that need neither tokens nor a mask.
+
+verl's `trainer.rollout_data_dir` holds one JSON-lines file per step, TRL's `log_completions` one parquet file per step.
+Both become rows of prompt, response and reward; what a dump does not hold is not checked, and a note says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.evaluation.audit import AuditCheck
+from geo_sokoban_pipeline.evaluation.audit_checks import TextCount, has_no_signal
+from geo_sokoban_pipeline.formats import plural
+from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward
+from geo_sokoban_pipeline.seeding import content_hash
+
+# Field of a row: its names in verl and in TRL.
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "step": ("step",),
+    "prompt": ("input", "prompt"),
+    "response": ("output", "completion"),
+    "reward": ("score", "reward"),
+    "advantage": ("advantage",),
+    "label": ("gts", "solution", "answer"),
+}
+_NO_REWARD = frozenset({"mode", "image", "images"})
+_END = "<|im_end|>"
+_SLACK = 1e-3  # of the largest advantage of a group: TRL adds 1e-4 to the standard deviation, and stores float32
+
+
+@dataclass(frozen=True)
+class DumpedRow:
+    """One response of a dump; None where the dump does not say."""
+
+    place: str
+    step: int
+    prompt: str | None
+    response: str | None
+    reward: float | None
+    advantage: float | None
+    label: str | None
+
+
+def audit_dumps(dumps: Mapping[str, Path], task: Task | None = None) -> list[AuditCheck]:
+    """Check the dumps of one run of TRL or verl.
+
+    Args:
+        dumps: by split, such as `train` and `validation`: a `.jsonl` or `.parquet` file, or a folder of them.
+        task: whose default reward grades the responses again, where the dump holds labels and the reward needs only
+            text; None: rewards are not recomputed.
+
+    Raises:
+        FileNotFoundError: a path holds no such file.
+    """
+    checks: list[AuditCheck] = []
+    prompts: dict[str, set[str]] = {}
+    for split, path in dumps.items():
+        rows = list(read_dump(path))
+        prompts[split] = {row.prompt for row in rows if row.prompt}
+        checks += [_check_rows(split, rows), _check_groups(split, rows), _count_texts(split, rows)]
+        if task is not None:
+            checks.append(_grade_again(split, rows, task))
+    shared = [
+        f"{one} and {other} share {plural(len(prompts[one] & prompts[other]), 'prompt')}"
+        for one, other in combinations(prompts, 2)
+        if prompts[one] & prompts[other]
+    ]
+    return [*checks, AuditCheck("splits", ", ".join(dumps), sum(map(len, prompts.values())), tuple(shared))]
+
+
+def read_dump(path: Path) -> Iterator[DumpedRow]:
+    """Rows of a file, or of all files of a folder in the order of their steps."""
+    files = [path] if path.is_file() else [*path.rglob("*.jsonl"), *path.rglob("*.parquet")]
+    if not files:
+        raise FileNotFoundError(f"{path}: neither a .jsonl nor a .parquet file, and no folder of them")
+    for file in sorted(files, key=lambda one: (len(one.name), one.name)):
+        for number, values in enumerate(_read_rows(file)):
+            yield _as_row(f"{file.name}:{number + 1}", values)
+
+
+def _read_rows(file: Path) -> Iterable[Mapping[str, Any]]:
+    if file.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        rows: list[Mapping[str, Any]] = pq.ParquetFile(file).read().to_pylist()
+        return rows
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def _as_row(place: str, values: Mapping[str, Any]) -> DumpedRow:
+    found = {name: next((values[own] for own in names if own in values), None) for name, names in FIELDS.items()}
+    if found["reward"] is None and "completion" in values:
+        # TRL: one column for each reward function, under its own name; of several the weights are not stored.
+        known = {own for names in FIELDS.values() for own in names} | _NO_REWARD
+        own = [value for name, value in values.items() if name not in known and isinstance(value, float | int)]
+        found["reward"] = own[0] if len(own) == 1 else None
+    return DumpedRow(
+        place,
+        int(found["step"] or 0),
+        _as_text(found["prompt"]),
+        _as_text(found["response"]),
+        None if found["reward"] is None else float(found["reward"]),
+        None if found["advantage"] is None else float(found["advantage"]),
+        None if found["label"] is None else str(found["label"]),
+    )
+
+
+def _as_text(value: Any) -> str | None:
+    """A text, or messages as one text."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+
+
+def _check_rows(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
+    findings: list[str] = []
+    for row in rows:
+        if row.prompt is None or row.response is None:
+            findings.append(f"{row.place}: no prompt or no response")
+        elif row.reward is not None and not math.isfinite(row.reward):
+            findings.append(f"{row.place}: the reward is {row.reward}")
+        elif _END in row.response.rstrip().removesuffix(_END) and "<|im_start|>" not in row.response:
+            findings.append(f"{row.place}: {_END} within the response")
+    seen = Counter((row.step, row.prompt, row.response) for row in rows)
+    repeated = sum(times - 1 for times in seen.values())
+    notes = [f"{repeated} of {plural(len(rows), 'row')} repeat another one of their step"]
+    notes += ["rewards are missing"] if all(row.reward is None for row in rows) else []
+    return AuditCheck("rows", split, len(rows), tuple(findings), tuple(notes))
+
+
+def _check_groups(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
+    """Groups of a step are of one size, and their advantages follow the rewards up to one scale."""
+    groups: dict[tuple[int, str], list[DumpedRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.step, content_hash(row.prompt or "")].append(row)
+    findings: list[str] = []
+    sizes: dict[int, Counter[int]] = defaultdict(Counter)
+    for (step, _), members in groups.items():
+        sizes[step][len(members)] += 1
+    for step, counts in sizes.items():
+        usual = min(counts)
+        # A prompt that was drawn twice makes a group of twice the size.
+        if odd := {size: times for size, times in counts.items() if size % usual}:
+            findings.append(f"step {step}: groups of {usual} responses, and of {', '.join(map(str, sorted(odd)))}")
+    silent = 0
+    for (step, _), members in groups.items():
+        rewards = [row.reward for row in members if row.reward is not None and math.isfinite(row.reward)]
+        if len(rewards) < len(members):
+            continue
+        silent += has_no_signal(rewards)
+        advantages = [row.advantage for row in members if row.advantage is not None]
+        if len(advantages) == len(members) and not _follow(np.array(rewards), np.array(advantages)):
+            findings.append(f"step {step}, from {members[0].place}: advantages do not follow from the rewards")
+    notes = [f"{silent} of {plural(len(groups), 'group')} without a signal: all rewards are equal"]
+    return AuditCheck("groups", split, len(groups), tuple(findings), tuple(notes))
+
+
+def _follow(rewards: np.ndarray, advantages: np.ndarray) -> bool:
+    """Whether advantages are the centred rewards times one factor that is not negative."""
+    centred = rewards - rewards.mean()
+    slack = _SLACK * max(1.0, float(np.abs(advantages).max()))
+    if has_no_signal(rewards.tolist()):
+        return bool(np.abs(advantages).max() <= slack)
+    factor = float(centred @ advantages / (centred @ centred))
+    return factor >= 0 and bool(np.abs(advantages - factor * centred).max() <= slack)
+
+
+def _count_texts(split: str, rows: Sequence[DumpedRow]) -> AuditCheck:
+    counts = TextCount()
+    counts.add_texts(row.response for row in rows if row.response is not None)
+    return AuditCheck("texts", split, counts.responses, notes=tuple(counts.notes()))
+
+
+def _grade_again(split: str, rows: Sequence[DumpedRow], task: Task) -> AuditCheck:
+    """How often the task's default reward gives another reward: a note, because the trainer's may be another one."""
+    options = task.train_config.model_validate({}).reward
+    reward = load_object(options.function, default_name="reward")
+    graded = [row for row in rows if row.label is not None and row.response is not None and row.reward is not None]
+    differing: list[str] = []
+    for row in graded:
+        text = str(row.response).removesuffix(_END)
+        result = EpisodeResult({"id": row.place, "answer": row.label}, "completed", [text], text, [])
+        try:
+            value = check_reward(begin_reward(reward, result, options.args)(), options.function)["reward"]
+        except KeyError as error:  # of an episode's environment, which a dump does not hold
+            note = f"not graded again: {options.function} needs {error} of an environment"
+            return AuditCheck("rewards", split, 0, notes=(note,))
+        if value != row.reward:
+            differing.append(f"{row.place}: {row.reward:g}, graded again {value:g}")
+    notes = [f"{len(differing)} of {plural(len(graded), 'reward')} differ from {options.function}", *differing[:3]]
+    return AuditCheck("rewards", split, len(graded), notes=tuple(notes))

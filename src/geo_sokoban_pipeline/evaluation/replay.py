@@ -1,0 +1,221 @@
+"""Replay: stored episodes are rolled out again from their prompts and stored responses, by the code of the rollout.
+
+The environment steps with the same responses and the reward grades them, so ids, mask, turns, images, metrics and
+rewards must come out again, value for value. No model is needed: the responses are those of the file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import orjson
+from PIL import Image
+
+from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions
+from geo_sokoban_pipeline.envs.base import Task
+from geo_sokoban_pipeline.envs.plugins import load_object
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.rollout.engines.base import FinishReason, Result
+from geo_sokoban_pipeline.rollout.episode import Episode, EpisodeRequest, RolloutSettings
+from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn
+
+_FIELDS = ("task_id", "status", "error", "prompt_length", "weight_spans", "image_grid_thw", "label", "response")
+_TURN_FIELDS = ("role", "text", "token_start", "token_end", "image_indices", "action", "reward", "info")
+_SHOWN = 80  # characters of a value in a finding
+# Only names the engine in `sampling`, which is not compared.
+_ENGINE: Any = SimpleNamespace(name="replay", software_version="", seeded=True)
+
+
+@dataclass
+class Replayer:
+    """Rolls stored episodes of one run out again.
+
+    Attributes:
+        policy: its tokenizer and image processor; a policy without a model will do.
+        env, reward, rollout: options that the run was made with.
+        task: of the run.
+
+    Raises:
+        PluginError: environment or reward cannot be loaded.
+    """
+
+    policy: Policy
+    env: EnvOptions
+    reward: RewardOptions
+    rollout: RolloutOptions
+    task: Task
+    _build_env: Any = field(init=False, repr=False)
+    _reward: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._build_env = load_object(self.env.factory, default_name="build_env")
+        self._reward = load_object(self.reward.function, default_name="reward")
+
+    def differences(
+        self, episodes: Sequence[Trajectory], rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> list[tuple[str, str]]:
+        """(trajectory id, what differs) for each episode that comes out otherwise, or whose prompt is missing.
+
+        Args:
+            episodes: failed ones are left out, because an error need not occur again.
+            rows: prompts of the split that the episodes belong to, see `prompts_by_key`.
+        """
+        replayed = self.replay(episodes, rows)
+        found: list[tuple[str, str]] = []
+        for stored in episodes:
+            again = replayed.get(stored.trajectory_id)
+            problem = next(_compare(stored, again), None) if isinstance(again, Trajectory) else again
+            if problem is not None:
+                found.append((stored.trajectory_id, problem))
+        return found
+
+    def replay(
+        self, episodes: Sequence[Trajectory], rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> dict[str, Trajectory | str]:
+        """By trajectory id, the episode as it comes out now, or why it cannot be replayed; see `differences`."""
+        found: dict[str, Trajectory | str] = {}
+        replayed: list[Episode] = []
+        for stored in episodes:
+            if stored.status == "failed":
+                continue
+            known = rows.get(stored.task_id)
+            if known is None:
+                found[stored.trajectory_id] = f"task_id {stored.task_id!r} is no prompt of this split"
+            else:
+                # A problem may occur with several answers.
+                row = next((row for row in known if self.task.label_of(row) == stored.label), known[0])
+                replayed.append(self._replay(stored, dict(row)))
+        # All rewards start before the first one is waited for, as in the rollout.
+        for episode in replayed:
+            episode.finalize(self._reward)
+        finished = [episode.finish(_ENGINE, 0.0) for episode in replayed]
+        return {**found, **{episode.trajectory_id: episode for episode in finished}}
+
+    def _replay(self, stored: Trajectory, row: dict[str, Any]) -> Episode:
+        request = EpisodeRequest(stored.trajectory_id, row, stored.group_index, stored.sample_index, stored.seed)
+        settings = RolloutSettings(
+            self.env,
+            self.reward,
+            self.rollout,
+            self.rollout.sampling,
+            stored.iteration,
+            self.task.name,
+            stored.policy_version,
+        )
+        episode = Episode(0, request, self.policy, settings)
+        episode.start(self._build_env)
+        responses = [turn for turn in stored.turns if turn.role == "assistant"]
+        for number, turn in enumerate(responses):
+            if not episode.is_pending:
+                break
+            episode.advance(_result(stored, turn, is_last=number == len(responses) - 1))
+        return episode
+
+
+def prompts_by_key(rows: Sequence[Mapping[str, Any]], task: Task) -> dict[str, list[Mapping[str, Any]]]:
+    """Prompts by the `task_id` that their episodes have."""
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[task.key_of(row)].append(row)
+    return dict(found)
+
+
+def _result(stored: Trajectory, turn: Turn, *, is_last: bool) -> Result:
+    """A stored response as the engine gave it; only the last one may have been cut off."""
+    start, end = turn.token_start, turn.token_end
+    spans = tuple(
+        (version, max(first, start) - start, min(last, end) - start)
+        for version, first, last in stored.weight_spans
+        if first < end and last > start
+    )
+    known: dict[str | None, FinishReason] = {"length": "length", "abort": "abort"}
+    return Result(
+        id=0,
+        token_ids=stored.token_ids[start:end],
+        log_probs=stored.rollout_log_probs[start:end],
+        finish_reason=known.get(stored.finish_reason, "stop") if is_last else "stop",
+        weight_version=spans[0][0] if spans else stored.policy_version,
+        weight_spans=spans,
+    )
+
+
+def _compare(stored: Trajectory, replayed: Trajectory) -> Iterator[str]:
+    """What differs, in the order of an episode's causes: turns, images, tokens, rewards."""
+    if stored.status != replayed.status and replayed.error:
+        yield f"the replay failed: {replayed.error}"
+    yield from _compare_turns(stored.turns, replayed.turns)
+    yield from _compare_images(stored.images, replayed.images)
+    for name in ("token_ids", "loss_mask"):
+        problem = _first_difference(getattr(stored, name), getattr(replayed, name))
+        if problem is not None:
+            yield f"{name}, {problem}"
+    for name in ("reward_parts", "metrics"):
+        values, others = getattr(stored, name), getattr(replayed, name)
+        for part in sorted({*values, *others}):
+            if values.get(part) != others.get(part):
+                yield _difference(f"{name}, {part}", values.get(part), others.get(part))
+    for name in ("reward", *_FIELDS):
+        if getattr(stored, name) != getattr(replayed, name):
+            yield _difference(name, getattr(stored, name), getattr(replayed, name))
+
+
+def _compare_turns(stored: Sequence[Turn], replayed: Sequence[Turn]) -> Iterator[str]:
+    for number, (one, other) in enumerate(zip(stored, replayed, strict=False)):
+        for name in _TURN_FIELDS:
+            before, now = getattr(one, name), getattr(other, name)
+            if before != now and (name != "info" or before != _as_stored(now)):
+                yield _difference(f"turn {number}, {name}", before, now)
+    if len(stored) != len(replayed):
+        yield _difference("number of turns", len(stored), len(replayed))
+
+
+def _compare_images(stored: Sequence[bytes], replayed: Sequence[bytes]) -> Iterator[str]:
+    for number, (one, other) in enumerate(zip(stored, replayed, strict=False)):
+        if one != other and not _shows_the_same(one, other):
+            yield f"image {number} shows something else than the replay"
+    if len(stored) != len(replayed):
+        yield _difference("number of images", len(stored), len(replayed))
+
+
+def _difference(what: str, stored: Any, replayed: Any) -> str:
+    return f"{what}: stored {_short(stored)}, replayed {_short(replayed)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _first_difference(stored: np.ndarray, replayed: np.ndarray) -> str | None:
+    if np.array_equal(stored, replayed):
+        return None
+    length = min(len(stored), len(replayed))
+    places = np.flatnonzero(stored[:length] != replayed[:length])
+    if not len(places):
+        return f"length: stored {len(stored)}, replayed {len(replayed)}"
+    place = int(places[0])
+    return f"token {place}: stored {stored[place]}, replayed {replayed[place]}"
+
+
+def _as_stored(info: dict[str, Any]) -> Any:
+    """An environment's info after its way through JSON."""
+    try:
+        return orjson.loads(orjson.dumps(info, option=orjson.OPT_SERIALIZE_NUMPY))
+    except TypeError:
+        return json.loads(json.dumps(info, default=lambda value: value.tolist()))
+
+
+def _shows_the_same(one: bytes, other: bytes) -> bool:
+    """Whether two PNGs have the same pixels: another version of the library may compress them otherwise."""
+    try:
+        with Image.open(io.BytesIO(one)) as first, Image.open(io.BytesIO(other)) as second:
+            return first.size == second.size and first.convert("RGB").tobytes() == second.convert("RGB").tobytes()
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""The browser: a static site of stored episodes, for any trajectory files of the contract."""

@@ -1,0 +1,269 @@
+"""A training backend over a worker group: one `TorchBackend` per rank, which take every step together.
+
+The driver shards samples; each rank accumulates the gradients of its part, the group adds them, and every rank moves
+its copy of the weights alike. Losses are divided by the counts of the whole step, so N ranks compute what one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.distributed.device_mesh import DeviceMesh
+
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.launch import RankError
+from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.training.backends.base import Batch
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrations
+from geo_sokoban_pipeline.training.sharding import shard_range, shard_samples
+from geo_sokoban_pipeline.training.worker import Worker
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+
+_OF_THE_STEP = ("grad_norm", "skipped")  # equal on all ranks; other metrics add up
+
+
+class RankedBackend:
+    """`TrainBackend` over the ranks of a worker group.
+
+    Args:
+        policy: of the driver; trained in place, as the copies of the workers are.
+        options: optimizer and micro-batches.
+        temperature: sampling temperature of the rollouts.
+
+    Attributes:
+        own: the driver's backend.
+    """
+
+    def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
+        self._workers = workers
+        self._is_stale = False
+        shape = workers.options
+        build = BuildBackend(options, temperature, shape.sharding, shape.replicas)
+        self.own: TorchBackend = self._on_all(
+            lambda: TorchBackend(
+                policy, options, temperature, workers.group, mesh_of(workers.group, shape.sharding, shape.replicas)
+            ),
+            build,
+        )
+        self._shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
+        workers.before_rollout = None if shape.sharding == "none" else self.renew
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """See `TrainBackend`."""
+        own, *others = _filled(shard_samples(samples, self._workers.size), [], self._workers.size)
+        jobs = [LogProbs(part) for part in others]
+        scored: list[list[np.ndarray]] = self._workers.run(lambda: self.own.log_probs(own), jobs)
+        return [row for part in scored for row in part]
+
+    def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
+        """See `TrainBackend`."""
+        count, size = self._workers.size, None
+        first: Batch
+        jobs: list[Callable[[Worker], Any]]
+        if isinstance(batch, Demonstrations):
+            numbers, *others = _filled(shard_range(batch.numbers, count), range(0), count)
+            first = Demonstrations(numbers, batch.demonstrator)
+            jobs = [SftStep(part, objective, learning_rate) for part in others]
+        else:
+            size = StepSize.of(batch)
+            first, *parts = _filled(shard_samples(batch, count), [], count)
+            jobs = [Step(part, objective, learning_rate, size) for part in parts]
+        rows: list[dict[str, float]] = self._workers.run(
+            lambda: self.own.step(first, objective, learning_rate, size), jobs
+        )
+        self._is_stale = True
+        # A rank without samples has no metrics of the objective.
+        totals: dict[str, float] = {}
+        for row in rows:
+            for name, value in row.items():
+                if name not in _OF_THE_STEP:
+                    totals[name] = totals.get(name, 0.0) + value
+        return {**totals, **{name: rows[0][name] for name in _OF_THE_STEP}}
+
+    def renew(self) -> None:
+        """See `TrainBackend`; every rank's own model."""
+        if self._shards > 1 and self._is_stale:
+            self._on_all(self.own.renew, Renew())
+        self._is_stale = False
+
+    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+        """See `TrainBackend`."""
+        self.renew()
+        return self.own.iter_weights()
+
+    def export(self, folder: Path) -> Files:
+        """See `TrainBackend`.
+
+        Raises:
+            RankError: the copies of the weights have come apart.
+        """
+        if self._shards < self._workers.size:
+            self._compare_copies()
+        if self._shards == 1:
+            return self.own.export(folder)
+        return self._write(lambda: self.own.export(folder), Export(folder))
+
+    def save_state(self, folder: Path) -> Files:
+        """See `TrainBackend`."""
+        if self._shards == 1:
+            return self.own.save_state(folder)
+        return self._write(lambda: self.own.save_state(folder), SaveState(folder))
+
+    def load_state(self, folder: Path) -> None:
+        """See `TrainBackend`."""
+        self._on_all(lambda: self.own.load_state(folder), LoadState(folder))
+
+    def close(self) -> None:
+        """See `TrainBackend`."""
+        self._workers.before_rollout = None
+        self.own.close()
+
+    def _compare_copies(self) -> None:
+        """See that all copies hold the same weights."""
+        digests: list[str] = self._workers.run(self.own.digest, [Digest()] * (self._workers.size - 1))
+        for rank, digest in enumerate(digests):
+            first = rank % self._shards  # it holds the same rows
+            if digest != digests[first]:
+                raise RankError(
+                    f"the weights of process {rank + 1} differ from those of process {first + 1}, and nothing is "
+                    "saved. The same command continues from what is stored."
+                )
+
+    def _write(self, own: Callable[[], Files], job: Callable[[Worker], Files]) -> Files:
+        """Files that the ranks write together."""
+        parts: list[Files] = self._workers.run(own, [job] * (self._workers.size - 1))
+        return {name: record for part in parts for name, record in part.items()}
+
+    def _on_all(self, own: Callable[[], Any], job: Callable[[Worker], Any]) -> Any:
+        return self._workers.run(own, [job] * (self._workers.size - 1))[0]
+
+
+def _filled(parts: list[Any], empty: Any, count: int) -> list[Any]:
+    """One part for each rank: every rank takes part in a step, with or without samples."""
+    return [*parts, *[empty] * (count - len(parts))]
+
+
+def mesh_of(group: Group, sharding: str, replicas: int) -> DeviceMesh | None:
+    """The mesh over which the weights are sharded; None: every rank has a copy."""
+    return None if sharding == "none" else group.mesh(replicas)
+
+
+@dataclass(frozen=True)
+class BuildBackend:
+    """Build this rank's part of a backend."""
+
+    options: OptimizerOptions
+    temperature: float
+    sharding: str = "none"
+    replicas: int = 1
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        mesh = None if worker.group is None else mesh_of(worker.group, self.sharding, self.replicas)
+        worker.backend = TorchBackend(worker.policy, self.options, self.temperature, worker.group, mesh)
+
+
+@dataclass(frozen=True)
+class LoadState:
+    """Load weights and state of a checkpoint."""
+
+    folder: Path
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        worker.backend.load_state(self.folder)
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Give the worker's engine whole weights of the newest version."""
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        worker.backend.renew()
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write this rank's part of the policy."""
+
+    folder: Path
+
+    def __call__(self, worker: Worker) -> Files:
+        """Run in a worker."""
+        files: Files = worker.backend.export(self.folder)
+        return files
+
+
+@dataclass(frozen=True)
+class SaveState:
+    """Write this rank's part of the training state."""
+
+    folder: Path
+
+    def __call__(self, worker: Worker) -> Files:
+        """Run in a worker."""
+        files: Files = worker.backend.save_state(self.folder)
+        return files
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Hash of what this rank holds of the weights."""
+
+    def __call__(self, worker: Worker) -> str:
+        """Run in a worker."""
+        digest: str = worker.backend.digest()
+        return digest
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Log-probs of the samples' trained tokens."""
+
+    samples: Sequence[TrainSample]
+
+    def __call__(self, worker: Worker) -> list[np.ndarray]:
+        """Run in a worker."""
+        rows: list[np.ndarray] = worker.backend.log_probs(self.samples)
+        return rows
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step of all ranks, on this rank's samples."""
+
+    samples: Sequence[TrainSample]
+    objective: Objective
+    learning_rate: float
+    size: StepSize
+
+    def __call__(self, worker: Worker) -> dict[str, float]:
+        """Run in a worker."""
+        row: dict[str, float] = worker.backend.step(self.samples, self.objective, self.learning_rate, self.size)
+        return row
+
+
+@dataclass(frozen=True)
+class SftStep:
+    """An optimizer step of all ranks, on numbered demonstrations; needs `SetDemonstrations` before."""
+
+    numbers: range
+    objective: Objective
+    learning_rate: float
+
+    def __call__(self, worker: Worker) -> dict[str, float]:
+        """Run in a worker."""
+        assert worker.expert is not None
+        batch = Demonstrations(self.numbers, worker.expert)
+        row: dict[str, float] = worker.backend.step(batch, self.objective, self.learning_rate)
+        return row

@@ -1,0 +1,317 @@
+"""Stored episodes as training data for other trainers: token-exact, as chat, and as preference pairs.
+
+What an episode's tokens and mask say is kept as it is: `input_ids` are the stored ids, `labels` repeat those that the
+policy wrote and are −100 elsewhere, so supervised training on `tokens` sees exactly what the policy saw. `chat` and
+`pairs` hold the same turns as messages, for trainers that apply a template of their own. The folder opens with
+`datasets.load_dataset(folder, name)` and by the hub's viewer, without this package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.schema import features_of
+
+IGNORED = -100  # label of a token that no loss looks at, as in torch's cross entropy and in transformers
+ROW_GROUP_BYTES = 64 << 20  # the hub's viewer refuses row groups of 100 MB and more
+_IMAGE = "<image>"
+_MARKED = re.compile(f"({re.escape(_IMAGE)})")
+
+_IMAGES = pa.list_(pa.field("element", pa.struct([("bytes", pa.binary()), ("path", pa.string())])))
+_CONTENT = pa.list_(pa.field("element", pa.struct([("type", pa.string()), ("text", pa.string())])))
+_MESSAGES = pa.list_(pa.field("element", pa.struct([("role", pa.string()), ("content", _CONTENT)])))
+_NAMED = [("trajectory_id", pa.string()), ("task", pa.string()), ("task_id", pa.string()), ("reward", pa.float64())]
+TABLES: Mapping[str, pa.Schema] = {
+    "tokens": pa.schema(
+        [
+            *_NAMED,
+            ("input_ids", pa.list_(pa.field("element", pa.int32()))),
+            ("labels", pa.list_(pa.field("element", pa.int32()))),
+            ("images", _IMAGES),
+            ("image_grid_thw", pa.list_(pa.field("element", pa.list_(pa.field("element", pa.int32()))))),
+        ]
+    ),
+    "chat": pa.schema([*_NAMED, ("messages", _MESSAGES), ("images", _IMAGES)]),
+    "pairs": pa.schema(
+        [
+            ("task", pa.string()),
+            ("task_id", pa.string()),
+            ("chosen_id", pa.string()),
+            ("rejected_id", pa.string()),
+            ("chosen_reward", pa.float64()),
+            ("rejected_reward", pa.float64()),
+            ("prompt", _MESSAGES),
+            ("chosen", _MESSAGES),
+            ("rejected", _MESSAGES),
+            ("images", _IMAGES),
+            ("chosen_images", _IMAGES),
+            ("rejected_images", _IMAGES),
+        ]
+    ),
+}
+# Columns of an episode that any of the tables needs.
+_COLUMNS = (
+    "trajectory_id",
+    "task",
+    "task_id",
+    "iteration",
+    "group_index",
+    "status",
+    "prompt_length",
+    "token_ids",
+    "loss_mask",
+    "turns",
+    "images",
+    "image_grid_thw",
+    "reward",
+    "success",
+)
+
+
+class NothingSelectedError(ValueError):
+    """No stored episode fulfils the conditions of an export."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which episodes an export takes.
+
+    Attributes:
+        first_iteration, last_iteration: both included; last_iteration None: up to the newest.
+        solved: only episodes that reached their goal.
+        min_reward: least reward; None: any.
+        best_of_group: only the best episode of each group, the first one where several are equal.
+        min_gap: least difference of rewards within a preference pair, above 0.
+    """
+
+    first_iteration: int = 0
+    last_iteration: int | None = None
+    solved: bool = True
+    min_reward: float | None = None
+    best_of_group: bool = False
+    min_gap: float = 1e-6
+
+
+@dataclass
+class ExportCounts:
+    """What an export has read and written, for its card.
+
+    Attributes:
+        read: episodes of the chosen iterations.
+        without_reward: failed and aborted ones among them, which no table holds.
+        rows: by table.
+    """
+
+    read: int = 0
+    without_reward: int = 0
+    rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+
+
+def write_export(
+    files: Sequence[Path], folder: Path, tables: Sequence[str], selection: Selection, about: Mapping[str, Any]
+) -> ExportCounts:
+    """Write the chosen tables, and a card that says what they hold, into an empty folder.
+
+    One file of episodes is in memory at a time; a group of samples lies in one file, so pairs are found in it.
+
+    Args:
+        files: stored episodes.
+        tables: names out of `TABLES`.
+        about: what the card says of the source, by name.
+
+    Raises:
+        NothingSelectedError: not one row is left.
+    """
+    counts = ExportCounts()
+    writers = {name: _Writer(folder / name / "train-00000-of-00001.parquet", TABLES[name]) for name in tables}
+    try:
+        for file in files:
+            episodes = _read_episodes(file, selection, counts)
+            chosen = choose_episodes(episodes, selection)
+            made = {
+                "tokens": map(token_row, chosen),
+                "chat": map(chat_row, chosen),
+                "pairs": pair_rows(episodes, selection),
+            }
+            for name, writer in writers.items():
+                counts.rows[name] += writer.write(made[name])
+    finally:
+        for writer in writers.values():
+            writer.close()
+    if not any(counts.rows.values()):
+        raise NothingSelectedError(
+            f"none of {counts.read} stored episodes is chosen by {json.dumps(asdict(selection))}: widen the "
+            "conditions, such as solved=false, or name other iterations."
+        )
+    (folder / "README.md").write_text(write_card(tables, counts, selection, about), encoding="utf-8")
+    return counts
+
+
+def choose_episodes(episodes: Sequence[dict[str, Any]], selection: Selection) -> list[dict[str, Any]]:
+    """Episodes for supervised training, in their stored order."""
+    kept = [
+        episode
+        for episode in episodes
+        if (not selection.solved or episode["success"])
+        and (selection.min_reward is None or episode["reward"] >= selection.min_reward)
+    ]
+    if not selection.best_of_group:
+        return kept
+    best: dict[Any, dict[str, Any]] = {}
+    for episode in kept:
+        key = episode["iteration"], episode["group_index"]
+        if key not in best or episode["reward"] > best[key]["reward"]:
+            best[key] = episode
+    return list(best.values())
+
+
+def token_row(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `tokens`: the ids that the policy saw and wrote, with labels where it wrote."""
+    ids, mask = np.asarray(episode["token_ids"], np.int32), np.asarray(episode["loss_mask"], bool)
+    return {
+        **{name: episode[name] for name, _ in _NAMED},
+        "input_ids": ids,
+        "labels": np.where(mask, ids, np.int32(IGNORED)),
+        "images": episode["images"],
+        "image_grid_thw": episode["image_grid_thw"],
+    }
+
+
+def chat_row(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `chat`: all turns as messages; images in the order in which the messages show them."""
+    turns = episode["turns"]
+    return {
+        **{name: episode[name] for name, _ in _NAMED},
+        "messages": [_message(turn) for turn in turns],
+        "images": _images_of(episode, turns),
+    }
+
+
+def pair_rows(episodes: Sequence[dict[str, Any]], selection: Selection) -> Iterator[dict[str, Any]]:
+    """Rows of `pairs`: of each group the best and the worst completed episode, where their rewards differ enough.
+
+    `prompt` is what both saw before their first own word; `chosen` and `rejected` are the rest, later observations
+    included, which differ from there on.
+    """
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for episode in episodes:
+        if episode["status"] == "completed":
+            groups.setdefault((episode["iteration"], episode["group_index"]), []).append(episode)
+    for samples in groups.values():
+        best = max(samples, key=lambda episode: episode["reward"])
+        worst = min(samples, key=lambda episode: episode["reward"])
+        if best["reward"] - worst["reward"] < selection.min_gap:
+            continue
+        (prompt, chosen), (_, rejected) = _split_prompt(best), _split_prompt(worst)
+        yield {
+            "task": best["task"],
+            "task_id": best["task_id"],
+            "chosen_id": best["trajectory_id"],
+            "rejected_id": worst["trajectory_id"],
+            "chosen_reward": best["reward"],
+            "rejected_reward": worst["reward"],
+            "prompt": [_message(turn) for turn in prompt],
+            "chosen": [_message(turn) for turn in chosen],
+            "rejected": [_message(turn) for turn in rejected],
+            "images": _images_of(best, prompt),
+            "chosen_images": _images_of(best, chosen),
+            "rejected_images": _images_of(worst, rejected),
+        }
+
+
+def write_card(tables: Sequence[str], counts: ExportCounts, selection: Selection, about: Mapping[str, Any]) -> str:
+    """The folder's README: the hub's configuration block, then what the rows are and where they come from."""
+    configs = "".join(
+        f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train-*.parquet\n"
+        for name in tables
+        if counts.rows[name]
+    )
+    meanings = {
+        "tokens": "`input_ids` as the policy saw and wrote them, `labels` are −100 where it did not write; image pads "
+        "are expanded by `image_grid_thw`.",
+        "chat": "the same episodes as messages with their images, for a trainer that applies its own chat template.",
+        "pairs": "best and worst sample of a group: `prompt`, `chosen`, `rejected`, with the images of each.",
+    }
+    lines = [f"| `{name}` | {counts.rows[name]:,} | {meanings[name]} |" for name in tables]
+    source = "\n".join(f"- {name}: {value}" for name, value in about.items())
+    return (
+        f"---\nconfigs:\n{configs}---\n\n"
+        "# Episodes of a policy\n\n"
+        "Written by `geo_sokoban_pipeline`. Rewards are those of the run. The prompts are those that it "
+        "trained on; choose a licence that theirs allows before you publish this folder.\n\n"
+        "| table | rows | content |\n|---|---:|---|\n" + "\n".join(lines) + "\n\n"
+        "## Source\n\n"
+        f"{source}\n- episodes read: {counts.read:,}; without reward, left out: {counts.without_reward:,}\n"
+        f"- chosen: {json.dumps(asdict(selection))}\n"
+    )
+
+
+def _read_episodes(file: Path, selection: Selection, counts: ExportCounts) -> list[dict[str, Any]]:
+    table = read_trajectories(file, _COLUMNS)
+    numbers = table.column("iteration").to_numpy()
+    last = math.inf if selection.last_iteration is None else selection.last_iteration
+    inside = table.filter(pa.array((numbers >= selection.first_iteration) & (numbers <= last)))
+    graded = inside.filter(inside.column("reward").is_valid())
+    counts.read += inside.num_rows
+    counts.without_reward += inside.num_rows - graded.num_rows
+    return graded.to_pylist()
+
+
+def _split_prompt(episode: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    turns = episode["turns"]
+    first = next((k for k, turn in enumerate(turns) if turn["role"] == "assistant"), len(turns))
+    return turns[:first], turns[first:]
+
+
+def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn as a message; only as many marks become images as the turn has, so that a written mark stays text."""
+    left = len(turn["image_indices"])
+    content = []
+    for part in _MARKED.split(turn["text"]):
+        if part == _IMAGE and left:
+            left -= 1
+            content.append({"type": "image", "text": None})
+        elif part:
+            content.append({"type": "text", "text": part})
+    return {"role": turn["role"], "content": content}
+
+
+def _images_of(episode: Mapping[str, Any], turns: Iterable[Mapping[str, Any]]) -> list[Any]:
+    return [episode["images"][index] for turn in turns for index in turn["image_indices"]]
+
+
+class _Writer:
+    """A parquet file whose row groups stay below the viewer's limit; it exists from the first row on."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path = path
+        features = json.dumps({"info": {"features": features_of(schema)}}, separators=(",", ":"))
+        self._schema = schema.with_metadata({"huggingface": features})
+        self._file: pq.ParquetWriter | None = None
+
+    def write(self, rows: Iterable[dict[str, Any]]) -> int:
+        """Append rows; how many there were."""
+        table = pa.Table.from_pylist(list(rows), schema=self._schema)
+        if not table.num_rows:
+            return 0
+        if self._file is None:
+            self._path.parent.mkdir(parents=True)
+            self._file = pq.ParquetWriter(self._path, self._schema, compression="zstd")
+        groups = math.ceil(table.nbytes / ROW_GROUP_BYTES)
+        self._file.write_table(table, row_group_size=max(1, table.num_rows // groups))
+        return int(table.num_rows)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,557 @@
+"""Index of a run's episodes: one light row per episode, without tokens, texts of turns or images.
+
+Each trajectory file `<kind>/iter=00012/part-000.parquet` of a run has rows in one index file below `episodes/`, see
+below. They follow from the trajectory file alone, so a missing, torn or outdated index file is made again from it, with
+equal rows. Images are never read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from geo_sokoban_pipeline.runs.storage import write_atomic
+from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS, Ragged, find_responses, flags, list_lengths, one_array
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+
+logger = logging.getLogger(__name__)
+
+INDEX_VERSION = "2"  # of the columns and of the rules for tags; files of another version are made again
+FOLDER = "episodes"  # below a run's outputs
+BLOCK = 64  # iterations in one file
+SPLITS = {"trajectories": "train", "eval_trajectories": "validation", "held_out_trajectories": "evaluation"}
+_EVALUATIONS = ("evaluate_", "control_")  # runs whose `eval_trajectories` are no validations
+
+# Tags of all tasks; a task has further ones (`Task.tags`).
+OUT_OF_TURNS = "out_of_turns"
+TRUNCATED = "truncated"
+REPETITION = "repetition"
+ONE_ANSWER = "one_answer_collapse"
+
+_REPEATS, _REPEATED_LENGTH, _LONGEST_PIECE, _TAIL = 4, 40, 500, 4000
+_COLLAPSED_SHARE, _COLLAPSED_PROMPTS = 0.5, 4
+_ANSWER_LENGTH = 200
+_NAME = re.compile(r"iter=\d{5,}/part-\d{3,}\.parquet")  # others are files of other people
+_repeats = attrgetter("repeats")
+
+_COPIED: dict[str, pa.DataType] = {
+    "trajectory_id": pa.string(),
+    "task": pa.string(),
+    "task_id": pa.string(),
+    "iteration": pa.int32(),
+    "group_index": pa.int32(),
+    "sample_index": pa.int32(),
+    "policy_version": pa.int32(),
+    "status": pa.string(),
+    "finish_reason": pa.string(),
+    "drop_reason": pa.string(),
+    "trained": pa.bool_(),
+    "reward": pa.float64(),
+    **dict.fromkeys(PART_COLUMNS, pa.float64()),
+    "advantage": pa.float64(),
+    "success": pa.bool_(),
+    "difficulty": pa.string(),
+    "optimal_steps": pa.int32(),
+    "label": pa.string(),
+    "n_turns": pa.int32(),
+    "prompt_length": pa.int32(),
+}
+_MADE: dict[str, pa.DataType] = {
+    "n_images": pa.int32(),
+    "tokens": pa.int32(),
+    "response_tokens": pa.int32(),
+    "mean_log_prob": pa.float64(),
+    "max_log_prob_gap": pa.float64(),
+    "answer": pa.string(),
+    "greedy": pa.bool_(),
+    "tags": pa.list_(pa.field("element", pa.string())),
+    "tag_counts": pa.list_(pa.field("element", pa.int32())),
+    "partition": pa.string(),
+    "row": pa.int32(),
+}
+_PLACE = dict.fromkeys(("run", "run_id", "split"), pa.string())
+INDEX_SCHEMA = pa.schema(list((_PLACE | _COPIED | _MADE).items()), metadata={"index_version": INDEX_VERSION})
+# Columns of a trajectory file that the index needs: all but ids of tokens, images, and what is copied nowhere.
+NEEDED = [*_COPIED, "loss_mask", "rollout_log_probs", "old_log_probs", "turns", "metrics", "image_grid_thw", "sampling"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a trajectory file lies: namespace and run id of its run, what its episodes are for, its partition.
+
+    Attributes:
+        partition: path below the run's outputs without suffix, such as `trajectories/iter=00012/part-000`.
+    """
+
+    run: str
+    run_id: str
+    split: str
+    partition: str
+
+    @classmethod
+    def of(cls, path: Path) -> Place:
+        """From the path `…/<run>/<run id>/<kind>/iter=00012/part-000.parquet`."""
+        kind, outputs = path.parents[1].name, path.absolute().parents[2]
+        run = outputs.parent.name
+        split = SPLITS.get(kind, kind)
+        if split == "validation" and run.startswith(_EVALUATIONS):
+            split = "evaluation"
+        return cls(run, outputs.name, split, f"{kind}/{path.parent.name}/{path.stem}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredResponse:
+    """One response of the policy: its text, the parsed action, the environment's info, `count_repeats` of the text.
+
+    Equal responses of a table are one object, and objects are compared by identity: what follows from a response alone
+    is cheap to cache.
+    """
+
+    text: str
+    action: str | None
+    info: Mapping[str, Any]
+    repeats: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEpisode:
+    """What tags and answers of an episode follow from.
+
+    Attributes:
+        success: None where it is not known.
+        metrics: the environment's numbers.
+        responses: in order.
+    """
+
+    status: str
+    success: bool | None
+    label: str | None
+    metrics: Mapping[str, float]
+    responses: Sequence[StoredResponse]
+
+
+class Describer(Protocol):
+    """What a task says of an episode; `Task` is one."""
+
+    def answer(self, episode: StoredEpisode) -> str | None:
+        """The answer, equal for equal answers; None: there is none."""
+
+    def tags(self, episode: StoredEpisode) -> dict[str, int]:
+        """Counts of what went wrong, by tag."""
+
+
+FindTask = Callable[[str], Describer]
+
+
+def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
+    """Index of a table of episodes, in its order.
+
+    Args:
+        table: at least the columns `NEEDED` of `TRAJECTORY_SCHEMA`.
+        find_task: the task of a name.
+    """
+    count = table.num_rows
+    columns = {name: one_array(table, name) for name in NEEDED}
+    made: dict[str, Any] = {name: columns[name] for name in _COPIED}
+    made |= _measure_tokens(columns)
+    made["n_images"] = list_lengths(columns["image_grid_thw"])
+    answers, tags = _describe(columns, find_task)
+    made["answer"] = answers
+    made["greedy"] = _read_sampling(columns, "greedy", False)
+    made["tags"] = [sorted(found) for found in tags]
+    made["tag_counts"] = [[found[name] for name in sorted(found)] for found in tags]
+    made["row"] = np.arange(count)
+    made |= {name: pa.repeat(value, count) for name, value in asdict(place).items()}
+    arrays = [
+        value if isinstance(value, pa.Array) else pa.array(value, INDEX_SCHEMA.field(name).type)
+        for name, value in ((name, made[name]) for name in INDEX_SCHEMA.names)
+    ]
+    return pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA)
+
+
+def _measure_tokens(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
+    mask, sampled = Ragged.of(columns["loss_mask"]), Ragged.of(columns["rollout_log_probs"])
+    lengths = _sum_rows(mask.values, mask.offsets)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = _sum_rows(sampled.values, sampled.offsets) / lengths
+    gaps = np.full(len(lengths), np.nan)
+    known = np.flatnonzero(columns["old_log_probs"].is_valid().to_numpy(zero_copy_only=False))
+    if len(known):
+        old = Ragged.of(columns["old_log_probs"])
+        at = np.repeat(sampled.offsets[known] - old.offsets[known], old.lengths[known]) + np.arange(len(old.values))
+        differences = np.abs(old.values.astype(np.float64) - sampled.values[at])
+        filled = known[old.lengths[known] > 0]
+        gaps[filled] = np.maximum.reduceat(differences, old.offsets[filled]) if len(filled) else []
+    return {
+        "tokens": mask.lengths,
+        "response_tokens": lengths,
+        "mean_log_prob": pa.array(means, mask=lengths == 0),
+        "max_log_prob_gap": pa.array(gaps, mask=np.isnan(gaps)),
+    }
+
+
+def _sum_rows(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """(rows,) sum of each row; integers stay integers."""
+    wide = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    sums = np.zeros(len(offsets) - 1, wide.dtype)
+    filled = np.flatnonzero(np.diff(offsets))
+    if len(filled):
+        sums[filled] = np.add.reduceat(wide, offsets[filled])
+    return sums
+
+
+def _describe(columns: Mapping[str, pa.Array], find_task: FindTask) -> tuple[list[str | None], list[dict[str, int]]]:
+    answers: list[str | None] = []
+    tags: list[dict[str, int]] = []
+    names = columns["task"].to_pylist()
+    tasks = {name: find_task(name) for name in set(names)}
+    for name, episode in zip(names, _read_episodes(columns), strict=True):
+        answer, found = _ask(tasks[name], name, episode)
+        answers.append(answer and answer[:_ANSWER_LENGTH])
+        if any(map(_repeats, episode.responses)):
+            found = {**found, REPETITION: max(map(_repeats, episode.responses))}
+        tags.append(found)
+    for name, rows in _find_limits(columns).items():
+        for row in rows:
+            tags[row][name] = 1
+    for row in _find_collapse(answers, columns):
+        tags[row][ONE_ANSWER] = 1
+    return answers, tags
+
+
+def _ask(task: Describer, name: str, episode: StoredEpisode) -> tuple[str | None, dict[str, int]]:
+    try:
+        return task.answer(episode), task.tags(episode)
+    except Exception:  # of any kind: a rule of a task of one's own; no run ends for it
+        logger.warning("the index has an episode of %s without tags, because its rules failed", name, exc_info=True)
+        return None, {}
+
+
+def _read_episodes(columns: Mapping[str, pa.Array]) -> list[StoredEpisode]:
+    turns, metrics = Ragged.of(columns["turns"]), Ragged.of(columns["metrics"])
+    places = np.flatnonzero(find_responses(turns))
+    responses = _read_responses(turns.values.take(pa.array(places)))
+    ends = np.searchsorted(places, turns.offsets).tolist()
+    named = list(zip(*(metrics.values.field(name).to_pylist() for name in ("name", "value")), strict=True))
+    at = metrics.offsets.tolist()
+    plain = (columns[name].to_pylist() for name in ("status", "success", "label"))
+    return [
+        StoredEpisode(status, success, label, dict(named[at[row] : at[row + 1]]), responses[ends[row] : ends[row + 1]])
+        for row, (status, success, label) in enumerate(zip(*plain, strict=True))
+    ]
+
+
+def _read_responses(said: pa.StructArray) -> list[StoredResponse]:
+    """Equal responses are one object: episodes repeat many, and reading each once is several times quicker."""
+    cells = [said.field(name).dictionary_encode(null_encoding="encode") for name in ("text", "action", "info")]
+    texts, actions, infos = (cell.dictionary.to_pylist() for cell in cells)
+    repeats = [count_repeats(text) for text in texts]
+    parsed = [orjson.loads(info) for info in infos]
+    keys = np.zeros(len(said), np.int64)
+    for cell in cells:
+        keys = keys * len(cell.dictionary) + cell.indices.to_numpy()
+    _, first, chosen = np.unique(keys, return_index=True, return_inverse=True)
+    codes = zip(*(cell.indices.to_numpy()[first].tolist() for cell in cells), strict=True)
+    different = [
+        StoredResponse(texts[text], actions[action], parsed[info], repeats[text]) for text, action, info in codes
+    ]
+    return [different[place] for place in chosen.tolist()]
+
+
+def _find_limits(columns: Mapping[str, pa.Array]) -> dict[str, Sequence[int]]:
+    """Rows of episodes that a limit ended: on turns, without success, where several are allowed; or on tokens."""
+    most = _read_sampling(columns, "max_turns", 0)
+    status, turns = columns["status"], columns["n_turns"].to_numpy()
+    cut = flags(pc.equal(status, "truncated"))
+    ended = cut | flags(pc.equal(status, "completed"))
+    # A response that is cut off in the last turn is a matter of tokens.
+    at_limit = (most > 1) & (turns >= most) & ~flags(pc.equal(columns["finish_reason"], "length"))
+    return {
+        OUT_OF_TURNS: np.flatnonzero(ended & at_limit & ~flags(columns["success"])).tolist(),
+        TRUNCATED: np.flatnonzero(cut & ~at_limit).tolist(),
+    }
+
+
+def _read_sampling(columns: Mapping[str, pa.Array], name: str, unknown: Any) -> np.ndarray:
+    """(rows,) one setting of each episode's sampling."""
+    sampling = columns["sampling"].dictionary_encode()
+    found = [orjson.loads(text).get(name) or unknown for text in sampling.dictionary.to_pylist()]
+    return np.array(found, type(unknown))[sampling.indices.to_numpy()]
+
+
+def _find_collapse(answers: Sequence[str | None], columns: Mapping[str, pa.Array]) -> list[int]:
+    """Rows of unsolved episodes whose answer is that of at least half of all answered ones, over several prompts."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    if not counts:
+        return []
+    answer, most = counts.most_common(1)[0]
+    rows = [row for row, given in enumerate(answers) if given == answer]
+    prompts = columns["task_id"].to_pylist()
+    labels = set(columns["label"].to_pylist())
+    asked = {prompts[row] for row in rows}
+    # One answer to problems that all have the same one is no collapse.
+    same = len(labels) == 1 and None not in labels
+    if most < _COLLAPSED_SHARE * counts.total() or len(asked) < _COLLAPSED_PROMPTS or same:
+        return []
+    solved = columns["success"].to_pylist()
+    return [row for row in rows if not solved[row]]
+
+
+def count_repeats(text: str) -> int:
+    """How often the piece recurs with which a text ends, where the repeats are half of the text or more; else 0.
+
+    Four repeats of 40 characters together count at least; pieces have up to 500 characters, and of long texts the last
+    4,000 are looked at.
+    """
+    if len(text) < _REPEATED_LENGTH:
+        return 0
+    tail = f" {text.strip()}"[-_TAIL:]
+    count = len(tail)
+    for length in range(1, min(_LONGEST_PIECE, count // _REPEATS) + 1):
+        piece = tail[count - length :]
+        if not tail.endswith(piece * _REPEATS):
+            continue
+        repeats = _REPEATS
+        while tail.endswith(piece, 0, count - repeats * length):
+            repeats += 1
+        if repeats * length >= max(_REPEATED_LENGTH, count / 2):
+            return repeats
+    return 0
+
+
+# Choosing episodes by the index.
+
+
+class NoEpisodesError(ValueError):
+    """No episode of the index fulfils the conditions; the message has the way out."""
+
+
+@dataclass(frozen=True)
+class EpisodeConditions:
+    """Which episodes of a run are meant.
+
+    Attributes:
+        split: as in the index; of no matter where ids are given.
+        ids: trajectory ids; empty: any.
+        first_iteration, last_iteration: both included; last_iteration None: up to the newest.
+        filter: (column, sign, value), which all must hold, with the signs of `pandas.read_parquet`.
+        tags: of which an episode has one; empty: with or without.
+    """
+
+    split: str = "train"
+    ids: Sequence[str] = ()
+    first_iteration: int = 0
+    last_iteration: int | None = None
+    filter: Sequence[tuple[str, str, Any]] = ()
+    tags: Sequence[str] = ()
+
+
+def find_episodes(index: pa.Table, conditions: EpisodeConditions) -> pa.Table:
+    """Rows of the index whose episodes fulfil the conditions and have a sampled token, in their order.
+
+    Raises:
+        NoEpisodesError: there is none, an id is unknown, or a condition cannot be understood.
+    """
+    index = index.combine_chunks()
+    unknown = sorted(set(conditions.ids) - set(index["trajectory_id"].to_pylist()))
+    if unknown:
+        raise NoEpisodesError(f"ids: there is no episode {unknown[0]!r} in this run; the index lists all of them.")
+    kept = pc.greater(index["response_tokens"], 0)
+    kept = pc.and_(kept, pc.greater_equal(index["iteration"], conditions.first_iteration))
+    if conditions.last_iteration is not None:
+        kept = pc.and_(kept, pc.less_equal(index["iteration"], conditions.last_iteration))
+    if conditions.ids:
+        kept = pc.and_(kept, pc.is_in(index["trajectory_id"], pa.array(conditions.ids, pa.string())))
+    else:
+        kept = pc.and_(kept, pc.equal(index["split"], conditions.split))
+    found = index.filter(kept)
+    if conditions.tags:
+        wanted = set(conditions.tags)
+        found = found.filter(pa.array([not wanted.isdisjoint(tags) for tags in found["tags"].to_pylist()], pa.bool_()))
+    if conditions.filter:
+        found = found.filter(_read_filter(conditions.filter))
+    if not found.num_rows:
+        raise NoEpisodesError(
+            f"none of the {index.num_rows} stored episodes has a sampled token and fulfils the conditions: "
+            f"{conditions}. Widen them."
+        )
+    return found
+
+
+def _read_filter(conditions: Sequence[tuple[str, str, Any]]) -> Any:
+    """Arrow expression of conditions; see `find_episodes`."""
+    shown = [list(one) for one in conditions]
+    unknown = [name for name, _, _ in conditions if name not in INDEX_SCHEMA.names]
+    if unknown:
+        names = ", ".join(INDEX_SCHEMA.names)
+        raise NoEpisodesError(f"filter={shown}: the index has no column {unknown[0]}; it has {names}.")
+    try:
+        expression = pq.filters_to_expression([tuple(one) for one in conditions])
+        INDEX_SCHEMA.empty_table().filter(expression)
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise NoEpisodesError(f"filter={shown}: {error}.") from error
+    return expression
+
+
+# Files of the index: one for each trajectory file, and one in place of them for each whole block of past iterations.
+# A query opens every file, so a long run has few.
+
+
+def index_path(path: Path) -> Path:
+    """Index file of a trajectory file, until its block is merged."""
+    return index_folder(path.parents[1]) / path.parent.name / path.name
+
+
+def index_folder(folder: Path) -> Path:
+    """Folder of the index of a folder of trajectories."""
+    return folder.parent / FOLDER / folder.name
+
+
+def trajectory_files(folder: Path) -> list[Path]:
+    """Files of a folder of trajectories, or their index files, by iteration and part."""
+    found = folder.glob("iter=*/part-*.parquet")
+    return sorted((path for path in found if _NAME.fullmatch(_name(path))), key=_numbers)
+
+
+def write_index(path: Path, table: pa.Table, find_task: FindTask) -> None:
+    """Write the index of a trajectory file that holds this table; merge the blocks that end before its iteration."""
+    place, folder = Place.of(path), index_folder(path.parents[1])
+    iteration = _numbers(path)[0]
+    block = _block(folder, iteration)
+    if block.is_file():  # an iteration that is stored once more
+        _split_block(block, lambda partition: partition != place.partition)
+    _write(index_path(path), build_index(table, place, find_task))
+    _merge_before(folder, block)
+
+
+def read_index(outputs: Path, find_task: FindTask) -> pa.Table:
+    """Index of all episodes of a run; index files that are missing, torn or of another version are made again.
+
+    Where they cannot be written, the rows are still complete.
+
+    Args:
+        outputs: folder with `trajectories`, `eval_trajectories` and `held_out_trajectories`.
+
+    Raises:
+        TornFileError: a trajectory file without an index file cannot be read.
+    """
+    found = [table for kind in SPLITS for table in _read_kind(outputs / kind, find_task)]
+    return pa.concat_tables(found) if found else INDEX_SCHEMA.empty_table()
+
+
+def tidy_index(folder: Path) -> None:
+    """Delete the rows of the index of a folder of trajectories whose trajectory files are gone, and doubled files."""
+    own, files = index_folder(folder), trajectory_files(folder)
+    kept = {Place.of(path).partition for path in files}
+    merged: set[str] = set()
+    for block in own.glob("block-*.parquet"):
+        table = _read(block)
+        partitions = set() if table is None else set(table["partition"].unique().to_pylist())
+        if partitions and partitions <= kept:
+            merged |= partitions
+        else:
+            _split_block(block, kept.__contains__)
+    single = {index_path(path) for path in files if Place.of(path).partition not in merged}
+    for path in own.glob("iter=*/*"):
+        if path not in single:
+            path.unlink(missing_ok=True)
+    for part in own.glob("iter=*"):
+        if not any(part.iterdir()):
+            part.rmdir()
+
+
+def _numbers(path: Path) -> tuple[int, int]:
+    iteration, part = re.findall(r"\d+", _name(path))
+    return int(iteration), int(part)
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _block(folder: Path, iteration: int) -> Path:
+    return folder / f"block-{iteration // BLOCK * BLOCK:05d}.parquet"
+
+
+def _write(path: Path, index: pa.Table) -> None:
+    # A torn index file is made again, so nothing waits for the disk.
+    write_atomic(path, lambda temporary: pq.write_table(index, temporary, compression="none"), flush=False)
+
+
+def _read(path: Path) -> pa.Table | None:
+    """An index file; None: it is missing, torn, or of another version."""
+    try:
+        with pq.ParquetFile(path) as stored:
+            return stored.read() if stored.schema_arrow.equals(INDEX_SCHEMA, check_metadata=True) else None
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def _read_kind(folder: Path, find_task: FindTask) -> list[pa.Table]:
+    """Tables of the index of a folder of trajectories, by iteration."""
+    files = {Place.of(path).partition: path for path in trajectory_files(folder)}
+    found: list[tuple[tuple[int, int], pa.Table]] = []
+    for block in index_folder(folder).glob("block-*.parquet"):
+        table = _read(block)
+        names = [] if table is None else table["partition"].unique().to_pylist()
+        merged = [name for name in names if name in files]
+        if table is not None and merged:
+            if merged != names:
+                table = table.filter(pc.is_in(table["partition"], pa.array(merged)))
+            found.append((_numbers(files[merged[0]]), table))
+            files = {name: path for name, path in files.items() if name not in set(merged)}
+    found += [(_numbers(path), _read_or_make(path, find_task)) for path in files.values()]
+    return [table for _, table in sorted(found, key=lambda one: one[0])]
+
+
+def _read_or_make(path: Path, find_task: FindTask) -> pa.Table:
+    file = index_path(path)
+    index = _read(file)
+    if index is None:
+        index = build_index(read_trajectories(path, NEEDED), Place.of(path), find_task)
+        with suppress(OSError):  # a run that may only be read
+            _write(file, index)
+    return index
+
+
+def _merge_before(folder: Path, block: Path) -> None:
+    """Put the files of all iterations before a block into one file per block; blocks with a torn file are left."""
+    older = [entry.name for entry in folder.iterdir() if entry.name.startswith("iter=")]
+    if not any(_block(folder, int(name[5:])) < block for name in older):
+        return
+    blocks: dict[Path, list[Path]] = {}
+    for path in trajectory_files(folder):
+        blocks.setdefault(_block(folder, _numbers(path)[0]), []).append(path)
+    for place, files in blocks.items():
+        if place < block and not place.is_file():
+            tables = [_read(path) for path in files]
+            if all(table is not None for table in tables):
+                _write(place, pa.concat_tables(tables).combine_chunks())
+                for path in files:
+                    path.unlink()
+                for part in {path.parent for path in files}:
+                    if not any(part.iterdir()):
+                        part.rmdir()
+
+
+def _split_block(block: Path, keep: Callable[[str], bool]) -> None:
+    """Put the rows of a block back into one file per trajectory file, as far as they are kept."""
+    table = _read(block)
+    for name in [] if table is None else table["partition"].unique().to_pylist():
+        if table is not None and keep(name):
+            file = block.parent / name.partition("/")[2]
+            _write(file.with_name(f"{file.name}.parquet"), table.filter(pc.equal(table["partition"], name)))
+    block.unlink()

@@ -1,0 +1,107 @@
+"""A command in a fork of a process that has imported the heavy libraries: the seconds of those imports are paid once.
+
+`ForkedCommand` behaves like the `subprocess.Popen` of the same words. Arguments, environment, folder, output, signals
+and exit code are the command's own; only modules of other packages are there before it begins. What a library reads
+from the environment while it is imported is therefore not heard, and memory is shared with other forks: tests of
+either take a process of their own. Each fork imports this module, so it imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+# What `kedro run --pipelines=train_<task>` imports before its last node is done.
+HEAVY = [
+    "kedro.framework.cli.cli",
+    "kedro.framework.session",
+    "kedro.runner",
+    "kedro_datasets.pandas",
+    "matplotlib.figure",
+    "omegaconf",
+    "pandas",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "rich.progress",
+    "sympy",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
+    "transformers.models.qwen3_vl.modeling_qwen3_vl",
+]
+
+
+class ForkedCommand:
+    """`python -m <words>`, whose standard output and error are one text."""
+
+    def __init__(self, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        descriptor, output = tempfile.mkstemp(prefix="command-", suffix=".txt")
+        os.close(descriptor)
+        self._output = Path(output)
+        self._process: ForkServerProcess = _server().Process(
+            target=_run_module, args=(list(words), str(cwd), dict(env), output), name=" ".join(words[:2])
+        )
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, minus the signal that ended the process, or None while it runs."""
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Wait for the end; what the command has written, and None in place of standard error.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after so many seconds.
+        """
+        self._process.join(timeout)
+        output = self._output.read_text(encoding="utf-8", errors="replace") if self._output.exists() else ""
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0, output)
+        self._output.unlink(missing_ok=True)
+        return output, None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+@cache
+def _server() -> ForkServerContext:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(HEAVY)
+    return context
+
+
+def _run_module(words: list[str], cwd: str, env: dict[str, str], output: str) -> None:
+    """The fork's whole life; it ends as an interpreter does, so that handlers of `atexit` run."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = list(words)
+    sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
+    code = 0
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

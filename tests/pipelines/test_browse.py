@@ -1,0 +1,65 @@
+"""browse_* on finished runs: the site in the catalog, of one run and of two."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from reporting.sites import read_columns, read_script
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_site_of_a_run(clone):
+    result = clone.command("--pipelines=browse_sokoban", "--params=browse_sokoban.first_iteration=1")
+    assert result.exit_code == 0, result.output
+    page = clone.load("browse_sokoban.site")
+    assert page.name == "index.html" and page.is_relative_to(clone.folder("08_reporting", "browse_sokoban"))
+    rows = read_columns(page.parent)
+    stored = clone.load("train_sokoban.episodes").to_pylist()
+    wanted = [row["trajectory_id"] for row in stored if row["split"] != "train" or row["iteration"] >= 1]
+    assert [row["trajectory_id"] for row in rows] == wanted and all(row["chunk"] >= 0 for row in rows)
+    site = read_script(page.parent / "data" / "site.js")
+    settings = site["runs"]["train_sokoban/default"]["settings"]
+    assert settings["grpo.clip_high"] == 0.28
+    assert (page.parent / site["runs"]["train_sokoban/default"]["report"]).is_file()
+    # A report that is written again links to the site.
+    assert clone.command("--pipelines=train_sokoban", "--tags=report").exit_code == 0
+    report = clone.load("train_sokoban.report")
+    links = set(re.findall(r'href="([^"#]*site/index.html)#', report))
+    assert {(clone.folder("08_reporting") / link).resolve() for link in links} == {page.resolve()}
+    # Tokens are shown as the policy's tokenizer writes them.
+    chunk = read_script(page.parent / "data" / "episodes" / "0.js")
+    assert "<|im_start|>" in chunk["tokens"].values()
+
+
+def test_scores_and_a_second_run_are_shown(clone):
+    source = {"run": "train_sokoban", "run_id": "default", "checkpoint": "latest"}
+    clone.run("score_sokoban", params={"score_sokoban": {"source": source, "limit": 4}})
+    shutil.copytree(clone.folder("07_model_output"), clone.folder("07_model_output", run_id="seed2"))
+    clone.run("browse_sokoban", params={"browse_sokoban": {"source": source, "runs": ["seed2"], "pages": None}})
+    folder = clone.load("browse_sokoban.site").parent
+    rows = read_columns(folder)
+    assert [row["run"] for row in rows] == [f"train_sokoban/{name}" for name in ("default", "seed2") for _ in rows[::2]]
+    scored = set(clone.load("score_sokoban.token_scores@pandas")["trajectory_id"])
+    pages = [read_script(folder / "data" / "episodes" / f"{row['chunk']}.js")["episodes"][row["place"]] for row in rows]
+    shown = {(row["run"], row["trajectory_id"]) for row, page in zip(rows, pages, strict=True) if page["scores"]}
+    assert shown == {("train_sokoban/default", name) for name in scored}
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ("browse_sokoban.runs=[seed3]", "train_sokoban/seed3 has no stored episodes"),
+        ("browse_sokoban.source.run_id=seed3", "seed3"),
+        ("browse_sokoban.first_iteration=2,browse_sokoban.last_iteration=1", "last_iteration=1 is before"),
+        ("browse_sokoban.runs=[../x]", "browse_sokoban.runs"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(clone, params, text):
+    result = clone.command("--pipelines=browse_sokoban", f"--params={params}")
+    assert result.exit_code == 1
+    assert text in result.output + str(result.exception)
+    assert not clone.folder("08_reporting", "browse_sokoban").joinpath("site").exists()

@@ -1,0 +1,70 @@
+"""export_* on a finished run, and docs/exports.md followed to the letter: the tokens are those of the rollout."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from runs import ROOT
+
+pytestmark = pytest.mark.slow
+PAGE = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
+(COLLATE,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+OPTIONS = "export_sokoban.solved=false,export_sokoban.last_iteration=0,export_sokoban.tables=[tokens]"
+
+
+def test_the_page_gives_the_log_probs_of_the_rollout(clone, tmp_path, monkeypatch):
+    """The first iteration was played by the policy after the warm start, so its own loss there is known."""
+    import datasets
+
+    result = clone.command("--pipelines=export_sokoban", f"--params={OPTIONS}")
+    assert result.exit_code == 0, result.output
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "data").symlink_to(clone.root)
+    monkeypatch.chdir(tmp_path / "place")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "downloads")
+    names: dict[str, Any] = {}
+    exec(COLLATE, names)
+    model, rows, collate = names["model"], list(names["rows"]), names["collate"]
+    stored = clone.load("train_sokoban.trajectories")["iter=00000/part-000"]().to_pylist()
+    assert [row["trajectory_id"] for row in rows] == [row["trajectory_id"] for row in stored]
+    batch = collate(rows)
+    logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits[:, :-1]
+    logits[..., model.generation_config.suppress_tokens] = -torch.inf  # they are never sampled
+    wanted = batch["labels"][:, 1:]
+    found = logits.log_softmax(-1).gather(-1, wanted.clamp(min=0).unsqueeze(-1))[..., 0]
+    for row, line, mask in zip(stored, found, wanted != -100, strict=True):
+        rolled_out = torch.tensor(row["rollout_log_probs"])[torch.tensor(row["loss_mask"]) == 1]
+        assert torch.allclose(line[mask], rolled_out, atol=1e-4)
+    # What the library computes from the labels is the mean over the same tokens.
+    whole = model(**batch).loss
+    assert torch.isfinite(whole)
+    assert names["loss"].requires_grad
+
+
+def test_tables_in_the_catalog(clone):
+    clone.run("export_sokoban", params={"export_sokoban": {"solved": False}})
+    tables = {name: read() for name, read in clone.load("export_sokoban.export").items()}
+    assert sorted(tables) == ["chat", "pairs", "tokens"]
+    episodes = sum(part().num_rows for part in clone.load("train_sokoban.trajectories").values())
+    assert tables["tokens"].num_rows == tables["chat"].num_rows == episodes
+    assert 0 < tables["pairs"].num_rows <= episodes // 2
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ("export_sokoban.min_reward=99,export_sokoban.tables=[chat]", "none of 48 stored episodes is chosen by"),
+        ("export_sokoban.first_iteration=2,export_sokoban.last_iteration=1", "last_iteration=1 is before"),
+        ("export_sokoban.tables=[]", "export_sokoban.tables=[]"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(clone, params, text):
+    result = clone.command("--pipelines=export_sokoban", f"--params={params}")
+    assert result.exit_code == 1
+    assert text in result.output + str(result.exception)
+    assert not clone.folder("07_model_output", "export_sokoban").joinpath("export").exists()

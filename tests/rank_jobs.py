@@ -1,0 +1,78 @@
+"""What the tests of ranks run in other processes: a state with the group of all ranks, and jobs of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from geo_sokoban_pipeline.distributed.group import Group, Meeting, join_group
+from geo_sokoban_pipeline.distributed.launch import Ranks
+
+
+@dataclass
+class State:
+    """Of a rank."""
+
+    group: Group | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+def build() -> State:
+    torch.set_num_threads(1)
+    return State()
+
+
+@dataclass(frozen=True)
+class Join:
+    rank: int
+    size: int
+    port: int
+
+    def __call__(self, state: State) -> None:
+        state.group = join_group(self.rank, self.size, self.port)
+
+
+@dataclass(frozen=True)
+class FailThenSum:
+    """One rank fails before a collective that the others wait in."""
+
+    how: str = ""
+
+    def __call__(self, state: State) -> list[int]:
+        if self.how == "raise":
+            raise ValueError("out of luck")
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert state.group is not None
+        return state.group.sum_counts([1])
+
+
+@dataclass(frozen=True)
+class SumGradients:
+    """Sum of (40,001,) and (3,) gradients that differ by rank; the last parameter has one on the second rank alone."""
+
+    def __call__(self, state: State) -> list[torch.Tensor | None]:
+        assert state.group is not None
+        generator = torch.Generator().manual_seed(state.group.rank)
+        parameters = [torch.nn.Parameter(torch.zeros(count)) for count in (40_001, 3, 2, 1)]
+        for parameter in parameters[:2]:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        if state.group.rank == 1:
+            parameters[2].grad = torch.ones(2)
+        state.group.sum_gradients(parameters)
+        return [parameter.grad for parameter in parameters]
+
+
+def start(size: int) -> tuple[Ranks, State]:
+    """Ranks that have joined, and the state of rank 0."""
+    ranks, own, meeting = Ranks([build] * (size - 1)), State(), Meeting(size)
+
+    def join() -> None:
+        own.group = meeting.join(size)
+
+    ranks.run(join, [Join(rank, size, meeting.port) for rank in range(1, size)])
+    return ranks, own

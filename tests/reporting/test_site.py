@@ -1,0 +1,268 @@
+"""The data of the browser's site: what its scripts hold is what is stored."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.__main__ import main
+from geo_sokoban_pipeline.reporting.viewer import site as sites
+from geo_sokoban_pipeline.reporting.viewer.command import browse
+from geo_sokoban_pipeline.reporting.viewer.site import choose_pages, write_site
+from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError, find_runs, open_run
+from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
+from geo_sokoban_pipeline.trajectories.token_scores import TOKEN_SCORES
+from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
+from reporting.sites import HOSTILE, answer_groups, make_hostile, play_groups, read_columns, read_script, store
+
+EPISODES = {
+    "sokoban": lambda: play_groups(0.6),
+    "geo3k": lambda: answer_groups("geo3k"),
+    "geo3k_multi_turn": lambda: answer_groups("geo3k_multi_turn"),
+}
+
+
+def expand(span: list[int]) -> list[int]:
+    """Token ids; a negative number repeats the one before it."""
+    ids: list[int] = []
+    for one in span:
+        ids += [one] if one >= 0 else [ids[-1]] * -one
+    return ids
+
+
+def check_page(site: Path, chunk: dict[str, Any], page: dict[str, Any], episode: Trajectory) -> None:
+    """A page holds its episode."""
+    spans = [expand(chunk["spans"][turn["span"]]) for turn in page["turns"]]
+    assert [token for span in spans for token in span] == episode.token_ids.tolist()
+    sampled = np.flatnonzero(episode.loss_mask)
+    assert [at for start, end in page["mask"] for at in range(start, end)] == sampled.tolist()
+    assert page["log_probs"] == pytest.approx(episode.rollout_log_probs[sampled].tolist(), abs=1e-4)
+    report = task_of(episode.task).report
+    for shown, turn in zip(page["turns"], episode.turns, strict=True):
+        assert (shown["role"], chunk["texts"][shown["text"]]) == (turn.role, turn.text)
+        assert (shown["reward"], shown["advantage"]) == (turn.reward, turn.advantage)
+        assert shown["action"] == report.read_action(turn) and shown["images"] == turn.image_indices
+        assert (json.loads(chunk["texts"][shown["info"]]) if turn.info else None) == (turn.info or None)
+    scripts = {number: read_script(site / "data" / "images" / f"{number}.js") for number, _ in page["images"]}
+    assert [base64.b64decode(scripts[number][place]) for number, place in page["images"]] == episode.images
+    assert page["reward_parts"] == pytest.approx(episode.reward_parts) and page["label"] == episode.label
+
+
+@pytest.mark.parametrize("task", EPISODES)
+def test_list_and_pages_hold_the_episodes(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sites, "LIST_ROWS", 5)
+    monkeypatch.setattr(sites, "EPISODES_BYTES", 3000)
+    monkeypatch.setattr(sites, "IMAGES_BYTES", 2000)
+    episodes = EPISODES[task]()
+    run = open_run(store(tmp_path, episodes, f"train_{task}", "default"))
+    counts = write_site(tmp_path / "site", [run])
+    assert counts["episodes"] == counts["pages"] == len(episodes)
+    assert counts["images"] >= len({image for episode in episodes for image in episode.images})
+    rows = read_columns(tmp_path / "site")
+    for row, known, episode in zip(rows, run.index.to_pylist(), episodes, strict=True):
+        assert row["run"] == f"train_{task}/default" and row["trajectory_id"] == episode.trajectory_id
+        assert row["tags"] == dict(zip(known["tags"], known["tag_counts"], strict=True))
+        for name in ("task_id", "split", "success", "answer", "reward", "n_turns", "mean_log_prob", "greedy"):
+            wanted = known[name]
+            assert row[name] == (pytest.approx(wanted, abs=1e-6) if isinstance(wanted, float) else wanted)
+        chunk = read_script(tmp_path / "site" / "data" / "episodes" / f"{row['chunk']}.js")
+        check_page(tmp_path / "site", chunk, chunk["episodes"][row["place"]], episode)
+    assert len(list((tmp_path / "site" / "data" / "episodes").iterdir())) > 1
+    images = [one for path in (tmp_path / "site" / "data" / "images").iterdir() for one in read_script(path)]
+    assert len(set(images)) == len(images) == counts["images"]
+    assert read_script(tmp_path / "site" / "data" / "site.js")["tasks"][task]["title"] == task_of(task).title
+
+
+def test_the_state_after_the_last_response_is_an_image_where_the_task_draws_it(tmp_path: Path) -> None:
+    episodes = play_groups(1.0, groups=1, size=1)
+    write_site(tmp_path / "site", [open_run(store(tmp_path, episodes, "train_sokoban", "default"))])
+    number, place = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"][0]["last_image"]
+    drawn = base64.b64decode(read_script(tmp_path / "site" / "data" / "images" / f"{number}.js")[place])
+    assert drawn == task_of("sokoban").report.last_image(episodes[0].images[-1], episodes[0].turns[-1])
+
+
+def test_gaps_and_where_the_widest_is(tmp_path: Path) -> None:
+    episode = play_groups(0.6, groups=1, size=2)[0]
+    sampled = np.flatnonzero(episode.loss_mask)
+    episode.old_log_probs = episode.rollout_log_probs.copy()
+    episode.old_log_probs[sampled[2]] -= np.float32(0.25)
+    episode.ref_log_probs = np.where(episode.loss_mask, episode.rollout_log_probs + np.float32(0.5), 0)
+    write_site(tmp_path / "site", [open_run(store(tmp_path, [episode], "train_sokoban", "default"))])
+    page = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"][0]
+    assert page["widest"] == sampled[2]
+    assert page["gaps"] == pytest.approx([0, 0, -0.25] + [0] * (len(sampled) - 3), abs=1e-6)
+    assert page["ref_gaps"] == pytest.approx([0.5] * len(sampled), abs=1e-4)
+
+
+def test_scores_of_tokens_are_channels(tmp_path: Path) -> None:
+    episodes = play_groups(0.6, groups=1, size=2)
+    outputs = store(tmp_path, episodes, "train_sokoban", "default")
+    rows = [
+        {
+            "run": "train_sokoban",
+            "run_id": run_id,
+            "scored_by": "train_sokoban/default@latest",
+            "scored_version": 3,
+            "trajectory_id": episodes[0].trajectory_id,
+            "position": int(at),
+            "log_prob": -0.5,
+            "entropy": 1.25,
+            "ratio": 1.5,
+            "image_reliance": 0.25,
+            "top_tokens": ["a", "b"],
+            "top_log_probs": [-0.1, -2.0],
+        }
+        for run_id in ("default", "other")  # of the other run nothing is taken
+        for at in reversed(np.flatnonzero(episodes[0].loss_mask))
+    ]
+    path = (
+        tmp_path / "07_model_output" / "score_sokoban" / "default" / "token_scores" / "iter=00000" / "part-000.parquet"
+    )
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=TOKEN_SCORES), path)
+    write_site(tmp_path / "site", [open_run(outputs)])
+    scored, other = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"]
+    count = int(episodes[0].loss_mask.sum())
+    assert other["scores"] is None
+    assert (scored["scores"]["by"], scored["scores"]["version"]) == ("train_sokoban/default@latest", 3)
+    for name, value in (("ratio", 1.5), ("entropy", 1.25), ("log_prob", -0.5), ("image_reliance", 0.25)):
+        assert scored["scores"][name] == [value] * count
+    assert scored["scores"]["top"] == [[["a", -0.1], ["b", -2.0]]] * count
+
+
+def test_hostile_texts_are_strings(tmp_path: Path) -> None:
+    """`read_script` checks that no script holds a sign that could end it; here, that the texts come out whole."""
+    episode = make_hostile(answer_groups("geo3k", groups=1, size=1)[0])
+    write_site(tmp_path / "site", [open_run(store(tmp_path, [episode], "train_geo3k", "default"))])
+    chunk = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")
+    check_page(tmp_path / "site", chunk, chunk["episodes"][0], episode)
+    assert chunk["episodes"][0]["error"] == HOSTILE
+    assert read_columns(tmp_path / "site")[0]["difficulty"] == HOSTILE
+
+
+def test_an_episode_without_responses_or_reward(tmp_path: Path) -> None:
+    episode = make_trajectories(1)[0]
+    episode.status, episode.reward, episode.advantage, episode.trained = "aborted", None, None, False
+    episode.loss_mask[:] = 0
+    episode.rollout_log_probs[:] = 0
+    episode.old_log_probs = None
+    write_site(tmp_path / "site", [open_run(store(tmp_path, [episode], "train_sokoban", "default"))])
+    page = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"][0]
+    assert (page["mask"], page["log_probs"], page["gaps"]) == ([], [], None)
+    row = read_columns(tmp_path / "site")[0]
+    assert (row["reward"], row["mean_log_prob"], row["status"]) == (None, None, "aborted")
+
+
+@pytest.mark.parametrize(
+    ("pages", "shown"),
+    [
+        (None, {"train": 24, "validation": 8}),
+        (100, {"train": 24, "validation": 8}),
+        (16, {"train": 8, "validation": 8}),  # evaluations come first
+        (8, {"validation": 8}),
+        (4, {"validation": 4}),
+        (1, {"validation": 4}),  # never less than a group
+    ],
+)
+def test_which_episodes_have_a_page(pages: int | None, shown: dict[str, int], tmp_path: Path) -> None:
+    for iteration in range(3):
+        outputs = store(tmp_path, make_trajectories(8, iteration=iteration), "train_sokoban", "default")
+    store(tmp_path, make_trajectories(8, evaluation=True), "train_sokoban", "default", "eval_trajectories")
+    index = open_run(outputs).index
+    chosen = index.filter(pa.array(choose_pages(index, pages)))
+    assert dict(zip(*np.unique(chosen["split"].to_pylist(), return_counts=True), strict=True)) == shown
+    groups = {(row["split"], row["iteration"], row["group_index"]) for row in chosen.to_pylist()}
+    assert len(groups) * 4 == chosen.num_rows
+    if pages == 16:
+        assert {iteration for split, iteration, _ in groups if split == "train"} == {0, 2}  # evenly spread
+
+
+def test_the_list_has_the_episodes_without_a_page_too(tmp_path: Path) -> None:
+    run = open_run(store(tmp_path, make_trajectories(8), "train_sokoban", "default"))
+    assert write_site(tmp_path / "site", [run], pages=4)["pages"] == 4
+    assert [row["chunk"] for row in read_columns(tmp_path / "site")] == [0] * 4 + [-1] * 4
+
+
+def test_iterations_limit_training_alone(tmp_path: Path) -> None:
+    for iteration in range(3):
+        outputs = store(tmp_path, make_trajectories(4, iteration=iteration), "train_sokoban", "default")
+    store(tmp_path, make_trajectories(4, evaluation=True), "train_sokoban", "default", "eval_trajectories")
+    found = open_run(outputs).within(1, 1).index
+    assert sorted(zip(found["split"].to_pylist(), found["iteration"].to_pylist(), strict=True)) == [
+        *[("train", 1)] * 4,
+        *[("validation", 0)] * 4,
+    ]
+
+
+PLACES = [
+    ("", ["train_sokoban/default", "train_sokoban/seed2"], 12),  # a data root
+    ("07_model_output/train_sokoban", ["train_sokoban/default", "train_sokoban/seed2"], 12),
+    ("07_model_output/train_sokoban/default", ["train_sokoban/default"], 8),
+    ("07_model_output/train_sokoban/default/trajectories", ["train_sokoban/default"], 8),
+    ("07_model_output/train_sokoban/default/trajectories/iter=00001", ["train_sokoban/default"], 4),
+    ("07_model_output/train_sokoban/default/trajectories/iter=00001/part-000.parquet", ["train_sokoban/default"], 4),
+]
+
+
+@pytest.mark.parametrize(("place", "names", "count"), PLACES, ids=[place for place, *_ in PLACES])
+def test_runs_are_found_at_any_level(place: str, names: list[str], count: int, tmp_path: Path) -> None:
+    for iteration in range(2):
+        store(tmp_path, make_trajectories(4, iteration=iteration), "train_sokoban", "default")
+    store(tmp_path, make_trajectories(4), "train_sokoban", "seed2")
+    runs = find_runs([tmp_path / place])
+    assert [run.name for run in runs] == names and sum(run.index.num_rows for run in runs) == count
+    again = find_runs([tmp_path / place, tmp_path / place])  # named twice, found once; index files are there now
+    assert [run.index.num_rows for run in again] == [run.index.num_rows for run in runs]
+
+
+def test_a_file_on_its_own_is_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "copied" / "some.parquet"
+    write_trajectories(path, trajectories_to_table(make_trajectories(4), CONTEXT))
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "copied" / "foreign.parquet")
+    for given in (path, path.parent):
+        (run,) = find_runs([given])
+        assert (run.name, run.index.num_rows, run.settings, run.token_texts) == ("copied/some", 4, {}, None)
+    write_site(tmp_path / "site", [run])
+    assert [row["split"] for row in read_columns(tmp_path / "site")] == ["episodes"] * 4
+
+
+def test_nothing_to_browse(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, text in ((tmp_path / "empty", "no trajectory files"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(NothingToBrowseError, match=text):
+            find_runs([path])
+    none = BrowsedRun("train_sokoban/default", open_index(tmp_path).slice(0, 0), tmp_path)
+    with pytest.raises(NothingToBrowseError, match="train_sokoban/default: no episodes"):
+        write_site(tmp_path / "site", [none])
+
+
+def open_index(root: Path) -> pa.Table:
+    """Index of four episodes."""
+    return open_run(store(root, make_trajectories(4), "train_sokoban", "default")).index
+
+
+def test_the_command_writes_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store(tmp_path / "data", make_trajectories(4), "train_sokoban", "default")
+    with pytest.raises(SystemExit) as left:
+        main(["browse", str(tmp_path / "data"), f"--output={tmp_path / 'site'}"])
+    assert left.value.code == 0
+    said = capsys.readouterr().out
+    assert "4 episodes, 4 with a page" in said and (tmp_path / "site" / "index.html").as_uri() in said
+    # It replaces a site, but nothing else.
+    again = CliRunner().invoke(browse, [str(tmp_path / "data"), f"--output={tmp_path / 'site'}", "--pages=1"])
+    assert again.exit_code == 0, again.output
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    refused = CliRunner().invoke(browse, [str(tmp_path / "data"), f"--output={tmp_path / 'mine'}"])
+    assert refused.exit_code == 1 and "is no site" in refused.output
+    assert (tmp_path / "mine" / "file").exists()

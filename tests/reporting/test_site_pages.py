@@ -1,0 +1,368 @@
+"""The browser's pages in a headless Chromium: what a reader sees, clicks and types."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chromium import Page, open_page
+from geo_sokoban_pipeline.evaluation.metrics import mcnemar
+from geo_sokoban_pipeline.reporting.viewer.site import write_site
+from geo_sokoban_pipeline.reporting.viewer.sources import open_run
+from geo_sokoban_pipeline.trajectories.types import Trajectory
+from reporting.material import WORDS, make_levels, play
+from reporting.sites import HOSTILE, answer_groups, make_hostile, play_groups, store
+
+pytestmark = pytest.mark.slow
+RUN = "train_sokoban/default"
+
+
+@pytest.fixture(scope="module")
+def episodes() -> list[Trajectory]:
+    """Those of the run: three iterations of boards."""
+    return [one for number in range(3) for one in play_groups(0.2 + 0.3 * number, iteration=number)]
+
+
+@pytest.fixture(scope="module")
+def held_out() -> dict[str, list[Trajectory]]:
+    """Evaluation episodes of two runs, by run id; each prompt has a sampled one, and a greedy one that is solved."""
+    found = {}
+    for run_id, skill in (("default", 0.35), ("seed2", 0.75)):
+        found[run_id] = [
+            play(level, 1.0 if mode == "greedy" else skill, f"train_sokoban/final/{run_id}/{mode}", group)
+            for mode in ("sampled", "greedy")
+            for group, level in enumerate(make_levels(16))
+        ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(
+    episodes: list[Trajectory], held_out: dict[str, list[Trajectory]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A site of that run, of a second one, and of one with hostile texts."""
+    root = tmp_path_factory.mktemp("data")
+    store(root, episodes, "train_sokoban", "default")
+    named = []
+    for run_id, own in held_out.items():
+        run = open_run(store(root, own, "train_sokoban", run_id, "held_out_trajectories"))
+        settings = {"seed": len(named), "grpo.clip_high": 0.28}
+        named.append(replace(run, settings=settings, token_texts=lambda ids: [WORDS[one] for one in ids]))
+    hostile = [make_hostile(one) for one in answer_groups("geo3k_multi_turn", groups=1)]
+    other = open_run(store(root, hostile, "train_geo3k_multi_turn", "default"))
+    folder = tmp_path_factory.mktemp("site")
+    write_site(folder, [*named, replace(other, token_texts=lambda ids: [HOSTILE for _ in ids])])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    with open_page() as page:
+        page.look(1300)
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page, site: Path) -> Iterator[Page]:
+    """The list of the site, newly opened; a test fails if a script of the page has failed."""
+    browser.open(f"file://{site}/index.html")
+    browser.wait("document.documentElement.dataset.ready")
+    yield browser
+    assert browser.errors == []
+
+
+def address(episode: Trajectory, **more: Any) -> str:
+    further = "".join(f"&{name}={value}" for name, value in more.items())
+    return f"#/episode?run={RUN}&id={episode.trajectory_id}{further}"
+
+
+def count_of(page: Page) -> int:
+    """Episodes that the list says it shows."""
+    return int(page.text(".summary strong").replace(",", ""))
+
+
+QUERIES: list[tuple[str, Any]] = [
+    ("", lambda one: True),
+    ("success:no", lambda one: one.metrics["success"] < 0.5),
+    ("-success:no", lambda one: one.metrics["success"] >= 0.5),
+    ("iteration>=1 iteration<2", lambda one: one.iteration == 1),
+    ("iter:2 reward>0.01", lambda one: one.iteration == 2 and one.reward > 0.01),
+    ("sample:3", lambda one: one.sample_index == 3),
+    ("i00001/g001", lambda one: "i00001/g001" in one.trajectory_id),
+    ('"i00001/g001" -s02', lambda one: "i00001/g001" in one.trajectory_id and "s02" not in one.trajectory_id),
+    ("reward<-1000", lambda one: False),
+    ("colour:red", lambda one: False),  # no such column: a text that nothing has
+]
+
+
+@pytest.mark.parametrize(("query", "holds"), QUERIES, ids=[query for query, _ in QUERIES])
+def test_queries(page: Page, episodes: list[Trajectory], query: str, holds: Any) -> None:
+    whole = f"{query} run:{RUN} split:train"
+    page.follow(f"#/list?q={whole}")
+    page.wait(f"route.args.q === {json.dumps(whole)} && (m.redraw.sync(), true)")
+    assert count_of(page) == sum(map(holds, episodes))
+    found = page.run(f"selectRows({json.dumps(whole)}).map(row => cell('trajectory_id', row))")
+    assert found == [one.trajectory_id for one in episodes if holds(one)]
+
+
+def test_sorting_and_counts_of_tags(page: Page) -> None:
+    for sort, name in (
+        ("-reward", "reward"),
+        ("reward", "reward"),
+        ("-tag.oscillation", "tag.oscillation"),
+        ("answer", "answer"),
+    ):
+        found = page.run(f"selectRows('', '{sort}').map(row => valueOf('{name}', row))")
+        known = [value for value in found if value is not None]
+        assert known == sorted(known, reverse=sort.startswith("-")) and found[: len(known)] == known
+    page.click(".head a[title='sort by reward']")
+    page.wait("route.args.sort === '-reward'")
+
+
+def test_filters_write_the_query(page: Page, episodes: list[Trajectory]) -> None:
+    page.run(
+        "(() => { const select = [...document.querySelectorAll('.filters label')]"
+        ".find(one => one.firstChild.textContent === 'success').querySelector('select');"
+        "select.value = 'yes'; select.dispatchEvent(new Event('change')); })()"
+    )
+    page.wait("route.args.q === 'success:yes'")
+    page.wait("document.querySelector('#search').value === 'success:yes'")
+    # The address holds it: the same opens again.
+    page.open(page.run("location.href"))
+    page.wait("document.documentElement.dataset.ready")
+    assert count_of(page) == page.run("selectRows('success:yes').length") < page.run("rows")
+    page.follow("#/list?by=iteration&q=split:train")
+    page.wait("document.querySelector('.breakdown') !== null")
+    assert [line.split()[:2] for line in page.texts(".breakdown tbody tr")] == [["0", "15"], ["1", "12"], ["2", "12"]]
+    assert len(episodes) == 36  # and three hostile ones of iteration 0
+
+
+def test_an_episode_shows_what_is_stored(page: Page, episodes: list[Trajectory]) -> None:
+    episode = max(episodes, key=lambda one: len(one.turns))
+    page.follow(address(episode))
+    page.wait("document.querySelectorAll('.turn').length > 0")
+    own = [turn for turn in episode.turns if turn.role == "assistant"]
+    assert page.texts(".turn .text pre") == [turn.text for turn in episode.turns if turn.text]
+    assert page.texts(".turn .action") == [turn.action for turn in own]
+    assert page.run("document.querySelectorAll('.turn .seen').length") == len(episode.images)
+    assert page.run("[...document.images].every(one => one.naturalWidth > 0)")
+    made = [text for text, mask in zip(episode.token_ids.tolist(), episode.loss_mask.tolist(), strict=True) if mask]
+    assert page.texts(".tok.made") == [WORDS[token] for token in made]
+    # Of the given tokens the pads are one piece.
+    assert page.texts(".tok.image") == ["image ×9"] * len(episode.images)
+    assert f"{episode.reward:.3f}".rstrip("0").replace("-", "−") in page.text(".panel")
+
+
+def test_channels_and_tokens(page: Page, episodes: list[Trajectory]) -> None:
+    episode = episodes[5]
+    page.follow(address(episode))
+    page.wait("document.querySelectorAll('.tok.made').length > 0")
+    pressed = "document.querySelector('.channels [aria-pressed=true]').innerText"
+    assert page.run(pressed) == "probability"
+    levels = "[...document.querySelectorAll('.tok.made')].map(one => Number(one.style.getPropertyValue('--level')))"
+    probabilities = np.exp(episode.rollout_log_probs[episode.loss_mask == 1])
+    assert page.run(levels) == pytest.approx(probabilities.tolist(), abs=0.006)
+    page.press("c")
+    page.wait(f"{pressed} === 'advantage'")
+    sign = "less" if (episode.advantage or 0) < 0 else ""
+    assert page.run("document.querySelector('.tok.made').className").split() == ["tok", "made", *sign.split()]
+    disabled = page.texts(".channels button:disabled")
+    assert disabled == ["ratio new to old", "clipped", "reference − engine", "entropy", "use of the image"]
+    page.press(".")
+    page.wait("document.querySelector('.detail') !== null")
+    first = int(np.flatnonzero(episode.loss_mask)[0])
+    assert f"token {first} of {len(episode.token_ids)}" in page.text(".detail")
+    # A link to a channel and a token opens with both.
+    page.open(page.run("location.href"))
+    page.wait("document.querySelector('.detail') !== null")
+    assert page.run(pressed) == "advantage"
+
+
+def test_keys(page: Page, episodes: list[Trajectory]) -> None:
+    page.press("j", "j", "k")
+    page.wait("document.querySelector('.row.on').dataset.at === '1'")
+    page.press("Enter")
+    page.wait("route.page === 'episode' && openEpisode !== null")
+    assert page.run("route.args.id") == episodes[1].trajectory_id
+    page.press("j")
+    page.wait(f"route.args.id === {json.dumps(episodes[2].trajectory_id)} && openEpisode?.row === 2")
+    page.press("ArrowRight")
+    page.wait("route.args.turn === '1' || route.args.turn === 1")
+    page.press("u")
+    page.wait("route.page === 'list' && document.querySelector('#search') !== null")
+    page.press("/")
+    page.wait("document.activeElement.id === 'search'")
+    page.press("x")
+    page.wait("route.args.q === 'x'")
+    page.press("Escape", "?")
+    page.wait("document.querySelector('.keys') !== null")
+
+
+HOSTILE_ROW = "selectRows('run:train_geo3k_multi_turn/default')[0]"
+HOSTILE_SIDE = "train_geo3k_multi_turn/default|train|all"
+HOSTILE_TASK = f"cell('task_id', {HOSTILE_ROW})"
+HOSTILE_PAGES = {
+    "list": "'#/list?q=run:train_geo3k_multi_turn/default'",
+    "answers": "'#/list?by=answer'",
+    "difficulties": "'#/list?by=difficulty'",
+    "episode": f"episodeLink({HOSTILE_ROW}, {{channel: 'mask', token: 16}})",
+    "group": f"groupLink({HOSTILE_ROW})",
+    "tasks": "'#/tasks?q=run:train_geo3k_multi_turn/default'",
+    "task": f"taskLink({HOSTILE_ROW})",
+    "compare": f"href('compare', {{a: '{HOSTILE_SIDE}', b: '{HOSTILE_SIDE}', show: 'all', task: {HOSTILE_TASK}}})",
+}
+
+
+@pytest.mark.parametrize("link", HOSTILE_PAGES.values(), ids=HOSTILE_PAGES)
+def test_hostile_text_is_text(page: Page, link: str) -> None:
+    page.follow(page.run(link))
+    page.wait("document.body.innerText.includes('document.title')")
+    assert "onerror=" in page.text() and page.run("document.title").startswith("Episodes")
+    assert page.run("[...document.images].every(one => one.getAttribute('src').startsWith('data:'))")
+    own = "[...document.scripts].filter(one => /^(assets|data)\\//.test(one.getAttribute('src'))).length"
+    assert page.run("document.scripts.length") == page.run(own)
+
+
+def test_an_unknown_episode_or_page_is_named(page: Page) -> None:
+    page.follow("#/episode?id=none")
+    page.wait("document.body.innerText.includes('There is no episode none')")
+    page.follow("#/nowhere")
+    page.wait("document.body.innerText.includes('There is no page nowhere')")
+
+
+@pytest.mark.parametrize("width", [400, 1300])
+@pytest.mark.parametrize("route", ["#/list?by=iteration", "EPISODE", "GROUP", "#/tasks", "#/compare"])
+def test_nothing_is_wider_than_the_window(page: Page, episodes: list[Trajectory], width: int, route: str) -> None:
+    page.look(width)
+    own = address(episodes[-1])
+    page.follow({"EPISODE": own, "GROUP": own.replace("episode", "group", 1)}.get(route, route))
+    page.wait("document.querySelector('.turn, .breakdown, .tree, .tasks tbody tr, .pairs tbody tr') !== null")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    page.look(1300)
+
+
+# Groups, tasks, comparisons.
+
+
+def branches(samples: list[Trajectory], start: int = 0) -> list[tuple[int, ...]]:
+    """Samples of each node of the tree below the root, as their numbers, in any order."""
+    shared = start
+    while len({tuple(one.token_ids[shared : shared + 1]) for one in samples}) == 1 and shared < len(
+        samples[0].token_ids
+    ):
+        shared += 1
+    ways: dict[int, list[Trajectory]] = {}
+    for one in samples:
+        if shared < len(one.token_ids):
+            ways.setdefault(int(one.token_ids[shared]), []).append(one)
+    found = [] if len(ways) + sum(shared == len(one.token_ids) for one in samples) < 2 else list(ways.values())
+    return [key for own in found for key in (tuple(one.sample_index for one in own), *branches(own, shared))]
+
+
+def test_the_tree_of_a_group(page: Page, episodes: list[Trajectory]) -> None:
+    group = [one for one in episodes if (one.iteration, one.group_index) == (1, 1)]
+    page.follow(f"#/group?run={RUN}&id={group[2].trajectory_id}")
+    page.wait("document.querySelectorAll('.tree .node').length > 0")
+    numbers = "one.samples.map(({row}) => cell('sample_index', row))"
+    collect = f"(node) => node.children.flatMap(one => [{numbers}, ...collect(one)])"
+    nodes = page.run(
+        f"(async () => {{ const collect = {collect}; const group = await loadGroup({index_of(page, group[2])});"
+        "return collect(group.tree); })()"
+    )
+    assert sorted(map(tuple, nodes)) == sorted(branches(group))
+    # Each branch begins with a boxed token and has the side of its mean advantage.
+    assert page.run("document.querySelectorAll('.tree .parts').length") == len(nodes)
+    side = "[...document.querySelectorAll('.tree .node')].map(one => one.classList.contains('less'))"
+    said = page.texts(".tree .branch > span:nth-of-type(2)")
+    assert page.run(side) == [text.startswith("advantage −") for text in said]
+    # Every sample is somewhere, with its reward; the prompt is there once.
+    assert len(page.texts(".tree .sample")) == len(group)
+    assert page.texts(".tree .begins").count("user") <= len({tuple(one.turns[0].text) for one in group}) + len(nodes)
+    assert page.run("document.querySelectorAll('.samples tbody tr').length") == len(group)
+    page.click(".tree .sample")
+    page.wait("route.page === 'episode'")
+
+
+def index_of(page: Page, episode: Trajectory) -> int:
+    row: int = page.run(f"findRow('{RUN}', {json.dumps(episode.trajectory_id)})")
+    return row
+
+
+def test_tasks_and_when_they_were_first_solved(page: Page, episodes: list[Trajectory]) -> None:
+    first: dict[str, int] = {}
+    for one in sorted(episodes, key=lambda one: one.iteration):
+        if one.metrics["success"] >= 0.5:
+            first.setdefault(one.task_id, one.iteration)
+    late = {task: number for task, number in first.items() if number >= 1}
+    assert late, "a skill of 0.2 solves none of the levels at once"
+    page.follow(f"#/tasks?q=run:{RUN} split:train&sort=first&after=1")
+    page.wait("document.querySelector('.tasks tbody tr') !== null")
+    found = page.run("chooseTasks(route.args).map(one => [cell('task_id', one.row), one.first])")
+    assert dict(found) == late and [number for _, number in found] == sorted(late.values())
+    page.click(".tasks tbody a")
+    page.wait("route.page === 'task' && document.querySelector('.task .seen') !== null")
+    task, number = found[0]
+    assert task in page.text("h1") and f"policy version {number}" in page.text("section .summary")
+    attempts = [one for one in episodes if one.task_id == task]
+    sections = "[...document.querySelectorAll('section')]"
+    own = f"{sections}.find(one => one.innerText.startsWith('{RUN}, train'))"
+    assert page.run(f"{own}.querySelectorAll('.answer').length") == len(attempts)
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (9, 0), (3, 10), (12, 12), (300, 260), (2000, 1500)])
+def test_the_test_is_that_of_the_reports(page: Page, counts: tuple[int, int]) -> None:
+    assert page.run(f"mcnemar({counts[0]}, {counts[1]})") == pytest.approx(mcnemar(*counts), rel=1e-9)
+
+
+def test_two_runs_compared(page: Page, held_out: dict[str, list[Trajectory]]) -> None:
+    sampled = {
+        run: {one.task_id: one for one in own if "sampled" in one.trajectory_id} for run, own in held_out.items()
+    }
+    solved = {run: {task: one.metrics["success"] >= 0.5 for task, one in own.items()} for run, own in sampled.items()}
+    kinds = {(True, True): "both", (True, False): "loss", (False, True): "win", (False, False): "neither"}
+    wanted = Counter(kinds[solved["default"][task], solved["seed2"][task]] for task in sampled["default"])
+    page.follow("#/compare")
+    page.wait("document.querySelector('.verdict') !== null")
+    found = page.run("sumPairs(comparedTasks(...chooseSides(listSides(), {})))")
+    assert {kind: found[kind] for kind in ("win", "loss", "both", "neither")} == {
+        **dict.fromkeys(kinds.values(), 0),
+        **wanted,
+    }
+    assert found["p"] == pytest.approx(mcnemar(wanted["win"], wanted["loss"])) and found["single"]
+    assert page.texts(".pairs tbody tr td:first-child") == [
+        f"{task[:7]}…" for task in sampled["default"] if solved["default"][task] != solved["seed2"][task]
+    ]
+    assert page.texts(".compare .grid:last-of-type tbody tr")[-1].split() == ["seed", "0", "1"]  # settings that differ
+    page.press("j")
+    page.wait("openPair !== null")
+    task = page.run("route.args.task")
+    first, second = (sampled[run][task] for run in ("default", "seed2"))
+    moves = [[turn.action for turn in one.turns if turn.role == "assistant"] for one in (first, second)]
+    assert page.texts(".pair .action") == [own[0] for own in moves]
+    page.press("ArrowRight")
+    page.wait("together.at === 1")
+    page.run("m.redraw.sync()")
+    assert page.texts(".pair .action code") == [own[1] for own in moves if len(own) > 1]
+    parted = next(
+        at for at, pair in enumerate(zip(first.token_ids, second.token_ids, strict=False)) if pair[0] != pair[1]
+    )
+    assert f"part at token {parted}" in page.text(".both")
+    page.open(page.run("location.href"))  # the address holds sides and task
+    page.wait("openPair !== null && document.querySelectorAll('.pair .frame').length === 2")
+
+
+def test_versions_of_one_run_compared_task_by_task(page: Page, episodes: list[Trajectory]) -> None:
+    """Pairs of several samples: the test is over tasks, and tasks with most flips come first."""
+    side = f"{RUN}|train|all"
+    page.follow(f"#/compare?a={side}&b={side}&show=all")
+    page.wait("document.querySelector('.verdict') !== null")
+    found = page.run(f"sumPairs(comparedTasks(...chooseSides(listSides(), {{a: '{side}', b: '{side}'}})))")
+    assert (found["pairs"], found["win"], found["loss"], found["p"]) == (len(episodes), 0, 0, 1)
+    assert "Sign test" in page.text(".verdict")

@@ -1,0 +1,102 @@
+"""Files of tensors equal those of the libraries byte for byte; their digests are those of the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from geo_sokoban_pipeline.policies.policy import Policy, load_policy, save_policy
+from geo_sokoban_pipeline.runs.storage import (
+    CorruptFolderError,
+    Filled,
+    describe_files,
+    file_digest,
+    read_manifest,
+    write_folder,
+)
+from geo_sokoban_pipeline.runs.tensor_files import TensorFile, TensorSpec, write_tensors
+
+TENSORS = {
+    "b.weight": torch.arange(6.0).view(2, 3),
+    "a.weight": torch.ones(5, dtype=torch.bfloat16),
+    "c.bias": torch.zeros(0, 4),
+    "é": torch.full((3,), 0.5, dtype=torch.float16),
+    "A.weight": torch.linspace(0, 1, 7, dtype=torch.float64),
+    "d.transposed": torch.arange(8.0).view(2, 4).T,
+}
+SPECS = {name: TensorSpec.of(tensor) for name, tensor in TENSORS.items()}
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+@pytest.mark.parametrize("names", [[], ["b.weight"], list(TENSORS)])
+def test_a_file_is_that_of_the_library(tmp_path: Path, names: list[str], metadata: dict[str, str] | None) -> None:
+    chosen = {name: TENSORS[name].contiguous() for name in names}
+    save_file(chosen, tmp_path / "theirs.safetensors", metadata=metadata)
+    ours = tmp_path / "ours.safetensors"
+    record = write_tensors(ours, {name: SPECS[name] for name in names}, TENSORS.__getitem__, metadata)
+    assert ours.read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
+    assert record == {ours.name: {"bytes": ours.stat().st_size, "blake2b": file_digest(ours)}}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("a.weight", TENSORS["a.weight"], "takes A.weight, .* not a.weight"),
+        ("A.weight", TENSORS["A.weight"].float(), "dtype='float64'.* not A.weight, .*dtype='float32'"),
+        ("A.weight", TENSORS["A.weight"][:3], r"shape=\(7,\).* not .*shape=\(3,\)"),
+    ],
+)
+def test_another_tensor_than_the_next_one_is_refused(
+    tmp_path: Path, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message), TensorFile(tmp_path / "file.safetensors", SPECS) as file:
+        file.write(name, tensor)
+
+
+def test_a_file_without_all_its_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="b.weight was not written"), TensorFile(tmp_path / "file", SPECS) as file:
+        file.write("A.weight", TENSORS["A.weight"])
+
+
+@pytest.mark.parametrize("largest", [10**9, 100_000])
+def test_a_saved_policy_is_that_of_the_library(tiny_policy: Policy, tmp_path: Path, largest: int) -> None:
+    """One file, and several with their index."""
+    tiny_policy.model.save_pretrained(tmp_path / "theirs", max_shard_size=largest)
+    records = save_policy(tiny_policy, tmp_path / "ours", largest=largest)
+    theirs = sorted((tmp_path / "theirs").glob("model*"))
+    assert (len(theirs) > 3) == (largest < 10**9)
+    for path in [*theirs, tmp_path / "theirs" / "config.json"]:
+        assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes(), path.name
+    described = describe_files(tmp_path / "ours")
+    assert set(records) == {path.name for path in theirs if path.suffix == ".safetensors"}
+    assert all(described[name] == record for name, record in records.items())
+    loaded = dict(load_policy(tmp_path / "ours").model.named_parameters())
+    assert all(torch.equal(loaded[name], weight) for name, weight in tiny_policy.model.named_parameters())
+
+
+def test_digests_that_a_writer_took_go_into_the_manifest(tmp_path: Path) -> None:
+    def write(folder: Path) -> Filled:
+        (folder / "plain.txt").write_text("x")
+        return Filled({"entry": 1}, write_tensors(folder / "t.safetensors", SPECS, TENSORS.__getitem__))
+
+    manifest = write_folder(tmp_path / "made", write)
+    assert manifest["entry"] == 1 and set(manifest["files"]) == {"plain.txt", "t.safetensors"}
+    assert manifest == read_manifest(tmp_path / "made"), "digests are those of the files"
+    told = {"plain.txt": {"bytes": 1, "blake2b": "taken while writing"}}
+    assert describe_files(tmp_path / "made", told)["plain.txt"] == told["plain.txt"], "not read again"
+
+
+def test_a_file_that_is_shorter_than_it_was_written_is_no_part_of_a_folder(tmp_path: Path) -> None:
+    def write(folder: Path) -> Filled:
+        records: Any = write_tensors(folder / "t.safetensors", SPECS, TENSORS.__getitem__)
+        path = folder / "t.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+        return Filled({}, records)
+
+    with pytest.raises(CorruptFolderError, match=r"t\.safetensors has \d+ bytes, but \d+ were written"):
+        write_folder(tmp_path / "made", write)
+    assert not (tmp_path / "made").exists()

@@ -1,0 +1,76 @@
+"""Four ranks that are started once: each case makes a worker group of the first ones, over a policy of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_sokoban_pipeline.distributed.launch import Ranks
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.training.worker import Blueprint, Worker
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+from task_options import TrainOptions
+
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "one process": {"processes": 1},
+    "two replicas": {"processes": 2},
+    "four replicas": {"processes": 4},
+    "two shards": {"processes": 2, "sharding": "full"},
+    "four shards": {"processes": 4, "sharding": "full"},
+    "two copies of two shards": {"processes": 4, "sharding": "hybrid", "replicas": 2},
+}
+
+
+class FourRanks:
+    """The processes; all use the given options but for their layout."""
+
+    def __init__(self, policy: Policy, options: TrainOptions) -> None:
+        self._options = options.model_copy(update={"processes": 4, "threads": 1})
+        self._ranks = Ranks([Blueprint.of(policy, self._options)] * 3)
+
+    @contextmanager
+    def group(self, policy: Policy, layout: str) -> Iterator[WorkerGroup | None]:
+        """A worker group with a layout, for the `with` block; None for one process."""
+        options = self._options.model_copy(update={"sharding": "none", "replicas": 1, **LAYOUTS[layout]})
+        if options.processes == 1:
+            yield None
+            return
+        self._ranks.run(lambda: None, [TakeOver(Blueprint.of(policy, options))] * 3)
+        workers = WorkerGroup(policy, options, self._ranks)
+        try:
+            yield workers
+        finally:
+            workers.leave()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._ranks.close()
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """Leave the group, and take over another policy."""
+
+    blueprint: Blueprint
+
+    def __call__(self, worker: Worker) -> None:
+        if worker.group is not None:
+            worker.group.close()
+        vars(worker).clear()
+        vars(worker).update(vars(Worker(self.blueprint.build_policy(), self.blueprint.options)))
+
+
+@dataclass(frozen=True)
+class ExportWeights:
+    """Write this rank's part of the policy, into files of at most so many bytes."""
+
+    folder: Path
+    largest: int
+
+    def __call__(self, worker: Worker) -> Files:
+        files: Files = worker.backend.export(self.folder, self.largest)
+        return files

@@ -1,0 +1,124 @@
+"""Worker groups: a warm start of two is that of one; failures are named; no worker outlives the driver."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from operator import attrgetter, methodcaller
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import heap
+from geo_sokoban_pipeline.distributed.launch import RankError
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.training.sft import run_sft
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
+from task_options import TrainOptions
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def options(train_options: TrainOptions) -> TrainOptions:
+    small = {"max_turns": 4, "max_failed_share": 0.5}
+    values = train_options.model_dump()
+    return TrainOptions.model_validate({**values, "processes": 2, "rollout": {**values["rollout"], **small}})
+
+
+@pytest.fixture(scope="module")
+def rows(sokoban_rows: Callable[..., Rows]) -> Rows:
+    return sokoban_rows(24, max_solution=3)
+
+
+@pytest.mark.slow
+def test_a_warm_start_of_two_processes_is_that_of_one(tiny_policy: Policy, options: TrainOptions, rows: Rows) -> None:
+    # An odd number, so that the parts differ; fewer steps than would let rounding grow.
+    warm = {"steps": 3, "episodes_per_step": 7, "validation_episodes": 4, "validate_every": 1, "play_every": 3}
+    histories, weights = [], []
+    for processes in (1, 2):
+        policy = copy.deepcopy(tiny_policy)
+        changes = {"warm_start": {**options.warm_start.model_dump(), **warm}, "processes": processes}
+        changed = TrainOptions.model_validate({**options.model_dump(), **changes})
+        with open_worker_group(policy, changed) as workers:
+            histories.append(run_sft(policy, rows, rows[:4], changed, seed=0, workers=workers)[0])
+        weights.append(dict(policy.model.named_parameters()))
+    timing = {"seconds", "cpu_seconds"}
+    one, two = ([{k: v for k, v in row.items() if k not in timing} for row in rows] for rows in histories)
+    assert [pytest.approx(row, rel=1e-4) for row in one] == two
+    assert len(one) == 3
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.skipif(not heap.GLIBC, reason="only glibc's heap is set, and old ones do not count what they map")
+def test_a_child_is_prepared_as_its_parent_is(tiny_policy: Policy, options: TrainOptions) -> None:
+    workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
+    try:
+        mapped, threads = (workers.run(lambda: None, [job])[1] for job in (heap.map_large_block, heap.count_threads))
+    finally:
+        workers.close()
+    assert mapped >= heap.BLOCK
+    assert threads == torch.get_num_threads()
+
+
+def test_an_exception_of_a_child_is_raised_here_with_its_traceback(tiny_policy: Policy, options: TrainOptions) -> None:
+    workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
+    with pytest.raises(RankError, match=r"(?s)process 2 of 2.*Traceback.*no attribute 'sing'"):
+        workers.broadcast(methodcaller("sing"))
+    with pytest.raises(RankError, match="closed"):
+        workers.update_weights(1)
+
+
+@pytest.mark.slow
+def test_a_child_that_was_killed_is_named(tiny_policy: Policy, options: TrainOptions) -> None:
+    workers = WorkerGroup(copy.deepcopy(tiny_policy), options)
+    workers.update_weights(1)
+    os.kill(workers.process_ids[0], signal.SIGKILL)
+    with pytest.raises(RankError, match=r"process 2 of 2 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"):
+        workers.run(lambda: None, [attrgetter("expert")])
+
+
+PARENT = """
+import sys, time
+from task_options import TinyPolicyOptions
+from task_options import TrainOptions
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
+
+if __name__ == "__main__":
+    workers = WorkerGroup(build_tiny_policy(TinyPolicyOptions(), seed=0), TrainOptions(processes=2, threads=1))
+    workers.update_weights(1)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_no_child_outlives_its_parent(tmp_path: Path, sign: signal.Signals) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT, encoding="utf-8")
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    if sign is signal.SIGINT:
+        os.killpg(parent.pid, sign)  # as a terminal does: to all of them
+    else:
+        os.kill(parent.pid, sign)
+    # The pipe of its output closes when the last process that holds it has ended.
+    _, errors = parent.communicate(timeout=60)
+    assert errors.count("KeyboardInterrupt") == (1 if sign is signal.SIGINT else 0), errors
