@@ -23,30 +23,42 @@ from geo_sokoban_pipeline.runs.fingerprint import (
     differences,
     hash_files,
     hash_rows,
+    layout_differences,
     loop_parameters,
     policy_parameters,
-    size_differences,
     warm_start_parameters,
 )
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training.checkpoint import compare_layout, layout_of
 from geo_sokoban_pipeline.training.grpo_loop import RunInputs, loop_fingerprint, run_grpo
 from option_fields import leaves, value_at, with_another_value, with_value
 from task_options import Geo3kMultiTurnTrainOptions, Geo3kTrainOptions, TrainOptions
 
-# Fields whose other values are free, and why.
-FREE = {
+# Fields of the layout: a run continues with other values, and the log names them.
+LAYOUT = {
     "warm_start.max_tokens": "how many demonstrations pass at once",
-    "warm_start.play_every": "validations watch",
-    "warm_start.validate_every": "validations watch, unless stop_below ends the stage by them",
     "rollout.max_conversations": "how many episodes are held at once",
     "rollout.prefill_tokens": "how many tokens pass at once",
     "rollout.reuse_cache": "the same log-probs, computed again",
     "rollout.draft_share": "the same tokens, several in a pass",
-    "rollout.max_failed_share": "when a run stops",
     "optimizer.max_tokens": "how many episodes pass at once",
     "optimizer.logit_chunk": "how many positions pass at once",
     "optimizer.vision_patches": "how many patches pass at once",
     "optimizer.gradient_checkpointing": "the same gradients, of layers that run twice",
+    "policy.attention": "the same products, by another implementation",
+    "policy.device": "where they are computed",
+    "threads": "by how many threads",
+    "processes": "by how many ranks",
+    "sharding": "what each of them holds",
+    "replicas": "how many copies they hold together",
+    "backend": "by which backend",
+    "placement": "where the ranks live",
+}
+# Fields whose other values are free, and why.
+FREE = {
+    "warm_start.play_every": "validations watch",
+    "warm_start.validate_every": "validations watch, unless stop_below ends the stage by them",
+    "rollout.max_failed_share": "when a run stops",
     "optimizer.max_skipped": "when a run stops",
     "loop.iterations": "a run can be extended",
     "loop.save_interval": "what is stored",
@@ -59,10 +71,6 @@ FREE = {
     "evaluation.shuffled_images": "after training",
     "evaluation.solver_states": "after training",
     "evaluation.checkpoint": "after training",
-    "threads": "a warning, no refusal",
-    "processes": "a warning, no refusal",
-    "sharding": "a warning, no refusal",
-    "replicas": "a warning, no refusal",
     **{
         f"rollout.server.{name}": "where servers are, how many, how they are spoken to"
         for name in (
@@ -160,7 +168,9 @@ def test_each_field_is_compared_or_free(model: str, path: str) -> None:
         return
     before, after = found
     assert value_at(before, path) != value_at(after, path)
-    if path in FREE:
+    continued = [line.partition(":")[0] for line in layout_differences(layout(before), layout(after))]
+    assert continued == sorted(set(LAYOUT) & {path})
+    if path in LAYOUT | FREE:
         expected: set[str] = set()
         if path in ("rollout.server.mode", "rollout.server.urls"):
             return  # the engine is asked which model it serves
@@ -171,9 +181,14 @@ def test_each_field_is_compared_or_free(model: str, path: str) -> None:
     assert changed_stages(stages(before), stages(after)) == expected, FREE.get(path, "not among those that are free")
 
 
+def layout(options: TrainOptions) -> Fingerprint:
+    return {**layout_of(options, options.threads or 8)["layout"]}
+
+
 def test_no_reason_is_left_over() -> None:
     known = {path for _, path in FIELDS}
-    assert set(FREE) | set(BESIDE) | FIXED <= known
+    assert set(LAYOUT) | set(FREE) | set(BESIDE) | FIXED <= known
+    assert set(LAYOUT) == set(layout(TrainOptions())) and not set(LAYOUT) & set(FREE)
     assert all(any(path.startswith(start) for path in known) for start in WARM_START)
 
 
@@ -200,31 +215,22 @@ def test_validations_that_end_the_warm_start_count() -> None:
 
 @pytest.mark.parametrize("path", ["rollout.max_conversations", "rollout.prefill_tokens", "rollout.draft_share"])
 def test_sizes_count_where_they_decide_what_is_aborted(path: str) -> None:
-    over = with_value(TrainOptions(), {"rollout.over_sampling": 2.0})
-    assert changed_stages(stages(over), stages(with_another_value(over, path))) == {"loop"}
+    over = with_value(TrainOptions(), {"rollout.over_sampling": 2.0, "processes": 1})
+    changed = with_another_value(over, path)
+    assert changed_stages(stages(over), stages(changed)) == {"loop"}
+    assert layout(over) == layout(changed) and path not in layout(over)
 
 
-def test_other_sizes_are_named_where_both_sides_know_them() -> None:
-    stored = {
-        "warm_start.max_tokens": 8192,
-        "rollout.prefill_tokens": 64,
-        "optimizer.max_tokens": 8192,
-        "optimizer.logit_chunk": 16,
-        "grpo.gamma": 1.0,
-    }
-    current = {
-        "optimizer.max_tokens": 256,
-        "optimizer.logit_chunk": 16,
-        "rollout.prefill_tokens": 32,
-        "rollout.max_conversations": 4,
-        "grpo.gamma": 0.5,
-    }
-    of_the_update = "optimizer.max_tokens: stored 8192, now 256"
-    assert size_differences(stored, current) == [of_the_update, "rollout.prefill_tokens: stored 64, now 32"]
-    assert size_differences(stored, stored) == size_differences({}, current) == []
-    # With over-sampling, sizes of the rollout decide what is aborted: they are settings that must be equal.
-    over = {"rollout.over_sampling": 2.0}
-    assert size_differences(stored | over, current | over) == [of_the_update]
+def test_a_change_of_the_layout_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    before = layout_of(TrainOptions(), threads=1)
+    compare_layout({}, before)  # a new run
+    compare_layout(before, before)
+    assert not caplog.records
+    changed = with_value(TrainOptions(), {"optimizer.max_tokens": 256, "policy.attention": "eager"})
+    compare_layout(before, layout_of(changed, threads=2))
+    (record,) = caplog.records
+    found = ["optimizer.max_tokens: stored 8192, now 256", "policy.attention: stored sdpa, now eager"]
+    assert f"({'; '.join([*found, 'threads: stored 1, now 2'])})" in record.getMessage()
 
 
 def test_seed_and_data_count() -> None:
@@ -371,10 +377,9 @@ def test_a_loop_goes_on_only_with_what_it_began_with(other: RunInputs) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_where_and_by_how_many_a_run_is_computed_is_in_no_fingerprint(model: type[TrainOptions]) -> None:
+def test_the_layout_is_in_no_fingerprint(model: type[TrainOptions]) -> None:
     for name, fingerprint in stages(model()).items():
-        found = {path.split(".")[0] for path in fingerprint}
-        assert not found & {"placement", "processes", "replicas", "sharding", "threads"}, name
+        assert not set(LAYOUT) & set(fingerprint), name
     assert {path for path in loop_parameters(model(), 0, {}) if path.startswith("loop.")} == {
         "loop.eval_interval",
         "loop.eval_prompts",

@@ -51,7 +51,7 @@ class StoredRun:
 
     @cached_property
     def rules(self) -> RunRules:
-        return RunRules.of(read_json(self.models / "checkpoints" / "iter=00001" / "manifest.json")["fingerprint"])
+        return RunRules.of(read_json(self.models / "checkpoints" / "iter=00001" / "manifest.json"))
 
     @cached_property
     def splits(self) -> dict[str, Any]:
@@ -320,8 +320,8 @@ def test_an_episode_that_is_stored_twice_is_found(stored):
 
 
 def test_code_that_has_changed_since_is_not_replayed(stored):
-    fingerprint = {**stored.rules.fingerprint, "reward.function:reward.py": "0"}
-    checks = audit_entries([stored.changed(changed_reward)], stored.policy, RunRules.of(fingerprint))
+    rules = replace(stored.rules, fingerprint={**stored.rules.fingerprint, "reward.function:reward.py": "0"})
+    checks = audit_entries([stored.changed(changed_reward)], stored.policy, rules)
     (replay,) = (check for check in checks if check.check == "replay")
     assert (replay.checked, replay.findings) == (0, ())
     assert replay.notes == ("not replayed: reward.function, code in reward.py has changed since",)

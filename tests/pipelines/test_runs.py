@@ -202,20 +202,35 @@ def test_settings_that_change_no_result_are_no_other_settings(finished_run, clon
     assert read_run(clone.root)["weights"] == read_run(finished_run.root)["weights"]
 
 
-def test_a_run_goes_on_with_smaller_micro_batches(finished_run, clone, tmp_path, caplog):
+OUT_OF_MEMORY = {
+    "optimizer": {"max_tokens": 256, "logit_chunk": 32, "vision_patches": 40, "gradient_checkpointing": True},
+    "rollout": {"max_conversations": 4},
+    "policy": {"attention": "eager"},
+}
+SHARDED = {"processes": 2, "threads": 1, "sharding": "full"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (OUT_OF_MEMORY, ["optimizer.max_tokens: stored 8192, now 256", "policy.attention: stored sdpa, now eager"]),
+        (SHARDED, ["processes: stored 1, now 2", "sharding: stored none, now full"]),
+    ],
+    ids=["out of memory", "sharded"],
+)
+def test_a_run_goes_on_with_another_layout(finished_run, clone, tmp_path, caplog, changes, lines):
     """As one that was out of memory must: the same weights, but for the last bits, and the log says so."""
     longer = {"loop": {"iterations": 4}}
     other = finished_run.clone(tmp_path / "other")
     other.run(params={"train_sokoban": longer}, to_nodes=["train_sokoban.train_grpo"])
-    assert "other sizes" not in caplog.text
-    sizes = {"optimizer": {"max_tokens": 256, "logit_chunk": 32}, "rollout": {"max_conversations": 4}}
-    clone.run(params={"train_sokoban": {**longer, **sizes}}, to_nodes=["train_sokoban.train_grpo"])
-    assert "optimizer.max_tokens: stored 8192, now 256" in caplog.text
-    tensors = [
-        load_file(one.folder("06_models") / "checkpoints/iter=00003/model.safetensors") for one in (other, clone)
-    ]
-    for name, weight in tensors[0].items():
-        torch.testing.assert_close(weight, tensors[1][name], rtol=0, atol=1e-5)
+    assert "another layout" not in caplog.text
+    clone.run(params={"train_sokoban": {**longer, **changes}}, to_nodes=["train_sokoban.train_grpo"])
+    assert caplog.text.count("another layout") == 1
+    assert all(line in caplog.text for line in lines)
+    folders = [one.folder("06_models") / "checkpoints/iter=00003" for one in (other, clone)]
+    one, two = (load_file(folder / "model.safetensors") for folder in folders)
+    for name, weight in one.items():
+        torch.testing.assert_close(weight, two[name], rtol=0, atol=1e-5)
 
 
 def test_run_ids_lie_side_by_side_and_fresh_clears_one(finished_run, clone):

@@ -23,7 +23,6 @@ from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
-from geo_sokoban_pipeline.training.checkpoint import compare_layout, layout_of
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from runs import assert_same_run, finish, kedro_command, read_run
@@ -192,36 +191,11 @@ def test_runs_of_two_processes_are_equal_and_continue_bit_for_bit(tmp_path: Path
     process = kedro_command(*command, data_root=tmp_path / "two", **killed, GEO_SOKOBAN_KILL_NTH="2")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, output[-3000:]
-    assert "this run had" not in finish(kedro_command(*command, data_root=tmp_path / "two"))
+    assert "another layout" not in finish(kedro_command(*command, data_root=tmp_path / "two"))
     assert_same_run(read_run(tmp_path / "one"), read_run(tmp_path / "two"))
     manifests = list((tmp_path / "one" / "06_models").rglob("checkpoints/iter=*/manifest.json"))
-    assert [read_json(path)["processes"] for path in manifests] == [2, 2]
+    assert [read_json(path)["layout"]["processes"] for path in manifests] == [2, 2]
     finish(kedro_command("--pipelines=update_sokoban", command[1], data_root=tmp_path / "one"))
     live, replayed = (read_run(tmp_path / "one", run)["weights"] for run in ("train_sokoban", "update_sokoban"))
     assert set(replayed) < set(live)
     assert {name: live[name] for name in replayed} == replayed
-
-
-@pytest.mark.parametrize(
-    ("manifest", "sharding", "warned"),
-    [
-        ({}, {}, []),
-        ({"threads": 1, "processes": 2}, {}, []),
-        (
-            {"threads": 1},
-            {},
-            ["this run had processes=1 before and has processes=2 now"],
-        ),  # of a version without the option
-        ({"threads": 4, "processes": 2}, {}, ["this run had threads=4 before and has threads=1 now"]),
-        (
-            {"threads": 1, "processes": 2},
-            {"sharding": "full"},
-            ["this run had sharding=none before and has sharding=full now"],
-        ),
-    ],
-)
-def test_other_numbers_than_before_are_said(
-    manifest: dict[str, int], sharding: dict[str, Any], warned: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    compare_layout(manifest, layout_of(TrainOptions(processes=2, threads=1, **sharding), threads=1))
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == warned

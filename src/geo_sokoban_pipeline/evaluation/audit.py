@@ -80,6 +80,7 @@ class RunRules:
 
     Attributes:
         fingerprint: of its newest checkpoint.
+        settings: the fingerprint and the layout, flat.
     """
 
     task: Task
@@ -88,11 +89,14 @@ class RunRules:
     rollout: RolloutOptions
     grpo: GrpoOptions
     fingerprint: Mapping[str, Any] = field(repr=False)
+    settings: Mapping[str, Any] = field(repr=False)
 
     @classmethod
-    def of(cls, fingerprint: Mapping[str, Any]) -> RunRules:
-        """From the fingerprint of a training run's checkpoint."""
-        values = unflatten(fingerprint)
+    def of(cls, manifest: Mapping[str, Any]) -> RunRules:
+        """From the manifest of a training run's checkpoint."""
+        fingerprint = manifest["fingerprint"]
+        settings = {**fingerprint, **manifest["layout"]}
+        values = unflatten(settings)
         return cls(
             task_of(values["task"]),
             EnvOptions.model_validate(values["env"]),
@@ -100,6 +104,7 @@ class RunRules:
             RolloutOptions.model_validate(values["rollout"]),
             GrpoOptions.model_validate(values["grpo"]),
             fingerprint,
+            settings,
         )
 
 

@@ -1,7 +1,8 @@
 """Fingerprints: what a stored result depends on, as a flat table that can be hashed, compared and shown.
 
 A stored result is continued or reused only if its fingerprint equals the current one; else the command stops before any
-work, with the names that differ. What changes no result is not in it: lengths, intervals, paths, places, logging.
+work, with the names that differ. What changes no result is not in it: lengths, intervals, paths, logging. The layout of
+the work, which changes the order of sums alone, is not in it either; manifests hold it beside the fingerprint.
 """
 
 from __future__ import annotations
@@ -20,25 +21,36 @@ from geo_sokoban_pipeline.seeding import content_hash
 
 Fingerprint = dict[str, Any]
 _SHOWN = 12
+_ABSENT = "(absent)"
 # What of the rollout's options shapes a demonstration.
 _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_response_tokens"}
 
-# What is computed together, and what ends a run that goes wrong: no result depends on it beyond the order of sums, so a
-# run that was out of memory continues with smaller sizes.
-_SIZES = frozenset(
+# The layout: where and in which parts the work is done. No result depends on it beyond the order of sums, so a run that
+# was out of memory continues with smaller parts, or on other ranks. A name stands for its section too.
+_LAYOUT = frozenset(
     {
+        "backend",
         "optimizer.gradient_checkpointing",
         "optimizer.logit_chunk",
         "optimizer.max_tokens",
+        "optimizer.offload",
         "optimizer.vision_patches",
+        "placement",
+        "policy.attention",
+        "policy.device",
+        "processes",
+        "replicas",
+        "sharding",
+        "threads",
         "warm_start.max_tokens",
     }
 )
-_LIMITS = frozenset({"optimizer.max_skipped", "rollout.max_failed_share"})
 # These also decide when a response is there, and with over-sampling that decides which groups are aborted.
-_PLAYED_SIZES = frozenset(
+_ROLLOUT_LAYOUT = frozenset(
     {"rollout.draft_share", "rollout.max_conversations", "rollout.prefill_tokens", "rollout.reuse_cache"}
 )
+# What ends a run that goes wrong.
+_LIMITS = frozenset({"optimizer.max_skipped", "rollout.max_failed_share"})
 _CODE = ":"  # between the option that names own code and a file of it, which no name of an option holds
 
 
@@ -80,25 +92,21 @@ def changed_code(fingerprint: Mapping[str, Any], options: Sequence[str]) -> str 
 
 
 def differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
-    """One line per name that differs, sorted; empty where both are equal but for sizes that change no result."""
-    lines = []
-    free = _sizes(stored, current) | _LIMITS
-    for name in sorted({*stored, *current} - free):
-        before, now = stored.get(name, "(absent)"), current.get(name, "(absent)")
-        if before != now:
-            lines.append(f"{_described(name)}: stored {_short(before)}, now {_short(now)}")
-    return lines
+    """One line per name that differs, sorted; empty where both are equal but for limits that change no result."""
+    return [f"{_described(name)}: stored {_short(before)}, now {_short(now)}"
+            for name, before, now in _unequal(stored, current) if name not in _LIMITS]  # fmt: skip
 
 
-def size_differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
-    """One line per size that differs, sorted: a run continues with it, but not to the last bit as without it."""
-    both = sorted(name for name in _sizes(stored, current) if name in stored and name in current)
-    return [f"{name}: stored {stored[name]}, now {current[name]}" for name in both if stored[name] != current[name]]
+def layout_differences(stored: Fingerprint, current: Fingerprint) -> list[str]:
+    """One line per part of the layout that differs, sorted; none for parts that only one side knows."""
+    both = stored.keys() & current.keys()
+    return [f"{name}: stored {before}, now {now}" for name, before, now in _unequal(stored, current) if name in both]
 
 
-def _sizes(*fingerprints: Fingerprint) -> frozenset[str]:
-    over_sampling = any(one.get("rollout.over_sampling", 1.0) > 1 for one in fingerprints)
-    return _SIZES if over_sampling else _SIZES | _PLAYED_SIZES
+def _unequal(stored: Fingerprint, current: Fingerprint) -> list[tuple[str, Any, Any]]:
+    """(name, stored value, current value) where they differ, sorted by name."""
+    pairs = ((name, stored.get(name, _ABSENT), current.get(name, _ABSENT)) for name in sorted({*stored, *current}))
+    return [(name, before, now) for name, before, now in pairs if before != now]
 
 
 def check_fingerprint(what: str, stored: Fingerprint, current: Fingerprint) -> None:
@@ -124,7 +132,7 @@ def describe_differences(what: str, lines: Sequence[str]) -> str:
 def policy_parameters(options: PolicyOptions, seed: int) -> Fingerprint:
     """Parameters that the starting weights depend on; the seed only where the project makes them."""
     chosen = options.model_dump(mode="json", exclude=set() if options.source == "tiny" else {"tiny"})
-    return flatten({"policy": chosen, **({"seed": seed} if options.source == "tiny" else {})})
+    return _identity({"policy": chosen, **({"seed": seed} if options.source == "tiny" else {})})
 
 
 def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
@@ -135,13 +143,12 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
     named = {"env.factory": options.env.factory}
     if options.warm_start.steps:  # without steps, no expert is asked
         named["warm_start.teacher.factory"] = options.warm_start.teacher.factory
-    return {**flatten({**values, "rollout": rollout, "seed": seed, "data": dict(data)}), **_own_code(named)}
+    return {**_identity({**values, "rollout": rollout, "seed": seed, "data": dict(data)}), **_own_code(named)}
 
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
-    """Parameters that the loop and its validations depend on; its length, saving, threads and processes are not."""
-    apart = {"loop", "evaluation", "threads", "processes", "sharding", "replicas", "placement", "warm_start"}
-    values = options.model_dump(mode="json", exclude=apart)
+    """Parameters that the loop and its validations depend on; its length, saving and layout are not."""
+    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "warm_start"})
     values["rollout"] = _playing(options)
     values["warm_start"] = _sft(options)
     values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
@@ -151,7 +158,26 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
         "reward.function": options.reward.function,
         "rollout.function": options.rollout.function,
     }
-    return flatten({**values, "seed": seed, "data": dict(data)}) | _own_code(named)
+    return _identity({**values, "seed": seed, "data": dict(data)}) | _own_code(named)
+
+
+def layout_parameters(options: TrainOptions) -> Fingerprint:
+    """Options of a run's layout, for its manifests: none of them is in a fingerprint."""
+    values = flatten(options.model_dump(mode="json"))
+    return {name: value for name, value in values.items() if _is_layout(name, options.rollout.over_sampling)}
+
+
+def _identity(values: Mapping[str, Any]) -> Fingerprint:
+    """Options, flat, without those of the layout."""
+    flat = flatten(values)
+    over_sampling = flat.get("rollout.over_sampling", 1.0)
+    return {name: value for name, value in flat.items() if not _is_layout(name, over_sampling)}
+
+
+def _is_layout(name: str, over_sampling: float) -> bool:
+    parts = name.split(".")
+    begins = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return not begins.isdisjoint(_LAYOUT if over_sampling > 1 else _LAYOUT | _ROLLOUT_LAYOUT)
 
 
 def _own_code(named: Mapping[str, str]) -> Fingerprint:

@@ -245,13 +245,10 @@ class RunStore:
         return read_commands(self._folders(source).outputs)
 
     def settings(self, source: SourceOptions) -> dict[str, Any]:
-        """What a run's newest checkpoint was made with: its fingerprint, flat, and threads and processes."""
+        """What a run's newest checkpoint was made with: its fingerprint, flat, and its layout."""
         stored = self._checkpoints(source)
         manifest = (read_manifest(stored[max(stored)], verify=False) if stored else None) or {}
-        return {
-            **manifest.get("fingerprint", {}),
-            **{name: manifest[name] for name in ("threads", "processes") if name in manifest},
-        }
+        return {**manifest.get("fingerprint", {}), **manifest.get("layout", {})}
 
     def metrics(self, source: SourceOptions) -> list[dict[str, Any]]:
         """Stored rows of metrics, by iteration; `[]` where there are none."""

@@ -44,7 +44,7 @@ def audit_scores(
     Args:
         policies: folder of each policy version that is stored.
     """
-    values = unflatten(rules.fingerprint)
+    values = unflatten(rules.settings)
     weights = _StoredWeights(
         PolicyOptions.model_validate(values["policy"]), OptimizerOptions.model_validate(values["optimizer"]), policies
     )

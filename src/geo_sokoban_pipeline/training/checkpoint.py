@@ -15,7 +15,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.envs.base import Task
-from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, size_differences
+from geo_sokoban_pipeline.runs.fingerprint import layout_differences, layout_parameters
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
@@ -143,39 +143,28 @@ def _apart(one: float, other: float, episodes: int) -> bool:
     return abs(one - other) > 2 * math.sqrt(variance)
 
 
-_LAYOUT = {"threads": 1, "processes": 1, "sharding": "none", "replicas": 1}  # of manifests without an entry
+def layout_of(options: TrainOptions, threads: int) -> dict[str, Any]:
+    """How a run is computed, for its manifests: no part of its identity, but of its last bits.
+
+    Args:
+        threads: of torch in each process, as in force.
+
+    Returns:
+        An entry `layout`: options by their dotted names.
+    """
+    return {"layout": {**layout_parameters(options), "threads": threads}}
 
 
-def layout_of(options: TrainOptions, threads: int) -> dict[str, int | str]:
-    """How a run is spread over processes, for its manifests: no part of its identity, but of its last bits."""
-    return {
-        "threads": threads,
-        "processes": options.processes,
-        "sharding": options.sharding,
-        "replicas": options.replicas,
-    }
+def compare_layout(manifest: Mapping[str, Any], layout: Mapping[str, Any]) -> None:
+    """Warn where a run continues with another layout; an empty manifest is a new run.
 
-
-def compare_layout(manifest: Mapping[str, Any], layout: Mapping[str, int | str]) -> None:
-    """Warn where a run continues with another layout; an empty manifest is a new run."""
-    for name, value in layout.items():
-        before = manifest.get(name, _LAYOUT[name])
-        if manifest and before != value:
-            logger.warning(
-                "this run had %s=%s before and has %s=%s now: it continues, but not bit for bit",
-                name,
-                before,
-                name,
-                value,
-            )
-
-
-def compare_sizes(stored: Fingerprint, current: Fingerprint) -> None:
-    """Warn where a run continues with other sizes, such as of micro-batches."""
-    lines = size_differences(stored, current)
+    Args:
+        layout: entry of manifests, of this command.
+    """
+    lines = layout_differences(manifest.get("layout", {}), layout["layout"])
     if lines:
         logger.warning(
-            "the run continues with other sizes (%s): sums are added in another order, so the last bits may "
+            "the run continues with another layout (%s): sums are added in another order, so the last bits may "
             "differ from here on",
             "; ".join(lines),
         )

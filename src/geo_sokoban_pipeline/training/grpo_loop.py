@@ -42,7 +42,6 @@ from geo_sokoban_pipeline.training.checkpoint import (
     CheckpointHistory,
     CheckpointWriter,
     compare_layout,
-    compare_sizes,
     layout_of,
 )
 from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
@@ -127,7 +126,6 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         layout = layout_of(options, threads)
         freeze_survivors()
         compare_layout(manifest, layout)
-        compare_sizes(manifest.get("fingerprint", {}), fingerprint)
         policy = load_as(options.policy, inputs.policy.path)
         workers = owned.enter_context(open_worker_group(policy, options))
         backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)

@@ -64,7 +64,7 @@ def audit_stored(
     if not checkpoints:
         refuse(SourceError(f"{run}/{run_id} has no checkpoint yet: kedro run --pipelines={run} makes one."))
     newest = checkpoints[max(checkpoints)]
-    rules = RunRules.of(newest["manifest"]["fingerprint"])
+    rules = RunRules.of(newest["manifest"])
     splits, known = _read_splits(runs, run, run_id, task)
     folders = RunFolders.of(runs.root, run, run_id)
     stored = {name: folders.models / name for name in _FOLDERS if (folders.models / name).is_dir()}
@@ -104,7 +104,7 @@ def audit_training(
 
     run = f"train_{task}"
     newest = checkpoints[max(checkpoints)]
-    rules = RunRules.of(newest["manifest"]["fingerprint"])
+    rules = RunRules.of(newest["manifest"])
     frames = {"prompts": prompts, "validation_prompts": validation_prompts, "eval_prompts": eval_prompts}
     splits: dict[str, Rows | None] = {name: frame.to_dict("records") for name, frame in frames.items()}
     parts = (trajectories, eval_trajectories, held_out_trajectories)
