@@ -47,6 +47,8 @@ UNITS = {
     "lengths": "length units",
     "seed": "seed",
     "random_seed": "seed",
+    # Tracking
+    "system_metrics": "seconds",
     # Policy
     "vocabulary": "tokens",
     "hidden": "channels",

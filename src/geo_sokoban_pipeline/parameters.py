@@ -39,15 +39,23 @@ _ON_RUNS: dict[str, tuple[type[StrictModel], str]] = {
 
 
 class TrackingOptions(StrictModel):
-    """Where MLflow records a run. Errors of MLflow are warnings and never end a run."""
+    """Where MLflow records a run, and Weights & Biases. Their errors are warnings and never end a run."""
 
-    enabled: bool = Field(True, description="Off: MLflow is not even imported.")
+    enabled: bool = Field(True, description="Off: neither MLflow nor wandb is even imported.")
     uri: str | None = Field(
         None,
         description="MLflow tracking URI, without a password. None: the sqlite file mlflow.db in the data root.",
     )
     experiment: str = Field("geo_sokoban_pipeline", min_length=1, description="Name of the MLflow experiment.")
     sample_trajectories: bool = Field(True, description="Record the run's newest trajectory file as an artifact.")
+    system_metrics: float = Field(
+        15.0, ge=0, le=86_400, description="Time between records of CPU, memory, disk, network and GPUs. 0: none."
+    )
+    wandb: bool = Field(
+        True,
+        description="Record in Weights & Biases as well, where WANDB_API_KEY is set and the package wandb is "
+        "installed; the project is `experiment`.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> TrackingOptions:

@@ -14,6 +14,7 @@ from geo_sokoban_pipeline.envs.geo3k.inspection import sample_problems
 from geo_sokoban_pipeline.envs.sokoban import Board, solve
 from geo_sokoban_pipeline.envs.sokoban.inspection import sample_level
 from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.preflight import machine
 from geo_sokoban_pipeline.preflight.first_checks import look_at_prompts, look_first
 from geo_sokoban_pipeline.preflight.own_code import try_own_code
 
@@ -53,6 +54,8 @@ def test_an_evaluation_has_no_groups(tmp_path):
 
 def test_warnings_are_logged_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
+    version = machine._version
+    monkeypatch.setattr(machine, "_version", lambda name: None if name == "wandb" else version(name))
     changes = {"loop": {"iterations": 400}, "rollout": {"max_turns": 2}, "optimizer": {"schedule_iterations": 150}}
     look_first(RUN, parameters(changes, sokoban={"max_solution": 8}), tmp_path)
     (record,) = caplog.records
@@ -63,7 +66,8 @@ def test_warnings_are_logged_once(tmp_path, caplog, monkeypatch):
         "keeps its own, so a new one needs a new run_id.",
         "  moves: train_sokoban.rollout.max_turns=2: 6 moves at most, and levels need up to 8: "
         "some can never be solved. Raise it, or take shorter levels.",
-        "  WANDB_API_KEY: set but not used: runs are tracked by MLflow. See tracking.* in docs/parameters.md.",
+        "  WANDB_API_KEY: set, but the package wandb is not installed: runs are tracked by MLflow alone. "
+        "Install it (pip install 'geo-sokoban-pipeline[wandb]'), or set tracking.wandb=false.",
     ]
 
 

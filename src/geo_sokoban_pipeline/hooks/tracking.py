@@ -1,5 +1,7 @@
 """Tracking: one MLflow run for each run of the project, opened once and continued ever after; no step is sent twice.
 
+Weights & Biases gets the same where its key is set (`wandb_run.py`).
+
 Ours instead of kedro-mlflow, which opens a run for each command and sends a metric where a dataset is saved: a killed
 and continued training would be several runs, with steps twice. `MlflowClient` instead of MLflow's fluent functions,
 because these know one active run per process, and a command may have several.
@@ -13,11 +15,12 @@ import importlib.metadata
 import json
 import logging
 import os
-import re
 import sqlite3
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,29 +32,41 @@ from geo_sokoban_pipeline.formats import leaves
 from geo_sokoban_pipeline.hooks.parameters import settings_of
 from geo_sokoban_pipeline.hooks.runs import run_names
 from geo_sokoban_pipeline.hooks.terminal import write_result
+from geo_sokoban_pipeline.hooks.tracked import (
+    MLFLOW_NOTE,
+    PromptTable,
+    Tracker,
+    describe_prompts,
+    episode_table,
+    evaluation_points,
+    evaluation_tags,
+    points_of,
+    policy_table,
+    prompt_context,
+    read_lineage,
+    source_lineage,
+    warm_start_points,
+)
+from geo_sokoban_pipeline.hooks.wandb_run import WandbRun, is_installed, is_wanted
 from geo_sokoban_pipeline.masking import without_login
 from geo_sokoban_pipeline.runs.folders import DATA_NOTE, RunFolders
 from geo_sokoban_pipeline.runs.lock import find_holder
 from geo_sokoban_pipeline.runs.provenance import describe_maker, typed_command
 from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json, write_json
-from geo_sokoban_pipeline.tasks import TASKS
+from geo_sokoban_pipeline.tasks import TASKS, task_or_plain
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro.pipeline import Pipeline
+    from kedro.pipeline.node import Node
     from mlflow.tracking import MlflowClient
 
     from geo_sokoban_pipeline.parameters import ProjectParameters, TrackingOptions
 
-NOTE = "mlflow_run.json"
+NOTE = MLFLOW_NOTE
 OWN_STORE = "mlflow.db"  # in the data root; a run's note names it without its folder, so that the root may be moved
 # Every row has at least one of these, so their steps are the rows that MLflow already has.
 _IN_EVERY_ROW = ("perf/step_time", "rollout/episodes", "rollout/raw_reward")
-_STEP = ("iteration", "policy_version")  # the axis of every chart, no values of their own
-_ZERO_STD = "rollout/zero_std/count"
-_NO_NAME = re.compile(r"[^\w\-. :/]")  # what MLflow takes in no name
-_MODES = ("sampled", "greedy")
-_START, _VALIDATION = "eval/start/", "eval/validation/"
 
 _AT_IMPORT = {"MLFLOW_CONFIGURE_LOGGING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -59,6 +74,7 @@ _AT_IMPORT = {"MLFLOW_CONFIGURE_LOGGING": "false", "MLFLOW_DISABLE_TELEMETRY": "
 _PARAMETERS_PER_REQUEST = 100
 _PARAMETER_LENGTH = 6000
 _TAG_LENGTH = 5000
+_TABLES = "mlflow.loggedArtifacts"  # tag by which MLflow's page finds tables
 
 
 def connect(options: TrackingOptions, data_root: Path) -> tuple[MlflowClient, str, str]:
@@ -138,8 +154,11 @@ def close_killed(client: MlflowClient, experiment_id: str, is_alive: Callable[[s
 class MlflowRun:
     """A run of the MLflow store and the steps that it has."""
 
+    service = "MLflow"
+
     def __init__(self, client: MlflowClient, mlflow_run_id: str) -> None:
         self._client = client
+        self._monitor: Any = None
         self.mlflow_run_id = mlflow_run_id
         known = (client.get_metric_history(mlflow_run_id, name) for name in _IN_EVERY_ROW)
         self._steps = {metric.step for history in known for metric in history}
@@ -175,8 +194,8 @@ class MlflowRun:
         write_json(folder / NOTE, {"mlflow_run_id": identifier, "experiment_id": experiment_id, "tracking_uri": place})
         return cls(client, identifier)
 
-    def describe(self, tags: Mapping[str, str], parameters: Mapping[str, Any], project_path: Path) -> None:
-        """Record parameters, the command, versions and the commit.
+    def describe(self, tags: Mapping[str, str], parameters: Mapping[str, Any]) -> None:
+        """Record parameters and tags.
 
         MLflow refuses to change a parameter. One that differs when a run is continued (more iterations, say) becomes a
         tag `continued_with.<name>` beside the first value.
@@ -189,7 +208,7 @@ class MlflowRun:
         new = [Param(name, value) for name, value in flat.items() if name not in known]
         for start in range(0, len(new), _PARAMETERS_PER_REQUEST):
             self._client.log_batch(self.mlflow_run_id, params=new[start : start + _PARAMETERS_PER_REQUEST])
-        all_tags = {**tags, **process_tags(project_path), **changed}
+        all_tags = {**tags, **changed}
         entries = [RunTag(name, value[:_TAG_LENGTH]) for name, value in all_tags.items()]
         for start in range(0, len(entries), _PARAMETERS_PER_REQUEST):
             self._client.log_batch(self.mlflow_run_id, tags=entries[start : start + _PARAMETERS_PER_REQUEST])
@@ -228,12 +247,64 @@ class MlflowRun:
         for name, value in tags.items():
             self._client.set_tag(self.mlflow_run_id, name, value[:_TAG_LENGTH])
 
+    def log_input(self, table: PromptTable) -> None:
+        """Record a table of prompts as an input dataset; MLflow keeps one of the same name and digest once."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        profile = {"num_rows": table.rows, "data_id": table.data_id, "source": table.source}
+        dataset = Dataset(
+            name=table.name,
+            digest=table.digest,
+            source_type="local",
+            source=json.dumps({"uri": table.path.absolute().as_uri()}),
+            profile=json.dumps(profile),
+        )
+        tags = [InputTag("mlflow.data.context", table.context)]
+        self._client.log_inputs(self.mlflow_run_id, [DatasetInput(dataset, tags)])
+
+    def log_table(self, name: str, columns: Mapping[str, list[Any]]) -> None:
+        """Record a table as the artifact `<name>.json`, in place of one that is there: MLflow itself would append."""
+        import pandas as pd
+
+        file, frame = f"{name}.json", pd.DataFrame(dict(columns))
+        stored = json.loads(self._client.get_run(self.mlflow_run_id).data.tags.get(_TABLES, "[]"))
+        if {"path": file, "type": "table"} in stored:
+            text = frame.to_json(orient="split", index=False, date_format="iso")
+            self._client.log_text(self.mlflow_run_id, text, file)
+        else:
+            with warnings.catch_warnings():  # MLflow selects columns in a way that pandas 3 deprecates
+                warnings.filterwarnings("ignore", message="For backward compatibility, 'str' dtypes are included")
+                self._client.log_table(self.mlflow_run_id, frame, file)
+
+    def watch_machine(self, uri: str, interval: float) -> None:
+        """Record MLflow's system metrics from a thread, every so many seconds; without psutil there are none.
+
+        Args:
+            uri: of the store.
+        """
+        try:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+        except ImportError as error:
+            log.debug("no system metrics: %s", error)
+            return
+        self._monitor = SystemMetricsMonitor(
+            self.mlflow_run_id, sampling_interval=interval, resume_logging=True, tracking_uri=uri
+        )
+        self._monitor.start()
+
+    def abandon(self) -> None:
+        """Stop recording system metrics."""
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.finish()
+
     def log_file(self, path: Path, place: str) -> None:
         """Copy a file to the folder `place` of the run's artifacts; one of the same name is replaced."""
         self._client.log_artifact(self.mlflow_run_id, str(path), place)
 
     def close(self, status: str, error: Exception | None) -> None:
         """End the run as FINISHED, FAILED or KILLED; an error is kept as a tag."""
+        self.abandon()
         if error is not None:
             self._client.set_tag(self.mlflow_run_id, "error", f"{type(error).__name__}: {error}"[:_TAG_LENGTH])
         self._client.set_terminated(self.mlflow_run_id, status)
@@ -245,72 +316,6 @@ def flatten(values: Mapping[str, Any]) -> dict[str, str]:
         path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for path, value in leaves(values)
     }
-
-
-def points_of(row: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """A metrics row as points of MLflow: (metric, value, step).
-
-    The step is the iteration. For validations it is the version of the policy, so that the validation before training
-    is the first point of their curve. Groups of equal rewards are counted together, since the number of different
-    rewards has no bound.
-    """
-    iteration = int(row["iteration"])
-    points: list[tuple[str, float, int]] = []
-    equal = 0.0
-    for name, value in row.items():
-        if value is None or name in _STEP:
-            continue
-        if name.startswith(f"{_ZERO_STD}_"):
-            equal += float(value)
-        elif name.startswith(_START):
-            points.append((_VALIDATION + name.removeprefix(_START), float(value), 0))
-        elif name.startswith(_VALIDATION):
-            points.append((name, float(value), iteration + 1))
-        else:
-            points.append((name, float(value), iteration))
-    # An iteration of the loop without such groups is a 0 in the curve, not a gap.
-    return [*points, (_ZERO_STD, equal, iteration)] if any(name.startswith("rollout/") for name in row) else points
-
-
-def evaluation_points(summary: Mapping[str, Any], step: int) -> list[tuple[str, float, int]]:
-    """The evaluation of the policies at the end of a run as points of `eval/final/…`.
-
-    The policy before GRPO is the point at step 0, the final one that at `step`, so that a chart is a line from one to
-    the other; of a single policy there is one point.
-    """
-    names = [str(name) for name in summary.get("policies") or []]
-    steps = {names[-1]: step, **({names[0]: 0} if len(names) > 1 else {})} if names else {}
-    return [
-        (f"eval/final/{row['mode']}_solve_rate", float(row["solve_rate"]), steps[row["policy"]])
-        for row in summary.get("rows") or []
-        if row.get("policy") in steps and row.get("mode") in _MODES and row.get("solve_rate") is not None
-    ]
-
-
-def evaluation_tags(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Baselines, image ablations and intervals as tags: they need no chart each."""
-    names = [str(name) for name in summary.get("policies") or []]
-    tags = {}
-    for row in summary.get("rows") or []:
-        if row.get("solve_rate") is None:
-            continue
-        mode = row.get("mode") if row.get("mode") in _MODES else None
-        name = _NO_NAME.sub("_", f"eval.final.{row['policy']}" + (f".{mode}" if mode else ""))
-        if row["policy"] not in (names[0], names[-1]) if names else True:
-            tags[name] = f"{row['solve_rate']:.4f}"
-        if row.get("low") is not None and row.get("high") is not None:
-            tags[f"{name}.interval"] = f"{row['low']:.4f}–{row['high']:.4f}"
-    return tags
-
-
-def warm_start_points(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, float, int]]:
-    """A warm start's history as points of `warm_start/…` at its optimizer steps."""
-    return [
-        (f"warm_start/{name}", float(value), int(row["step"]))
-        for row in history
-        for name, value in row.items()
-        if name not in ("step", "seconds", "cpu_seconds") and value is not None
-    ]
 
 
 def process_tags(project_path: Path) -> dict[str, str]:
@@ -338,19 +343,21 @@ log = logging.getLogger(__name__)
 
 METRICS = ".metrics"  # the dataset {run}.metrics
 _SUMMARY = ".eval_summary"
+_POLICIES = ("base_policy", "policy", "final_policy")
 _STUDY = "study"
 _UNTRACKED = ("check_", "audit_", "compare")  # they train nothing
 
 
 class TrackingHooks:
-    """Sends parameters, metrics, reports and a sample of trajectories of each run to MLflow."""
+    """Sends parameters, metrics, inputs, tables, reports and a sample of trajectories of each run to its trackers."""
 
     def __init__(self) -> None:
         self._parameters: ProjectParameters | None = None
         self._data_root = Path()
         self._env = ""
-        self._runs: dict[str, MlflowRun] = {}
+        self._runs: dict[str, list[Tracker]] = {}
         self._own: list[str] = []
+        self._inputs: set[tuple[str, str]] = set()
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -362,29 +369,49 @@ class TrackingHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         """Open the MLflow run of each run of the pipeline, or continue the one that is noted in its folder."""
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
-        self._runs = {}
+        self._runs, self._inputs = {}, set()
         if not self._parameters.tracking.enabled:
             return
         self._own = [run for run in run_names(pipeline, pipelines) if not run.startswith(_UNTRACKED)]
+        self._runs = {run: [] for run in self._own}
+        project_path = Path(run_params["project_path"])
         for run in self._own:
-            self._attempt(f"open the MLflow run of {run}", self._open, run, Path(run_params["project_path"]))
-        if self._runs:
+            self._attempt("MLflow", f"open the MLflow run of {run}", self._open, run, project_path)
+        if is_wanted(self._parameters.tracking) and is_installed():
+            for run in self._own:
+                self._attempt(WandbRun.service, f"open the run of {run}", self._open_wandb, run, project_path)
+        if any(self._runs.values()):
             atexit.register(self._close_interrupted)
+
+    @hook_impl
+    def after_dataset_loaded(self, dataset_name: str, data: Any, node: Node) -> None:
+        """Record the prompts that a node of a run reads, once for each run."""
+        run = (node.namespace or "").partition(".")[0]
+        if not self._runs.get(run) or (run, dataset_name) in self._inputs or prompt_context(dataset_name) is None:
+            return
+        self._inputs.add((run, dataset_name))
+        note = self._folders(run).models / DATA_NOTE
+        if note.is_file():
+            table = describe_prompts(dataset_name, data, self._data_root, read_json(note))
+            self._send(run, f"log the input {dataset_name}", methodcaller("log_input", table))
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
         """Send the metrics rows that have just been stored; `data` is {partition: row}."""
-        run = dataset_name.removesuffix(METRICS)
-        if run in self._runs and dataset_name.endswith(METRICS) and isinstance(data, Mapping):
+        run, _, name = dataset_name.rpartition(".")
+        if not self._runs.get(run):
+            return
+        if f".{name}" == METRICS and isinstance(data, Mapping):
             rows = [row for row in data.values() if isinstance(row, Mapping)]
-            self._attempt("log metrics", self._runs[run].log_rows, rows)
-        run = dataset_name.removesuffix(_SUMMARY)
-        if run in self._runs and dataset_name.endswith(_SUMMARY) and isinstance(data, Mapping):
-            self._attempt("log the evaluation", self._log_evaluation, run, data)
+            self._send(run, "log metrics", methodcaller("log_rows", rows))
+        elif f".{name}" == _SUMMARY and isinstance(data, Mapping):
+            self._log_evaluation(run, data)
+        elif name in _POLICIES:
+            self._send_lineage(run)
 
     @hook_impl
     def after_pipeline_run(self) -> None:
-        """Send missing metrics, then the report and a sample of trajectories."""
+        """Send missing metrics, then tables, the report and a sample of trajectories."""
         self._finish("FINISHED")
 
     @hook_impl
@@ -394,26 +421,43 @@ class TrackingHooks:
 
     def _open(self, run: str, project_path: Path) -> None:
         assert self._parameters is not None
-        folders = RunFolders.of(self._data_root, run, self._parameters.run_id)
-        client, experiment_id, uri = connect(self._parameters.tracking, self._data_root)
+        tracking, folder = self._parameters.tracking, self._folders(run).models
+        client, experiment_id, uri = connect(tracking, self._data_root)
         close_killed(client, experiment_id, self._is_alive)
-        tags = {"run": run, "run_id": self._parameters.run_id, "env": self._env}
-        tracked = MlflowRun.resume(client, experiment_id, uri, folders.models) or MlflowRun.create(
-            client, experiment_id, uri, folders.models, f"{run}/{self._parameters.run_id}"
+        name = f"{run}/{self._parameters.run_id}"
+        tracked = MlflowRun.resume(client, experiment_id, uri, folder) or MlflowRun.create(
+            client, experiment_id, uri, folder, name
         )
-        self._runs[run] = tracked
-        parameters, note = parameters_of(self._parameters, run), folders.models / DATA_NOTE
+        self._runs[run].append(tracked)
+        tracked.describe(*self._description(run, project_path))
+        if tracking.system_metrics:
+            tracked.watch_machine(uri, tracking.system_metrics)
+
+    def _open_wandb(self, run: str, project_path: Path) -> None:
+        assert self._parameters is not None
+        name = f"{run}/{self._parameters.run_id}"
+        tracked = WandbRun.open(self._parameters.tracking, self._data_root, self._folders(run).models, name)
+        self._runs[run].append(tracked)
+        tracked.describe(*self._description(run, project_path))
+
+    def _description(self, run: str, project_path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+        """Tags and parameters of a run."""
+        assert self._parameters is not None
+        tags = {"run": run, "run_id": self._parameters.run_id, "env": self._env, **process_tags(project_path)}
+        parameters, note = parameters_of(self._parameters, run), self._folders(run).models / DATA_NOTE
         if note.is_file():  # a command on a stored run works on the data of that run, not of the settings
             data = read_json(note)
             tags["data_id"], parameters[data["task"]] = (
                 data["id"],
                 in_force(_used(data["task"], data["run"]["params"][data["task"]])),
             )
-        tracked.describe(tags, parameters, project_path)
+        source = getattr(getattr(self._parameters, run, None), "source", None)
+        return tags | (source_lineage(source, self._data_root) if source is not None else {}), parameters
 
     def _is_alive(self, run: str, run_id: str, mlflow_run_id: str) -> bool:
         """Whether a command works on the run of an MLflow run, as far as this data root can tell."""
-        if run in self._runs and self._runs[run].mlflow_run_id == mlflow_run_id:
+        own = [tracker for tracker in self._runs.get(run, ()) if isinstance(tracker, MlflowRun)]
+        if any(tracker.mlflow_run_id == mlflow_run_id for tracker in own):
             return True
         folder = RunFolders.of(self._data_root, run, run_id).models
         note = folder / NOTE
@@ -423,41 +467,75 @@ class TrackingHooks:
         # This command has the locks of its own runs, and continues their MLflow runs.
         return run_id == self._parameters.run_id and run in self._own or find_holder(folder) is not None
 
-    def _log_evaluation(self, run: str, summary: Mapping[str, Any]) -> None:
+    def _folders(self, run: str) -> RunFolders:
         assert self._parameters is not None
-        section = getattr(self._parameters, run, None)
-        loop = getattr(section, "loop", None)
-        tracked = self._runs[run]
-        tracked.log_points(evaluation_points(summary, loop.iterations if loop is not None else 0))
+        return RunFolders.of(self._data_root, run, self._parameters.run_id)
+
+    def _log_evaluation(self, run: str, summary: Mapping[str, Any]) -> None:
+        loop = getattr(getattr(self._parameters, run, None), "loop", None)
+        points = evaluation_points(summary, loop.iterations if loop is not None else 0)
         headline = write_result(summary)
-        tracked.set_tags({**evaluation_tags(summary), **({"mlflow.note.content": headline} if headline else {})})
+        tags = {**evaluation_tags(summary), **({"mlflow.note.content": headline} if headline else {})}
+        self._send(run, "log the evaluation", methodcaller("log_points", points))
+        self._send(run, "log the evaluation", methodcaller("set_tags", tags))
+
+    def _log_tables(self, run: str, folders: RunFolders) -> None:
+        """Send the rows of the evaluation, and its episodes."""
+        file = folders.reports / "eval_summary.json"
+        if not file.is_file():
+            return
+        from geo_sokoban_pipeline.trajectories.index import read_index
+
+        summary = read_json(file)
+        kind = "held_out_trajectories" if run.startswith("train_") else "eval_trajectories"
+        index = read_index(folders.outputs, task_or_plain, [kind])
+        episodes = episode_table(index, [str(name) for name in summary.get("policies") or []])
+        for name, columns in (("policies", policy_table(summary)), ("episodes", episodes)):
+            if columns:
+                place = f"evaluation/{name}"
+                self._send(run, f"log the table {place}", methodcaller("log_table", place, columns))
+
+    def _send_lineage(self, run: str) -> None:
+        tags = read_lineage(self._folders(run).models)
+        self._send(run, "log where its policies come from", methodcaller("set_tags", tags))
 
     def _finish(self, status: str, error: Exception | None = None) -> None:
         assert self._parameters is not None
-        for run, tracked in list(self._runs.items()):
-            folders = RunFolders.of(self._data_root, run, self._parameters.run_id)
-            if error is None:
-                self._attempt("log stored metrics", tracked.log_rows, _stored_rows(folders.outputs))
-                self._attempt("log the warm start", tracked.log_points, warm_start_points(_history(folders.models)))
+        for run in list(self._runs):
+            folders = self._folders(run)
+            if error is None and self._runs[run]:
+                rows, steps = _stored_rows(folders.outputs), warm_start_points(_history(folders.models))
+                self._send(run, "log stored metrics", methodcaller("log_rows", rows))
+                self._send(run, "log the warm start", methodcaller("log_points", steps))
+                self._send_lineage(run)
+                self._log_tables(run, folders)
                 for path, place in artifacts_of(folders, self._parameters.tracking.sample_trajectories):
-                    self._attempt(f"log {path.name}", tracked.log_file, path, place)
-            self._attempt("close the MLflow run", tracked.close, status, error)
+                    self._send(run, f"log {path.name}", methodcaller("log_file", path, place))
+            self._send(run, "close the run", methodcaller("close", status, error))
         self._runs = {}
 
     def _close_interrupted(self) -> None:
-        for tracked in self._runs.values():
-            self._attempt("close the MLflow run", tracked.close, "KILLED", None)
+        for run in list(self._runs):
+            self._send(run, "close the run", methodcaller("close", "KILLED", None))
         self._runs = {}
 
-    def _attempt(self, doing: str, action: Callable[..., None], *arguments: Any) -> None:
-        """Call MLflow; a failure ends the tracking of this command, not the command."""
+    def _send(self, run: str, doing: str, send: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._runs.get(run, ())):
+            self._attempt(tracker.service, doing, send, tracker)
+
+    def _attempt(self, service: str, doing: str, action: Callable[..., None], *arguments: Any) -> None:
+        """Call a service; a failure ends its part of the tracking of this command, not the command."""
         try:
             action(*arguments)
         except Exception as error:  # whatever fails in a server, database or plug-in must not end hours of training
             log.warning(
-                "MLflow could not %s; this command goes on untracked. %s: %s", doing, type(error).__name__, error
+                "%s could not %s; this command goes on untracked. %s: %s", service, doing, type(error).__name__, error
             )
-            self._runs = {}
+            for trackers in self._runs.values():
+                for tracker in [tracker for tracker in trackers if tracker.service == service]:
+                    trackers.remove(tracker)
+                    with suppress(Exception):
+                        tracker.abandon()
 
 
 def parameters_of(parameters: ProjectParameters, run: str) -> dict[str, Any]:

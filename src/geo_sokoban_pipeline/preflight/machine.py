@@ -17,6 +17,7 @@ from typing import Any
 
 from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS, VARIABLES, Variable, unknown_variables
 from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.processes import count_cores
 
@@ -165,11 +166,11 @@ def _version(name: str) -> str | None:
 
 
 _LAUNCHER = "launch variables"
-_UNUSED_KEY = "WANDB_API_KEY"
+WANDB_KEY = "WANDB_API_KEY"
 
 
 def check_variables(subject: Subject, environment: Mapping[str, str] | None = None) -> list[Check]:
-    """One row per variable that is set, and one for the unused key of W&B.
+    """One row per variable that is set, and one for the key of W&B: whether runs are tracked there as well.
 
     Args:
         environment: None: of this process.
@@ -181,10 +182,22 @@ def check_variables(subject: Subject, environment: Mapping[str, str] | None = No
     for name, near in unknown_variables(environment).items():
         hint = f"did you mean {near}?" if near else "see docs/full_size.md for the known variables"
         found.append(Check(_LAUNCHER, name, "warning", "no launcher knows this variable", hint))
-    if environment.get(_UNUSED_KEY):
-        text = "set but not used: runs are tracked by MLflow"
-        found.append(Check(_LAUNCHER, _UNUSED_KEY, "warning", text, "see tracking.* in docs/parameters.md"))
+    if environment.get(WANDB_KEY):
+        found.append(_check_wandb(subject.parameters.tracking, environment))
     return found
+
+
+def _check_wandb(tracking: TrackingOptions, environment: Mapping[str, str]) -> Check:
+    if not (tracking.enabled and tracking.wandb):
+        off = "enabled" if not tracking.enabled else "wandb"
+        return Check(_LAUNCHER, WANDB_KEY, "ok", f"set but not used: tracking.{off}=false")
+    version = _version("wandb")
+    if version is None:
+        text = "set, but the package wandb is not installed: runs are tracked by MLflow alone"
+        way_out = "install it (pip install 'geo-sokoban-pipeline[wandb]'), or set tracking.wandb=false"
+        return Check(_LAUNCHER, WANDB_KEY, "warning", text, way_out)
+    mode = environment.get("WANDB_MODE") or "online"
+    return Check(_LAUNCHER, WANDB_KEY, "ok", f"set: runs are tracked by Weights & Biases too (wandb {version}, {mode})")
 
 
 def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str, Any]) -> Check:

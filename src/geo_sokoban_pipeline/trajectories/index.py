@@ -437,18 +437,19 @@ def write_index(path: Path, table: pa.Table, find_task: FindTask) -> None:
     _merge_before(folder, block)
 
 
-def read_index(outputs: Path, find_task: FindTask) -> pa.Table:
-    """Index of all episodes of a run; index files that are missing, torn or of another version are made again.
+def read_index(outputs: Path, find_task: FindTask, kinds: Sequence[str] = tuple(SPLITS)) -> pa.Table:
+    """Index of the episodes of a run; index files that are missing, torn or of another version are made again.
 
     Where they cannot be written, the rows are still complete.
 
     Args:
         outputs: folder with `trajectories`, `eval_trajectories` and `held_out_trajectories`.
+        kinds: which of these are read.
 
     Raises:
         TornFileError: a trajectory file without an index file cannot be read.
     """
-    found = [table for kind in SPLITS for table in _read_kind(outputs / kind, find_task)]
+    found = [table for kind in kinds for table in _read_kind(outputs / kind, find_task)]
     return pa.concat_tables(found) if found else INDEX_SCHEMA.empty_table()
 
 

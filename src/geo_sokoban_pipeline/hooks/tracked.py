@@ -1,0 +1,288 @@
+"""What trackers get of a run beside its parameters and metrics: prompts, origin of the policies, evaluation tables.
+
+Everything is read from files that the run has stored anyway; MLflow and Weights & Biases get the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from geo_sokoban_pipeline.config.grpo import SourceOptions
+from geo_sokoban_pipeline.hub import PolicyUnavailableError
+from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
+from geo_sokoban_pipeline.runs.folders import RunFolders, RunStore, SourceError, sealed_checkpoints
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_json, read_manifest
+from geo_sokoban_pipeline.tasks import TASKS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+MLFLOW_NOTE = "mlflow_run.json"  # in the folder of a run's models
+# Tables of prompts in the catalog, and what a run does with them, in MLflow's words.
+_CONTEXTS = {"prompts": "training", "validation_prompts": "validation", "eval_prompts": "evaluation"}
+# Folders of policies below a run's models, and their tags.
+_POLICIES = {"base_policy": "policy.start", "policy": "policy.warm_start", "final_policy": "policy.final"}
+_STEP = ("iteration", "policy_version")  # the axis of every chart, no values of their own
+_ZERO_STD = "rollout/zero_std/count"
+_NO_NAME = re.compile(r"[^\w\-. :/]")  # what MLflow takes in no name
+_MODES = ("sampled", "greedy")
+_START, _VALIDATION = "eval/start/", "eval/validation/"
+_EPISODE_ROWS = 2000  # of the table of evaluation episodes
+_EPISODE_COLUMNS = (
+    "task_id",
+    "difficulty",
+    "greedy",
+    "success",
+    "reward",
+    "status",
+    "n_turns",
+    "response_tokens",
+    "answer",
+    "label",
+    "tags",
+    "trajectory_id",
+)
+
+
+@dataclass(frozen=True)
+class PromptTable:
+    """A table of prompts that a run has read.
+
+    Attributes:
+        name: catalog entry, such as `sokoban.prompts`.
+        context: `training`, `validation` or `evaluation`.
+        digest: content hash of the rows, as `input.prompts` of a fingerprint.
+        rows: their number.
+        path: the parquet file.
+        data_id: id of the settings that it follows from.
+        source: where the task's data come from, such as `generated` or `hub`.
+    """
+
+    name: str
+    context: str
+    digest: str
+    rows: int
+    path: Path
+    data_id: str
+    source: str
+
+
+class Tracker(Protocol):
+    """One run of a tracking service; each method may raise whatever the service raises."""
+
+    service: str
+
+    def describe(self, tags: Mapping[str, str], parameters: Mapping[str, Any]) -> None:
+        """Record parameters and tags."""
+
+    def log_rows(self, rows: list[Mapping[str, Any]]) -> None:
+        """Record metrics rows that the service does not have yet."""
+
+    def log_points(self, points: list[tuple[str, float, int]]) -> None:
+        """Record (metric, value, step) that the service does not have yet."""
+
+    def log_input(self, table: PromptTable) -> None:
+        """Record a table of prompts as an input."""
+
+    def log_table(self, name: str, columns: Mapping[str, list[Any]]) -> None:
+        """Record a table, in place of one of the same name."""
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags; those that are there are replaced."""
+
+    def log_file(self, path: Path, place: str) -> None:
+        """Record a file in the folder `place`; one of the same name is replaced."""
+
+    def close(self, status: str, error: Exception | None) -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+
+    def abandon(self) -> None:
+        """Stop what works in the background, after an error of the service."""
+
+
+def prompt_context(dataset_name: str) -> tuple[str, str] | None:
+    """Task and context of a catalog entry of prompts; None: it is another entry."""
+    task, _, name = dataset_name.partition(".")
+    return (task, _CONTEXTS[name]) if task in TASKS and name in _CONTEXTS else None
+
+
+def describe_prompts(dataset_name: str, frame: pd.DataFrame, data_root: Path, note: Mapping[str, Any]) -> PromptTable:
+    """A table of prompts that a node has read.
+
+    Args:
+        dataset_name: such as `sokoban.prompts`.
+        note: `data.json` of the run.
+    """
+    task, _, name = dataset_name.partition(".")
+    settings = note["run"]["params"][task]
+    return PromptTable(
+        name=dataset_name,
+        context=_CONTEXTS[name],
+        digest=hash_rows(frame.to_dict("records")),
+        rows=len(frame),
+        path=data_root / "05_model_input" / task / note["id"] / f"{name}.parquet",
+        data_id=note["id"],
+        source=str(settings.get("source", "")),
+    )
+
+
+def read_lineage(models: Path) -> dict[str, str]:
+    """Tags that say where a run's policies come from: hashes of their files, and of what they started from."""
+    tags: dict[str, str] = {}
+    for folder, name in _POLICIES.items():
+        manifest = _manifest(models / folder)
+        if manifest is not None:
+            tags[name] = hash_files(manifest["files"])
+            made_with = manifest.get("fingerprint", {})
+            if folder == "base_policy":
+                tags |= _origin(made_with)
+            if "input.base_policy" in made_with:
+                tags[f"{name}.started_from"] = made_with["input.base_policy"]
+            for entry in ("started_from", "iteration", "policy_version"):
+                if entry in manifest:
+                    tags[f"{name}.{entry}"] = str(manifest[entry])
+    checkpoints = sealed_checkpoints(models)
+    manifest = _manifest(checkpoints[max(checkpoints)]) if checkpoints else None
+    if manifest is not None:
+        tags["policy.checkpoint"] = hash_files(manifest["files"])
+        tags["policy.checkpoint.iteration"] = str(max(checkpoints))
+        started_from = manifest.get("fingerprint", {}).get("input.policy", manifest.get("started_from"))
+        tags |= {"policy.checkpoint.started_from": str(started_from)} if started_from else {}
+    return tags
+
+
+def source_lineage(source: SourceOptions, data_root: Path) -> dict[str, str]:
+    """Tags of a run that works on another one: which run, which checkpoint, its hash, and its MLflow run.
+
+    A source that cannot be had has no tags; the node that reads it says why.
+    """
+    store = RunStore(data_root)
+    try:
+        found = store.describe(source)
+        tags = {"source": found.words}
+        if found.folder is not None and (manifest := _manifest(found.folder)):
+            tags["source.policy"] = hash_files(manifest["files"])
+    except (SourceError, CorruptFolderError, PolicyUnavailableError):
+        tags = {}
+    if store.is_own(source):
+        tags |= {"source.run": source.run, "source.run_id": source.run_id}
+        note = RunFolders.of(data_root, source.run, source.run_id).models / MLFLOW_NOTE
+        if note.is_file():
+            tags["source.mlflow_run_id"] = str(read_json(note)["mlflow_run_id"])
+    return tags
+
+
+def policy_table(summary: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The evaluation's rows (policies, ablations, baselines) as columns of plain values; {}: there are none."""
+    rows = [dict(row) for row in summary.get("rows") or []]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    plain = [name for name in names if all(_is_plain(row.get(name)) for row in rows)]
+    return {name: [row.get(name) for row in rows] for name in plain} if rows else {}
+
+
+def episode_table(index: pa.Table, policies: list[str]) -> dict[str, list[Any]]:
+    """Evaluation episodes as columns, at most 2,000 rows: the first prompts, under every policy; {}: there are none.
+
+    Args:
+        index: of evaluation episodes, see `trajectories/index.py`.
+        policies: names by iteration of the index.
+    """
+    if not index.num_rows:
+        return {}
+    groups = index["group_index"].to_numpy()
+    each = max(index.num_rows // max(len(set(groups.tolist())), 1), 1)
+    chosen = index.filter(groups < max(_EPISODE_ROWS // each, 1)) if index.num_rows > _EPISODE_ROWS else index
+    numbers = chosen["iteration"].to_pylist()
+    shown = [policies[number] if number < len(policies) else str(number) for number in numbers]
+    columns = {name: chosen[name].to_pylist() for name in _EPISODE_COLUMNS}
+    columns["tags"] = [", ".join(tags) for tags in columns["tags"]]
+    return {"policy": shown, **columns}
+
+
+def points_of(row: Mapping[str, Any]) -> list[tuple[str, float, int]]:
+    """A metrics row as points of MLflow: (metric, value, step).
+
+    The step is the iteration. For validations it is the version of the policy, so that the validation before training
+    is the first point of their curve. Groups of equal rewards are counted together, since the number of different
+    rewards has no bound.
+    """
+    iteration = int(row["iteration"])
+    points: list[tuple[str, float, int]] = []
+    equal = 0.0
+    for name, value in row.items():
+        if value is None or name in _STEP:
+            continue
+        if name.startswith(f"{_ZERO_STD}_"):
+            equal += float(value)
+        elif name.startswith(_START):
+            points.append((_VALIDATION + name.removeprefix(_START), float(value), 0))
+        elif name.startswith(_VALIDATION):
+            points.append((name, float(value), iteration + 1))
+        else:
+            points.append((name, float(value), iteration))
+    # An iteration of the loop without such groups is a 0 in the curve, not a gap.
+    return [*points, (_ZERO_STD, equal, iteration)] if any(name.startswith("rollout/") for name in row) else points
+
+
+def evaluation_points(summary: Mapping[str, Any], step: int) -> list[tuple[str, float, int]]:
+    """The evaluation of the policies at the end of a run as points of `eval/final/…`.
+
+    The policy before GRPO is the point at step 0, the final one that at `step`, so that a chart is a line from one to
+    the other; of a single policy there is one point.
+    """
+    names = [str(name) for name in summary.get("policies") or []]
+    steps = {names[-1]: step, **({names[0]: 0} if len(names) > 1 else {})} if names else {}
+    return [
+        (f"eval/final/{row['mode']}_solve_rate", float(row["solve_rate"]), steps[row["policy"]])
+        for row in summary.get("rows") or []
+        if row.get("policy") in steps and row.get("mode") in _MODES and row.get("solve_rate") is not None
+    ]
+
+
+def evaluation_tags(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Baselines, image ablations and intervals as tags: they need no chart each."""
+    names = [str(name) for name in summary.get("policies") or []]
+    tags = {}
+    for row in summary.get("rows") or []:
+        if row.get("solve_rate") is None:
+            continue
+        mode = row.get("mode") if row.get("mode") in _MODES else None
+        name = _NO_NAME.sub("_", f"eval.final.{row['policy']}" + (f".{mode}" if mode else ""))
+        if row["policy"] not in (names[0], names[-1]) if names else True:
+            tags[name] = f"{row['solve_rate']:.4f}"
+        if row.get("low") is not None and row.get("high") is not None:
+            tags[f"{name}.interval"] = f"{row['low']:.4f}–{row['high']:.4f}"
+    return tags
+
+
+def warm_start_points(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, float, int]]:
+    """A warm start's history as points of `warm_start/…` at its optimizer steps."""
+    return [
+        (f"warm_start/{name}", float(value), int(row["step"]))
+        for row in history
+        for name, value in row.items()
+        if name not in ("step", "seconds", "cpu_seconds") and value is not None
+    ]
+
+
+def _origin(made_with: Mapping[str, Any]) -> dict[str, str]:
+    """Where the starting policy was taken from: built here, a folder, or a hub id with its revision."""
+    names = ("source",) if made_with.get("policy.source") == "tiny" else ("source", "path", "revision")
+    known = {name: made_with.get(f"policy.{name}") for name in names}
+    return {f"policy.start.{name}": str(value) for name, value in known.items() if value is not None}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_manifest(folder, verify=False)
+    except CorruptFolderError:
+        return None

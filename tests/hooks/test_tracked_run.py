@@ -1,0 +1,331 @@
+"""What trackers get beside metrics: inputs, lineage, tables, the machine; MLflow and Weights & Biases the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from mlflow.tracking import MlflowClient
+
+from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.hooks import tracking, wandb_run
+from geo_sokoban_pipeline.hooks.tracked import (
+    PromptTable,
+    describe_prompts,
+    episode_table,
+    policy_table,
+    prompt_context,
+    read_lineage,
+)
+from geo_sokoban_pipeline.hooks.tracking import NOTE, MlflowRun, connect
+from geo_sokoban_pipeline.hooks.wandb_run import WANDB_NOTE, WandbRun, is_wanted
+from geo_sokoban_pipeline.parameters import TrackingOptions
+from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
+from geo_sokoban_pipeline.runs.storage import read_json, read_manifest, write_folder, write_json
+from geo_sokoban_pipeline.tasks import task_or_plain
+from geo_sokoban_pipeline.trajectories.index import Place, build_index
+from geo_sokoban_pipeline.trajectories.types import trajectories_to_table
+
+TABLE = PromptTable("sokoban.prompts", "training", "d" * 32, 3, Path("/data/prompts.parquet"), "id1", "generated")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A client, a run of its own store, and the store's address."""
+    client, experiment, uri = connect(TrackingOptions(), tmp_path / "data")
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return client, MlflowRun.create(client, experiment, uri, folder, "name"), uri
+
+
+def test_prompts_are_described_by_their_content():
+    frame = pd.DataFrame([{"task_id": "a", "level": "#"}, {"task_id": "b", "level": "."}])
+    note = {"id": "abc", "run": {"params": {"sokoban": {"source": "generated"}}}}
+    found = describe_prompts("sokoban.eval_prompts", frame, Path("/root"), note)
+    assert found == PromptTable(
+        "sokoban.eval_prompts",
+        "evaluation",
+        hash_rows(frame.to_dict("records")),
+        2,
+        Path("/root/05_model_input/sokoban/abc/eval_prompts.parquet"),
+        "abc",
+        "generated",
+    )
+    assert prompt_context("sokoban.prompts") == ("sokoban", "training")
+    assert prompt_context("sokoban.raw_levels") is None and prompt_context("train_sokoban.prompts") is None
+
+
+def test_mlflow_keeps_an_input_once(store):
+    client, run, _ = store
+    for _ in range(2):
+        run.log_input(TABLE)
+    (found,) = client.get_run(run.mlflow_run_id).inputs.dataset_inputs
+    assert (found.dataset.name, found.dataset.digest) == ("sokoban.prompts", "d" * 32)
+    assert json.loads(found.dataset.source) == {"uri": "file:///data/prompts.parquet"}
+    assert json.loads(found.dataset.profile) == {"num_rows": 3, "data_id": "id1", "source": "generated"}
+    assert [(tag.key, tag.value) for tag in found.tags] == [("mlflow.data.context", "training")]
+
+
+def test_a_table_of_mlflow_is_replaced(store, tmp_path):
+    client, run, _ = store
+    run.log_table("evaluation/policies", {"policy": ["a", "b"], "solve_rate": [0.1, None]})
+    run.log_table("evaluation/policies", {"policy": ["a", "c"], "solve_rate": [0.5, 1.0]})
+    file = client.download_artifacts(run.mlflow_run_id, "evaluation/policies.json", str(tmp_path))
+    table = json.loads(Path(file).read_text())
+    assert (table["columns"], table["data"]) == (["policy", "solve_rate"], [["a", 0.5], ["c", 1.0]])
+    listed = client.get_run(run.mlflow_run_id).data.tags["mlflow.loggedArtifacts"]
+    assert json.loads(listed) == [{"path": "evaluation/policies.json", "type": "table"}]
+
+
+def test_the_machine_is_recorded_until_the_run_is_closed(store):
+    client, run, uri = store
+    run.watch_machine(uri, 0.05)
+    deadline = time.monotonic() + 60
+    while "system/cpu_utilization_percentage" not in client.get_run(run.mlflow_run_id).data.metrics:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.close("FINISHED", None)
+    names = client.get_run(run.mlflow_run_id).data.metrics
+    assert "system/system_memory_usage_megabytes" in names
+    steps = [point.step for point in client.get_metric_history(run.mlflow_run_id, "system/cpu_utilization_percentage")]
+    time.sleep(0.3)
+    after = client.get_metric_history(run.mlflow_run_id, "system/cpu_utilization_percentage")
+    assert steps == [point.step for point in after] == list(range(len(steps)))
+
+
+def test_no_psutil_means_no_system_metrics(store, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "mlflow.system_metrics.system_metrics_monitor", None)
+    client, run, uri = store
+    run.watch_machine(uri, 0.01)
+    run.close("FINISHED", None)
+    assert client.get_run(run.mlflow_run_id).data.metrics == {}
+
+
+def policy(folder, text, **entries):
+    def write(place):
+        (place / "config.json").write_text(text)
+        return entries
+
+    write_folder(folder, write)
+    return hash_files(read_manifest(folder)["files"])
+
+
+def test_lineage_follows_the_manifests(tmp_path):
+    hub = {"policy.source": "hub", "policy.path": "Qwen/Qwen3-VL-2B-Instruct", "policy.revision": "abc"}
+    base = policy(tmp_path / "base_policy", "base", fingerprint=hub)
+    warm = policy(tmp_path / "policy", "warm", fingerprint={**hub, "input.base_policy": base})
+    checkpoint = policy(tmp_path / "checkpoints/iter=00012", "twelve", fingerprint={"input.policy": warm})
+    policy(tmp_path / "checkpoints/iter=00009", "nine", fingerprint={"input.policy": warm})
+    final = policy(tmp_path / "final_policy", "twelve", iteration=12, policy_version=13, started_from=warm)
+    assert read_lineage(tmp_path) == {
+        "policy.start": base,
+        "policy.start.source": "hub",
+        "policy.start.path": "Qwen/Qwen3-VL-2B-Instruct",
+        "policy.start.revision": "abc",
+        "policy.warm_start": warm,
+        "policy.warm_start.started_from": base,
+        "policy.final": final,
+        "policy.final.started_from": warm,
+        "policy.final.iteration": "12",
+        "policy.final.policy_version": "13",
+        "policy.checkpoint": checkpoint,
+        "policy.checkpoint.iteration": "12",
+        "policy.checkpoint.started_from": warm,
+    }
+    assert read_lineage(tmp_path / "nothing") == {}
+
+
+def test_tables_of_an_evaluation():
+    rows = [{"policy": "start", "solve_rate": 0.5, "by": {"x": 1}}, {"policy": "final", "mode": "greedy"}]
+    assert policy_table({"rows": rows}) == {
+        "policy": ["start", "final"], "solve_rate": [0.5, None], "mode": [None, "greedy"]
+    }  # fmt: skip
+    assert policy_table({}) == {}
+    table = trajectories_to_table(make_trajectories(8, iteration=1), CONTEXT)
+    index = build_index(table, Place("train_sokoban", "default", "evaluation", "x"), task_or_plain)
+    columns = episode_table(index, ["start", "final"])
+    assert columns["policy"] == ["final"] * 8
+    assert columns["trajectory_id"] == index["trajectory_id"].to_pylist()
+    assert episode_table(index.slice(0, 0), []) == {}
+
+
+def test_a_large_evaluation_shows_its_first_prompts_whole(monkeypatch):
+    from geo_sokoban_pipeline.hooks import tracked
+
+    monkeypatch.setattr(tracked, "_EPISODE_ROWS", 8)
+    table = trajectories_to_table(make_trajectories(12), CONTEXT)  # three groups of four
+    index = build_index(table, Place("train_sokoban", "default", "evaluation", "x"), task_or_plain)
+    assert len(episode_table(index, ["start"])["policy"]) == 8
+
+
+def test_wandb_is_wanted_with_its_key_alone():
+    key = {"WANDB_API_KEY": "k"}
+    assert is_wanted(TrackingOptions(), key)
+    assert not is_wanted(TrackingOptions(), {})
+    assert not is_wanted(TrackingOptions(wandb=False), key)
+    assert not is_wanted(TrackingOptions(enabled=False), key)
+
+
+def test_without_the_package_runs_are_tracked_by_mlflow_alone(project, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setattr(tracking, "is_installed", lambda: False)
+    project.run("train_sokoban", params={"tracking": {"enabled": True}})
+    assert (project.folder("06_models") / NOTE).is_file()
+    assert not (project.folder("06_models") / WANDB_NOTE).exists()
+
+
+class RecordedRun:
+    """The calls of W&B's run that `WandbRun` makes, in their order; what wandb itself does is tested below."""
+
+    def __init__(self):
+        self.logged, self.config, self.summary, self.ended = [], {}, {}, None
+        self.config = SimpleNamespace(values={}, update=lambda new, allow_val_change: self.config.values.update(new))
+
+    def define_metric(self, name, **_):
+        pass
+
+    def log(self, values):
+        self.logged.append(values)
+
+    def finish(self, exit_code):
+        self.ended = exit_code
+
+
+def test_each_point_goes_to_its_own_axis_once(tmp_path):
+    note = tmp_path / WANDB_NOTE
+    write_json(note, {"id": "1", "project": "p"})
+    row = {
+        "iteration": 0,
+        "rollout/raw_reward": 0.5,
+        "eval/start/sampled_solve_rate": 0.4,
+        "eval/validation/sampled_solve_rate": 0.6,
+    }
+    run = RecordedRun()
+    tracked = WandbRun(run, note, {})
+    tracked.log_rows([row])
+    tracked.log_rows([row, {"iteration": 1, "rollout/raw_reward": 1.0}])
+    tracked.log_points([("warm_start/loss", 2.0, 10), ("eval/final/greedy_solve_rate", 0.9, 2)])
+    assert run.logged == [
+        {"iteration": 0, "rollout/raw_reward": 0.5, "rollout/zero_std/count": 0.0},
+        {"policy_version": 0, "eval/validation/sampled_solve_rate": 0.4},
+        {"policy_version": 1, "eval/validation/sampled_solve_rate": 0.6},
+        {"iteration": 1, "rollout/raw_reward": 1.0, "rollout/zero_std/count": 0.0},
+        {"warm_start/step": 10, "warm_start/loss": 2.0},
+        {"iteration": 2, "eval/final/greedy_solve_rate": 0.9},
+    ]
+    # The next command continues from the note, and sends nothing twice.
+    later = RecordedRun()
+    continued = WandbRun(later, note, read_json(note)["sent"])
+    continued.log_rows([row, {"iteration": 2, "rollout/raw_reward": 2.0}])
+    continued.log_points([("warm_start/loss", 2.0, 10)])
+    assert [entry.get("iteration") for entry in later.logged] == [2]
+    continued.close("FAILED", RuntimeError("out of luck"))
+    assert (later.ended, later.summary) == (1, {"error": "RuntimeError: out of luck"})
+
+
+def scan(raw):
+    """Records of a file of W&B: after seven bytes of its own a log of LevelDB, in blocks of 32 KiB."""
+    place, record = 7, b""
+    while place < len(raw):
+        left = 32_768 - place % 32_768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", raw[place : place + 7])
+        record += raw[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""
+
+
+def read_offline(folder):
+    """The offline files of W&B below a folder: its runs, their configuration, history, exit codes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    runs, configured, history, exits = set(), {}, [], []
+    for file in sorted(Path(folder).glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime):
+        for raw in scan(file.read_bytes()):
+            record = Record()
+            record.ParseFromString(raw)
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                runs.add((record.run.project, record.run.run_id, record.run.display_name))
+            for config in (record.config, record.run.config):
+                configured |= {item.key or ".".join(item.nested_key): item.value_json for item in config.update}
+            if kind == "history":
+                cells = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+                history.append({name: json.loads(value) for name, value in cells.items() if not name.startswith("_")})
+            if kind == "exit":
+                exits.append(record.exit.exit_code)
+    return runs, configured, history, exits
+
+
+def test_story_of_one_run_in_wandb_offline(project, monkeypatch, tmp_path):
+    """A failed and continued run is one run of W&B, without a point twice; the process' environment stays as it is."""
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    before = dict(os.environ)
+    project.fail_at = 1
+    with pytest.raises(RuntimeError, match="out of luck"):
+        project.run("train_sokoban", params={"tracking": {"enabled": True, "experiment": "mine"}})
+    project.fail_at, project.iterations = None, 3
+    project.run("train_sokoban", params={"tracking": {"enabled": True, "experiment": "mine"}})
+    changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+    assert not {name for name in changed if name.startswith(("WANDB", "MLFLOW"))}
+    note = json.loads((project.folder("06_models") / WANDB_NOTE).read_text())
+    runs, configured, history, exits = read_offline(project.path / "data")
+    assert runs == {("mine", note["id"], "train_sokoban/default")}
+    assert sorted((entry["iteration"], entry["rollout/raw_reward"]) for entry in history) == [
+        (0, 0.0), (1, 0.5), (2, 1.0)
+    ]  # fmt: skip
+    assert exits == [1, 0]
+    assert json.loads(configured["run_id"]) == "default" and json.loads(configured["seed"]) == 0
+    # MLflow has the same.
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.path}/data/mlflow.db")
+    mlflow_note = json.loads((project.folder("06_models") / NOTE).read_text())
+    assert len(client.get_metric_history(mlflow_note["mlflow_run_id"], "rollout/raw_reward")) == 3
+
+
+def test_tables_inputs_and_files_in_wandb_offline(monkeypatch, tmp_path):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    report = tmp_path / "report.html"
+    report.write_text("<html>")
+    run = WandbRun.open(TrackingOptions(experiment="mine"), tmp_path / "data", tmp_path, "train_sokoban/default")
+    run.log_input(TABLE)
+    run.log_table("evaluation/policies", {"policy": ["a"], "solve_rate": [0.5]})
+    run.log_file(report, "report")
+    run.close("FINISHED", None)
+    _, configured, history, exits = read_offline(tmp_path / "data")
+    assert json.loads(configured["inputs.sokoban.prompts"])["digest"] == TABLE.digest
+    (shown,) = [entry for entry in history if any(name.startswith("evaluation/policies") for name in entry)]
+    (table,) = (tmp_path / "data").glob("wandb/offline-run-*/files/media/table/evaluation/*.table.json")
+    assert json.loads(table.read_text())["data"] == [["a", 0.5]]
+    assert [path.read_text() for path in (tmp_path / "data").glob("wandb/offline-run-*/files/report.html")] == [
+        "<html>"
+    ]
+    assert exits == [0]
+
+
+def test_a_failing_service_leaves_the_other(project, caplog, monkeypatch):
+    def refuse(*_):
+        raise OSError("no service today")
+
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setattr(tracking, "is_installed", lambda: True)
+    monkeypatch.setattr(wandb_run.WandbRun, "open", refuse)
+    project.run("train_sokoban", params={"tracking": {"enabled": True}})
+    assert "Weights & Biases could not open the run of train_sokoban" in caplog.text
+    note = json.loads((project.folder("06_models") / NOTE).read_text())
+    client = MlflowClient(tracking_uri=f"sqlite:///{project.path}/data/mlflow.db")
+    assert len(client.get_metric_history(note["mlflow_run_id"], "rollout/raw_reward")) == 2
+    assert client.get_run(note["mlflow_run_id"]).info.status == "FINISHED"
