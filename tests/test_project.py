@@ -144,16 +144,17 @@ def test_every_requirement_is_used():
         assert words in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not need {tool}"
     tools = {name.replace("-", "_") for name in TOOLS}
     assert modules_of("dependencies") <= imports_of("src")
-    extras = modules_of("viz", "notebooks", "dev")
+    extras = modules_of("viz", "notebooks", "dev", "wandb")
     assert extras - tools <= imports_of("src", "tests", "benchmarks", "notebooks")
 
 
 def test_everything_imported_is_required():
-    assert foreign(imports_of("src")) <= modules_of("dependencies") | {"IPython"}  # the latter inside a notebook alone
+    own_extras = modules_of("wandb") | {"IPython"}  # the latter inside a notebook alone
+    assert foreign(imports_of("src")) <= modules_of("dependencies") | own_extras
     others = foreign(imports_of("tests", "benchmarks", "notebooks", "scripts", "docs"))
     folders = ("", "tests", "benchmarks", "scripts", "scripts/gpu_check", "scripts/sglang_cpu")
     own = {path.stem for folder in folders for path in (ROOT / folder).iterdir()}
-    assert others - own - ELSEWHERE <= modules_of("dependencies", "viz", "notebooks", "dev")
+    assert others - own - ELSEWHERE <= modules_of("dependencies", "viz", "notebooks", "dev", "wandb")
 
 
 def test_what_the_notebooks_import_comes_with_their_extra():

@@ -54,8 +54,8 @@ def test_an_evaluation_has_no_groups(tmp_path):
 
 def test_warnings_are_logged_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    version = machine._version
-    monkeypatch.setattr(machine, "_version", lambda name: None if name == "wandb" else version(name))
+    version = machine.installed_version
+    monkeypatch.setattr(machine, "installed_version", lambda name: None if name == "wandb" else version(name))
     changes = {"loop": {"iterations": 400}, "rollout": {"max_turns": 2}, "optimizer": {"schedule_iterations": 150}}
     look_first(RUN, parameters(changes, sokoban={"max_solution": 8}), tmp_path)
     (record,) = caplog.records

@@ -27,7 +27,7 @@ from geo_sokoban_pipeline.preflight.machine import check_variables
 )
 def test_the_key(make_subject: Any, monkeypatch: pytest.MonkeyPatch, version: Any, mode: Any, tracking: Any,
                  expected: Any) -> None:  # fmt: skip
-    monkeypatch.setattr(machine, "_version", lambda name: version if name == "wandb" else None)
+    monkeypatch.setattr(machine, "installed_version", lambda name: version if name == "wandb" else None)
     environment = {"WANDB_API_KEY": "secret", **({"WANDB_MODE": mode} if mode else {})}
     (check,) = check_variables(make_subject(tracking=tracking), environment)
     assert (check.state, check.found) == expected

@@ -185,18 +185,19 @@ def policy_table(summary: Mapping[str, Any]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in plain} if rows else {}
 
 
-def episode_table(index: pa.Table, policies: list[str]) -> dict[str, list[Any]]:
-    """Evaluation episodes as columns, at most 2,000 rows: the first prompts, under every policy; {}: there are none.
+def episode_table(index: pa.Table, policies: list[str], limit: int = _EPISODE_ROWS) -> dict[str, list[Any]]:
+    """Evaluation episodes as columns: the first prompts, under every policy; {}: there are none.
 
     Args:
         index: of evaluation episodes, see `trajectories/index.py`.
         policies: names by iteration of the index.
+        limit: rows at most, as far as prompts have equally many.
     """
     if not index.num_rows:
         return {}
     groups = index["group_index"].to_numpy()
     each = max(index.num_rows // max(len(set(groups.tolist())), 1), 1)
-    chosen = index.filter(groups < max(_EPISODE_ROWS // each, 1)) if index.num_rows > _EPISODE_ROWS else index
+    chosen = index.filter(groups < max(limit // each, 1)) if index.num_rows > limit else index
     numbers = chosen["iteration"].to_pylist()
     shown = [policies[number] if number < len(policies) else str(number) for number in numbers]
     columns = {name: chosen[name].to_pylist() for name in _EPISODE_COLUMNS}

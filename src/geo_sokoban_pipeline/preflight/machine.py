@@ -41,7 +41,7 @@ def check_libraries(requirements: Iterable[str] | None = None) -> list[Check]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         count += 1
-        version = _version(requirement.name)
+        version = installed_version(requirement.name)
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             text = f"{requirement.name} {version or 'is not installed'}: {requirement.specifier or 'any'} is needed"
             found.append(Check(_LIBRARY, requirement.name, "failure", text, "make install, or install it by pip"))
@@ -52,7 +52,7 @@ def check_torchvision() -> Check:
     """Whether torchvision, if installed, fits the installed torch; otherwise it breaks transformers."""
     from packaging.requirements import Requirement
 
-    version, torch = _version("torchvision"), _version("torch")
+    version, torch = installed_version("torchvision"), installed_version("torch")
     if version is None or torch is None:
         return Check(_LIBRARY, "torchvision", "ok", "not installed and not needed")
     for line in importlib.metadata.requires("torchvision") or []:
@@ -155,7 +155,7 @@ def check_type(dtype: str) -> Check:
     return Check(_GROUP, "type", "ok", text)
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -191,7 +191,7 @@ def _check_wandb(tracking: TrackingOptions, environment: Mapping[str, str]) -> C
     if not (tracking.enabled and tracking.wandb):
         off = "enabled" if not tracking.enabled else "wandb"
         return Check(_LAUNCHER, WANDB_KEY, "ok", f"set but not used: tracking.{off}=false")
-    version = _version("wandb")
+    version = installed_version("wandb")
     if version is None:
         text = "set, but the package wandb is not installed: runs are tracked by MLflow alone"
         way_out = "install it (pip install 'geo-sokoban-pipeline[wandb]'), or set tracking.wandb=false"
