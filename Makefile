@@ -62,7 +62,7 @@ SGLANG_STAMP := $(SGLANG_VENV)/.installed-$(SGLANG)
 SGLANG_PIP := $(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile
 SGLANG_SITE = $$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-peer mutants sglang-env clean-data
+.PHONY: help install run run-geo3k run-geo3k-multi-turn test test-fast check format docs bench bench-memory bench-peer mutants sglang-env chromium clean-data
 
 help: ## Show the targets.
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
@@ -107,7 +107,7 @@ check: $(DEV_STAMP) ## Format, lint, types, direction of imports.
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
-test: check sglang-env ## All checks, then the whole test suite, the tests against a real SGLang server included.
+test: check sglang-env chromium ## All checks, then the whole test suite, with a real SGLang server and a real browser.
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 test-fast: check ## The same without the slow tests.
@@ -154,6 +154,14 @@ endif
 	touch $@
 
 sglang-env: $(SGLANG_STAMP) ## Make .venv-sglang, in which SGLang servers run; SGLANG=gpu: .venv-sglang-gpu.
+
+# The tests of pages need a browser. Without one they are skipped, but fail in continuous integration.
+chromium: $(DEV_STAMP) ## Install a headless Chromium unless there is one: Debian's package, which takes root.
+	@$(BIN)/python tests/chromium.py || { \
+	echo 'No Chromium yet: trying the package chromium-headless-shell'; \
+	apt-get -qq -o Acquire::Retries=3 update && DEBIAN_FRONTEND=noninteractive \
+	apt-get -qq install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core > /dev/null; \
+	} || echo 'It was not installed. GEO_SOKOBAN_CHROMIUM may name a Chromium of your own.' >&2
 
 clean-data: ## Delete the files of runs below data/.
 	find data -type f ! -name .gitkeep ! -path data/README.md -delete

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from builders import CONTEXT
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory
@@ -63,6 +67,32 @@ def make_hostile(episode: Trajectory) -> Trajectory:
         turn.action = turn.action and HOSTILE
     episode.label = episode.error = episode.response = episode.difficulty = HOSTILE
     return episode
+
+
+def rows_of_scores(episode: Trajectory, run: str = "train_sokoban", **values: Any) -> list[dict[str, Any]]:
+    """Rows of `token_scores` of an episode of a run's `default`; values are of all its tokens, or one each."""
+    sampled = np.flatnonzero(episode.loss_mask).tolist()
+    whose = {"run": run, "run_id": "default", "trajectory_id": episode.trajectory_id, "scored_by": "x"}
+    common = {
+        "scored_version": 0,
+        "log_prob": -0.5,
+        "entropy": 1.0,
+        "ratio": 1.0,
+        "top_tokens": [],
+        "top_log_probs": [],
+    }
+    given = {name: value if isinstance(value, list) else [value] * len(sampled) for name, value in values.items()}
+    return [
+        {**whose, **common, "position": at, **{name: value[number] for name, value in given.items()}}
+        for number, at in enumerate(sampled)
+    ]
+
+
+def store_scores(root: Path, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    """Write rows as the `token_scores` or the `occlusion` of a command."""
+    path = root / f"07_model_output/score_sokoban/default/{name}/iter=00000/part-000.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
 
 
 def read_script(path: Path) -> Any:

@@ -21,9 +21,19 @@ from geo_sokoban_pipeline.reporting.viewer.site import choose_pages, write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError, find_runs, open_run
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
-from geo_sokoban_pipeline.trajectories.token_scores import TOKEN_SCORES
+from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
-from reporting.sites import HOSTILE, answer_groups, make_hostile, play_groups, read_columns, read_script, store
+from reporting.sites import (
+    HOSTILE,
+    answer_groups,
+    make_hostile,
+    play_groups,
+    read_columns,
+    read_script,
+    rows_of_scores,
+    store,
+    store_scores,
+)
 
 EPISODES = {
     "sokoban": lambda: play_groups(0.6),
@@ -138,6 +148,106 @@ def test_scores_of_tokens_are_channels(tmp_path: Path) -> None:
     for name, value in (("ratio", 1.5), ("entropy", 1.25), ("log_prob", -0.5), ("image_reliance", 0.25)):
         assert scored["scores"][name] == [value] * count
     assert scored["scores"]["top"] == [[["a", -0.1], ["b", -2.0]]] * count
+
+
+def test_scores_are_columns_of_the_list(tmp_path: Path) -> None:
+    episodes = play_groups(0.6, groups=1, size=3)
+    outputs = store(tmp_path, episodes, "train_sokoban", "default")
+    count = int(episodes[0].loss_mask.sum())
+    reliances = [0.0] * (count - 1) + [float(count)]
+    rows = rows_of_scores(episodes[0], image_reliance=reliances, entropy=0.25) + rows_of_scores(episodes[1])
+    store_scores(tmp_path, "token_scores", rows, TOKEN_SCORES)
+    write_site(tmp_path / "site", [open_run(outputs)])
+    found = read_columns(tmp_path / "site")
+    assert [row["image_reliance"] for row in found] == [1.0, None, None]  # the second was not scored without images
+    assert [row["entropy"] for row in found] == [0.25, 1.0, None]
+
+
+def test_the_table_of_tokens(tmp_path: Path) -> None:
+    """Against a loop over all sampled tokens; of equal gaps the first one is the widest."""
+    episodes = play_groups(0.6, groups=2, size=3)
+    noise = np.random.default_rng(0)
+    for episode in episodes:
+        gaps = noise.choice(np.float32([0, 0.125, -0.25]), len(episode.token_ids)) * episode.loss_mask
+        episode.old_log_probs = (episode.rollout_log_probs + gaps).astype(np.float32)
+    count = int(episodes[4].loss_mask.sum())
+    reliances = noise.normal(size=count).astype(np.float32).tolist()
+    outputs = store(tmp_path, episodes, "train_sokoban", "default")
+    store_scores(tmp_path, "token_scores", rows_of_scores(episodes[4], image_reliance=reliances), TOKEN_SCORES)
+    write_site(tmp_path / "site", [open_run(outputs)])
+    table = read_script(tmp_path / "site" / "data" / "tokens.js")["train_sokoban/default"]
+    places: dict[int, list[tuple[int, int]]] = {}
+    for row, episode in enumerate(episodes):
+        for at in np.flatnonzero(episode.loss_mask).tolist():
+            places.setdefault(int(episode.token_ids[at]), []).append((row, at))
+    assert table["id"] == sorted(places, key=lambda token: (-len(places[token]), token))
+    of_scored = dict(zip(np.flatnonzero(episodes[4].loss_mask).tolist(), reliances, strict=True))
+    for number, token in enumerate(table["id"]):
+        own = places[token]
+        gaps = [float(episodes[row].old_log_probs[at]) - float(episodes[row].rollout_log_probs[at]) for row, at in own]
+        assert table["count"][number] == len(own)
+        means = np.mean([episodes[row].rollout_log_probs[at] for row, at in own]), np.mean(np.abs(gaps))
+        assert (table["log_prob"][number], table["gap"][number]) == pytest.approx(means, rel=1e-4)
+        widest = max(range(len(own)), key=lambda one: abs(gaps[one]))
+        assert table["widest"][number] == pytest.approx(gaps[widest], rel=1e-4) and table["at"][number] == [
+            *own[widest]
+        ]
+        scored = [of_scored[at] for row, at in own if row == 4]
+        assert table["scored"][number] == len(scored)
+        wanted = pytest.approx(np.mean(scored), rel=1e-4) if scored else None
+        assert table["image_reliance"][number] == wanted
+
+
+def test_scores_under_the_weights_that_sampled_give_the_gap(tmp_path: Path) -> None:
+    """Where the trainer recomputed no log-probs, and only then, and under no other version."""
+    first, second, third = play_groups(0.6, groups=1, size=3)
+    for episode in (first, second):
+        episode.old_log_probs = None
+    version = first.policy_version
+    rows = [
+        *rows_of_scores(first, scored_version=version),
+        *rows_of_scores(second, scored_version=version + 1),
+        *rows_of_scores(third, scored_version=version),
+    ]
+    outputs = store(tmp_path, [first, second, third], "train_sokoban", "default")
+    store_scores(tmp_path, "token_scores", rows, TOKEN_SCORES)
+    write_site(tmp_path / "site", [open_run(outputs)])
+    pages = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"]
+    own = first.rollout_log_probs[first.loss_mask == 1]
+    assert pages[0]["gaps"] == pytest.approx((-0.5 - own).tolist(), abs=1e-6)
+    assert pages[1]["gaps"] is None and set(pages[2]["gaps"]) == {0}
+
+
+def test_occlusion_maps_are_parts_of_the_page(tmp_path: Path) -> None:
+    episodes = play_groups(0.6, groups=1, size=2)
+    outputs = store(tmp_path, episodes, "train_sokoban", "default")
+    whose = {"run": "train_sokoban", "run_id": "default", "trajectory_id": episodes[1].trajectory_id}
+    place = {"turn": 0, "image": 0, "top": 0, "width": 16, "height": 16, "positions": [30, 31]}
+    parts = [("wall", 0, [0.5, -0.25]), (None, 16, [0.0, 1.0])]
+    rows = [
+        {**whose, **place, "left": left, "content": content, "drops": drops, "drop": sum(drops)}
+        for content, left, drops in parts
+    ]
+    store_scores(tmp_path, "occlusion", rows, OCCLUSION)
+    write_site(tmp_path / "site", [open_run(outputs)])
+    pages = read_script(tmp_path / "site" / "data" / "episodes" / "0.js")["episodes"]
+    width, height = (int.from_bytes(episodes[1].images[0][at : at + 4], "big") for at in (16, 20))
+    wanted = [[left, 0, 16, 16, content, drops] for content, left, drops in parts]
+    assert pages[0]["maps"] is None
+    assert pages[1]["maps"] == {"0": {"size": [width, height], "positions": [30, 31], "parts": wanted}}
+
+
+def test_losses_without_images_by_kind() -> None:
+    def row(policy: str, mode: str, *solved: int) -> dict[str, Any]:
+        cells = [{"length": number, "solved": one, "episodes": 4} for number, one in enumerate(solved)]
+        return {"policy": policy, "mode": mode, "episodes": 8, "by_length": cells}
+
+    rows = [row("warm_start", "sampled", 1, 1), row("final", "sampled", 4, 2), row("final", "greedy", 3, 3)]
+    ablated = [row("final_blank", "sampled", 1, 2), row("final_shuffled", "sampled", 0, 3)]
+    (table,) = sites.describe_ablations({"task": "sokoban", "rows": rows + ablated})
+    assert (table["policy"], table["mode"], table["names"]) == ("final", "sampled", ["images", "blank", "shuffled"])
+    assert table["lines"] == [("0", [(4, 4), (1, 4), (0, 4)]), ("1", [(2, 4), (2, 4), (3, 4)])]
+    assert sites.describe_ablations(None) == sites.describe_ablations({"task": "sokoban", "rows": rows}) == []
 
 
 def test_hostile_texts_are_strings(tmp_path: Path) -> None:

@@ -16,18 +16,36 @@ from chromium import Page, open_page
 from geo_sokoban_pipeline.evaluation.metrics import mcnemar
 from geo_sokoban_pipeline.reporting.viewer.site import write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import open_run
+from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from reporting.material import WORDS, make_levels, play
-from reporting.sites import HOSTILE, answer_groups, make_hostile, play_groups, store
+from reporting.sites import (
+    HOSTILE,
+    answer_groups,
+    make_hostile,
+    play_groups,
+    rows_of_scores,
+    store,
+    store_scores,
+)
 
 pytestmark = pytest.mark.slow
 RUN = "train_sokoban/default"
+WIDEST = {5: 0.125, 7: -0.5}  # by the episode's place: trainer minus engine at its third sampled token
+SCORED = 7  # place of the episode with scores and a map
+RATIOS, RELIANCES, ENTROPY = (0.5, 1.0, 2.0), (0.0, 1.5, -0.5), 0.75  # in turn, of its sampled tokens
+ALL_CHANNELS = ("loss mask", "log-prob", "advantage", "trainer − engine", "ratio new to old", "clipped")
 
 
 @pytest.fixture(scope="module")
 def episodes() -> list[Trajectory]:
-    """Those of the run: three iterations of boards."""
-    return [one for number in range(3) for one in play_groups(0.2 + 0.3 * number, iteration=number)]
+    """Those of the run: three iterations of boards. The trainer's log-probs differ where `WIDEST` says."""
+    found = [one for number in range(3) for one in play_groups(0.2 + 0.3 * number, iteration=number)]
+    for number, gap in WIDEST.items():
+        episode = found[number]
+        assert episode.old_log_probs is not None
+        episode.old_log_probs[np.flatnonzero(episode.loss_mask)[2]] += np.float32(gap)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +68,56 @@ def site(
     """A site of that run, of a second one, and of one with hostile texts."""
     root = tmp_path_factory.mktemp("data")
     store(root, episodes, "train_sokoban", "default")
+    hostile = [make_hostile(one) for one in answer_groups("geo3k_multi_turn", groups=1)]
+    store_scores(root, "token_scores", make_scores(episodes[SCORED]), TOKEN_SCORES)
+    maps = make_map(episodes[SCORED], "train_sokoban", "box") + make_map(hostile[0], "train_geo3k_multi_turn", HOSTILE)
+    store_scores(root, "occlusion", maps, OCCLUSION)
     named = []
     for run_id, own in held_out.items():
         run = open_run(store(root, own, "train_sokoban", run_id, "held_out_trajectories"))
         settings = {"seed": len(named), "grpo.clip_high": 0.28}
         named.append(replace(run, settings=settings, token_texts=lambda ids: [WORDS[one] for one in ids]))
-    hostile = [make_hostile(one) for one in answer_groups("geo3k_multi_turn", groups=1)]
     other = open_run(store(root, hostile, "train_geo3k_multi_turn", "default"))
     folder = tmp_path_factory.mktemp("site")
-    write_site(folder, [*named, replace(other, token_texts=lambda ids: [HOSTILE for _ in ids])])
+    hostile_run = replace(other, token_texts=lambda ids: [HOSTILE for _ in ids], evaluation=make_evaluation(HOSTILE))
+    write_site(folder, [replace(named[0], evaluation=make_evaluation("final")), *named[1:], hostile_run])
     return folder
+
+
+def make_scores(episode: Trajectory) -> list[dict[str, Any]]:
+    """Rows of `token_scores`, in which ratios and reliances take turns."""
+    count = int(episode.loss_mask.sum())
+    turns = {"ratio": RATIOS, "image_reliance": RELIANCES}
+    columns = {name: [values[at % len(values)] for at in range(count)] for name, values in turns.items()}
+    return rows_of_scores(episode, scored_version=9, entropy=ENTROPY, **columns)
+
+
+def make_map(episode: Trajectory, run: str, content: str) -> list[dict[str, Any]]:
+    """Rows of `occlusion` of the first image: two halves, the left one needed by the first token of the response."""
+    first = next(turn for turn in episode.turns if turn.role == "assistant")
+    width, height = (int.from_bytes(episode.images[0][at : at + 4], "big") for at in (16, 20))
+    half = {"top": 0, "width": width // 2, "height": height, "positions": [first.token_start, first.token_start + 1]}
+    whose = {"run": run, "run_id": "default", "trajectory_id": episode.trajectory_id, "turn": 0, "image": 0}
+    drops = [[0.5, 0.0], [-0.125, -0.125]]
+    return [
+        {**whose, **half, "left": number * (width // 2), "content": content, "drops": own, "drop": sum(own)}
+        for number, own in enumerate(drops)
+    ]
+
+
+def make_evaluation(policy: str) -> dict[str, Any]:
+    """Summary rows with and without images: the kind `b` loses all, `a` nothing."""
+    solved = {policy: {"a": 1, "b": 4}, f"{policy}_blank": {"a": 1, "b": 0}}
+    rows = [
+        {
+            "policy": name,
+            "mode": "sampled",
+            "episodes": 8,
+            "by_length": [{"length": kind, "solved": one, "episodes": 4} for kind, one in kinds.items()],
+        }
+        for name, kinds in solved.items()
+    ]
+    return {"task": "sokoban", "rows": rows}
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +223,7 @@ def test_channels_and_tokens(page: Page, episodes: list[Trajectory]) -> None:
     page.follow(address(episode))
     page.wait("document.querySelectorAll('.tok.made').length > 0")
     pressed = "document.querySelector('.channels [aria-pressed=true]').innerText"
-    assert page.run(pressed) == "probability"
+    assert page.run(pressed) == "log-prob"
     levels = "[...document.querySelectorAll('.tok.made')].map(one => Number(one.style.getPropertyValue('--level')))"
     probabilities = np.exp(episode.rollout_log_probs[episode.loss_mask == 1])
     assert page.run(levels) == pytest.approx(probabilities.tolist(), abs=0.006)
@@ -183,6 +241,125 @@ def test_channels_and_tokens(page: Page, episodes: list[Trajectory]) -> None:
     page.open(page.run("location.href"))
     page.wait("document.querySelector('.detail') !== null")
     assert page.run(pressed) == "advantage"
+
+
+def open_scored(page: Page, episodes: list[Trajectory], **more: Any) -> Trajectory:
+    page.follow(address(episodes[SCORED], **more))
+    page.wait(f"openEpisode?.row === {SCORED} && document.querySelectorAll('.tok.made').length > 0")
+    return episodes[SCORED]
+
+
+LEVEL = "Number(one.style.getPropertyValue('--level')) * (one.classList.contains('less') ? -1 : 1)"
+LEVELS = f"[...document.querySelectorAll('.tok.made')].map(one => {LEVEL})"
+CHANNELS = [
+    ("mask", lambda e, k: 0.25),
+    ("probability", lambda e, k: np.exp(e.rollout_log_probs[e.loss_mask == 1][k])),
+    ("advantage", lambda e, k: np.sign(e.advantage)),
+    ("gap", lambda e, k: -1.0 if k == 2 else 0.0),
+    ("ratio", lambda e, k: np.clip(np.log(RATIOS[k % 3]) / 0.5, -1, 1)),
+    ("entropy", lambda e, k: ENTROPY / 2),
+    ("reliance", lambda e, k: RELIANCES[k % 3] / 2),
+]
+
+
+@pytest.mark.parametrize(("channel", "level"), CHANNELS, ids=[name for name, _ in CHANNELS])
+def test_the_colour_of_each_channel(page: Page, episodes: list[Trajectory], channel: str, level: Any) -> None:
+    episode = open_scored(page, episodes, channel=channel)
+    wanted = [float(level(episode, k)) for k in range(int(episode.loss_mask.sum()))]
+    assert page.run(LEVELS) == pytest.approx(wanted, abs=0.006)
+    assert set(ALL_CHANNELS) <= set(page.texts(".channels button:enabled"))
+
+
+def test_clipped_are_ratios_beyond_the_range_on_the_side_that_is_pushed_to(
+    page: Page, episodes: list[Trajectory]
+) -> None:
+    """The settings clip at 1.28 above; 0.8 below is the default."""
+    episode = open_scored(page, episodes, channel="clipped")
+    assert episode.advantage
+    cut = {1: 2.0, -1: 0.5}[int(np.sign(episode.advantage))]
+    wanted = [np.sign(episode.advantage) * (RATIOS[k % 3] == cut) for k in range(int(episode.loss_mask.sum()))]
+    assert page.run(LEVELS) == pytest.approx(wanted)
+
+
+def test_scores_of_a_token(page: Page, episodes: list[Trajectory]) -> None:
+    episode = open_scored(page, episodes, token=int(np.flatnonzero(episodes[SCORED].loss_mask)[2]))
+    own = episode.rollout_log_probs[episode.loss_mask == 1][2]
+    found = dict(zip(page.texts(".detail dt"), page.texts(".detail dd"), strict=True))
+    assert found["log-prob"].startswith(f"−{abs(own):.4f}".rstrip("0")) and found["ratio new to old"] == "2"
+    assert found["trainer − engine"] == "−0.5 nats" and found["use of the image"] == "−0.5 nats"
+
+
+def test_the_occlusion_map_lies_over_its_image(page: Page, episodes: list[Trajectory]) -> None:
+    episode = open_scored(page, episodes)
+    assert page.run("document.querySelectorAll('.mapped').length") == 0
+    page.run(
+        "[...document.querySelectorAll('.channels button')].find(one => one.innerText === 'occlusion map').click()"
+    )
+    page.wait("document.querySelectorAll('.turn .mapped').length === 1")  # one image has a map
+    assert page.run("route.args.map") == "on"
+    parts = f"[...document.querySelectorAll('.turn .mapped i')].map(one => {LEVEL})"
+    assert page.run(parts) == [1, -0.5] and "(box): +0.5 nats" in page.text(".hint.map")
+    boxes = page.run(
+        "[document.querySelector('.turn .mapped'), ...document.querySelectorAll('.turn .mapped i')]"
+        ".map(one => one.getBoundingClientRect()).map(box => [box.left, box.width, box.height])"
+    )
+    (left, width, height), first, second = boxes
+    assert first == pytest.approx([left, width / 2, height]) and second[0] == pytest.approx(left + width / 2)
+    # A token that the map knows has one of its own; the address holds both.
+    token = int(np.flatnonzero(episode.loss_mask)[1])
+    page.open(page.run("location.href") + f"&token={token}")
+    page.wait("document.querySelectorAll('.turn .mapped i').length === 2")
+    assert page.run(parts) == [0, -1] and f"token {token} likelier" in page.text(".hint.map")
+
+
+def test_the_token_with_the_widest_gap(page: Page, episodes: list[Trajectory]) -> None:
+    page.follow(f"#/tokens?run={RUN}&sort=-widest")
+    page.wait("document.querySelector('.tokens tbody tr') !== null")
+    assert page.texts(".tokens tbody tr td:nth-child(6)")[0] == "−0.5"
+    page.click(".tokens tbody tr td:nth-child(6) a")
+    page.wait("document.querySelector('.detail') !== null")
+    at = int(np.flatnonzero(episodes[SCORED].loss_mask)[2])
+    assert page.run("[route.args.id, route.args.channel, Number(route.args.token)]") == [
+        episodes[SCORED].trajectory_id,
+        "gap",
+        at,
+    ]
+    assert f"at token {at}" in page.text(".panel")
+
+
+def test_tokens_are_counted_and_filtered(page: Page, episodes: list[Trajectory]) -> None:
+    held = [int(one) for episode in episodes for one in episode.token_ids[episode.loss_mask == 1]]
+    page.follow(f"#/tokens?run={RUN}&q=answer")
+    page.wait("document.querySelectorAll('.tokens tbody tr').length === 2")
+    shown = dict(zip(page.texts(".tokens tbody code"), page.texts(".tokens tbody td:nth-child(3)"), strict=True))
+    counts = {WORDS[token]: times for token, times in Counter(held).items()}
+    # The run has evaluation episodes, too.
+    assert int(shown['"<answer>"'].replace(",", "")) > counts["<answer>"]
+    page.follow(f"#/tokens?run={RUN}&sort=-image_reliance&least=2")
+    page.wait("route.args.least === '2' && (m.redraw.sync(), true)")
+    chosen = "chooseTokens(all[tokenRun()], route.args).map(at => all[tokenRun()].image_reliance[at])"
+    found = page.run(f"load('tokens').then(all => {chosen})")
+    assert found == sorted(found, reverse=True) and None not in found
+
+
+def test_kinds_that_lose_most_without_images_come_first(page: Page) -> None:
+    page.follow(f"#/images?run={RUN}")
+    page.wait("document.querySelector('.images tbody tr') !== null")
+    assert [line.split("\t") for line in page.texts(".images tr")[1:]] == [
+        ["b", "4", "100 %", "0 %", "−100 points"],
+        ["a", "4", "25 %", "25 %", "0 points"],
+        ["all", "8", "62.5 %", "12.5 %", "−50 points"],
+    ]
+
+
+def test_a_breakdown_by_the_use_of_the_image(page: Page, episodes: list[Trajectory]) -> None:
+    page.follow(f"#/list?q=run:{RUN} split:train&by=difficulty&of=image_reliance")
+    page.wait("document.querySelector('.breakdown tbody tr') !== null")
+    found = {line.split("\t")[0]: line.split("\t")[-1] for line in page.texts(".breakdown tbody tr")}
+    count = int(episodes[SCORED].loss_mask.sum())
+    mean = np.mean([RELIANCES[at % 3] for at in range(count)])
+    known = {kind: text for kind, text in found.items() if text != "–"}
+    assert known == {episodes[SCORED].difficulty: f"{mean:.3f}".rstrip("0").rstrip(".")}
 
 
 def test_keys(page: Page, episodes: list[Trajectory]) -> None:
@@ -216,6 +393,9 @@ HOSTILE_PAGES = {
     "group": f"groupLink({HOSTILE_ROW})",
     "tasks": "'#/tasks?q=run:train_geo3k_multi_turn/default'",
     "task": f"taskLink({HOSTILE_ROW})",
+    "map": f"episodeLink({HOSTILE_ROW}, {{map: 'on'}})",
+    "tokens": "'#/tokens?run=train_geo3k_multi_turn/default'",
+    "images": "'#/images?run=train_geo3k_multi_turn/default'",
     "compare": f"href('compare', {{a: '{HOSTILE_SIDE}', b: '{HOSTILE_SIDE}', show: 'all', task: {HOSTILE_TASK}}})",
 }
 
@@ -237,13 +417,18 @@ def test_an_unknown_episode_or_page_is_named(page: Page) -> None:
     page.wait("document.body.innerText.includes('There is no page nowhere')")
 
 
+SHOWN = {"#/tasks": ".tasks tbody tr", "#/tokens": ".tokens tbody tr", "#/images": ".images tbody tr"} | {
+    "#/compare": ".pairs tbody tr"
+}
+
+
 @pytest.mark.parametrize("width", [400, 1300])
-@pytest.mark.parametrize("route", ["#/list?by=iteration", "EPISODE", "GROUP", "#/tasks", "#/compare"])
+@pytest.mark.parametrize("route", [*SHOWN, "#/list?by=iteration", "EPISODE", "MAP", "GROUP"])
 def test_nothing_is_wider_than_the_window(page: Page, episodes: list[Trajectory], width: int, route: str) -> None:
     page.look(width)
-    own = address(episodes[-1])
-    page.follow({"EPISODE": own, "GROUP": own.replace("episode", "group", 1)}.get(route, route))
-    page.wait("document.querySelector('.turn, .breakdown, .tree, .tasks tbody tr, .pairs tbody tr') !== null")
+    own, mapped = address(episodes[-1]), address(episodes[SCORED], map="on")
+    page.follow({"EPISODE": own, "MAP": mapped, "GROUP": own.replace("episode", "group", 1)}.get(route, route))
+    page.wait(f"document.querySelector('{SHOWN.get(route, '.turn, .breakdown, .tree')}') !== null")
     assert page.run("document.documentElement.scrollWidth") <= width
     page.look(1300)
 

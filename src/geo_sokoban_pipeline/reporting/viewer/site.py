@@ -36,8 +36,12 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_t
 ENTRY = "index.html"
 LIST_ROWS = 20_000  # rows of the list in one script
 EPISODES_BYTES, IMAGES_BYTES = 400_000, 700_000  # about what a script holds, so that one is read in some 10 ms
+_SMALL = 1e-3  # numbers below it keep more digits
 _SHORTEST_RUN = 3  # equal tokens in a row from which on only their number is stored: image pads
 _LEFT_OUT = ("run", "run_id", "partition", "row", "tag_counts")  # of the index; the site has them in other forms
+_MEANS = ("image_reliance", "entropy", "ratio")  # of the scores of an episode's tokens: columns of the list
+_MEASURES = ("log_prob", "gap", "entropy", "image_reliance")  # of a token; the last two from scores
+_ABLATIONS = ("blank", "shuffled")  # suffixes of a policy's name in an evaluation
 
 
 def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = None) -> dict[str, Any]:
@@ -58,9 +62,9 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
         raise NothingToBrowseError(f"{', '.join(run.name for run in runs) or 'no run'}: no episodes are stored.")
     shown = choose_pages(index, pages)
     images = _Images(folder)
-    chunk, place, pads = _write_episodes(folder, runs, shown, images)
+    chunk, place, pads, tokens = _write_episodes(folder, runs, shown, images)
     images.close()
-    columns = list_columns(index)
+    columns = list_columns(index) | score_columns(runs)
     columns["run"] = _words(pa.array([run.name for run in runs for _ in range(run.index.num_rows)]))
     columns["chunk"], columns["place"] = chunk, place
     chunks = _write_list(folder, columns, index.num_rows)
@@ -73,6 +77,7 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
         "tasks": {name: _describe_task(name) for name in names},
     }
     _write_script(folder, "site", site)
+    _write_script(folder, "tokens", tokens)
     _copy_assets(folder)
     return {"episodes": index.num_rows, "pages": int(shown.sum()), "images": images.count}
 
@@ -147,11 +152,25 @@ def _numbers(array: pa.Array) -> np.ndarray:
     if pa.types.is_integer(array.type) and not array.null_count:
         return np.asarray(array.to_numpy())
     values = np.asarray(array.cast(pa.float64()).to_numpy(zero_copy_only=False))
-    return np.round(values, 6)
+    # Differences of log-probs in float32 are that small, and the list is sorted by them.
+    return np.where(np.abs(values) < _SMALL, np.round(values, 9), np.round(values, 6))
 
 
 def _kind(column: Any) -> str:
     return "word" if isinstance(column, _Words) else "number"
+
+
+def score_columns(runs: Sequence[BrowsedRun]) -> dict[str, np.ndarray]:
+    """Mean scores of each episode's tokens as columns of the list, NaN without scores; {}: no run has scores."""
+    if not any(run.scored for run in runs):
+        return {}
+    ids = [(run.scored, name) for run in runs for name in run.index["trajectory_id"].to_pylist()]
+    means = {name: np.full(len(ids), np.nan) for name in _MEANS}
+    for at, (scored, episode) in enumerate(ids):
+        for name, values in means.items():
+            known = [row[name] for row in scored.get(episode, ()) if row[name] is not None]
+            values[at] = round(float(np.mean(known, dtype=np.float64)), 6) if known else np.nan
+    return means
 
 
 def _write_list(folder: Path, columns: Mapping[str, Any], rows: int) -> int:
@@ -183,15 +202,20 @@ def _slice(column: Any, start: int, end: int) -> dict[str, Any]:
 
 def _write_episodes(
     folder: Path, runs: Sequence[BrowsedRun], shown: np.ndarray, images: _Images
-) -> tuple[np.ndarray, np.ndarray, list[int | None]]:
-    """Write the chosen episodes; script and place of each row's, −1 for none, and each run's id of image pads."""
+) -> tuple[np.ndarray, np.ndarray, list[int | None], dict[str, Any]]:
+    """Write the chosen episodes.
+
+    Returns:
+        Script and place of each row's, −1 for none; each run's id of image pads, and its table of tokens by its name.
+    """
     chunks, places = np.full(len(shown), -1, np.int32), np.full(len(shown), -1, np.int32)
     pads: list[int | None] = []
+    tables: dict[str, Any] = {}
     number, start = 0, 0
     with track("writing episodes", int(shown.sum()), keep=False) as progress:
         for run in runs:
             pads.append(None)
-            chunk = _Chunk(run.token_texts)
+            chunk, table_of_tokens = _Chunk(run.token_texts), _TokenTable()
             chosen = np.flatnonzero(shown[start : start + run.index.num_rows])
             for partition, rows in _by_partition(run.index, chosen):
                 table = read_trajectories(run.folder / f"{partition}.parquet")
@@ -199,7 +223,9 @@ def _write_episodes(
                 episodes = table_to_trajectories(table.take(run.index["row"].to_numpy()[rows]))
                 for row, episode in zip(rows.tolist(), episodes, strict=True):
                     chunks[start + row], places[start + row] = number, len(chunk.episodes)
-                    chunk.add(episode, images, run.scored.get(episode.trajectory_id))
+                    scores = run.scored.get(episode.trajectory_id)
+                    chunk.add(episode, images, scores, run.mapped.get(episode.trajectory_id, ()))
+                    table_of_tokens.add(start + row, episode, scores)
                     if chunk.size > EPISODES_BYTES:
                         chunk.write(folder, number)
                         chunk, number = _Chunk(run.token_texts), number + 1
@@ -207,8 +233,9 @@ def _write_episodes(
             if chunk.episodes:
                 chunk.write(folder, number)
                 number += 1
+            tables[run.name] = table_of_tokens.describe(run.token_texts)
             start += run.index.num_rows
-    return chunks, places, pads
+    return chunks, places, pads, tables
 
 
 def _by_partition(index: pa.Table, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -234,11 +261,18 @@ class _Chunk:
     spans: dict[bytes, int] = field(default_factory=dict)
     episodes: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, episode: Trajectory, images: _Images, scores: Sequence[Mapping[str, Any]] | None) -> None:
+    def add(
+        self,
+        episode: Trajectory,
+        images: _Images,
+        scores: Sequence[Mapping[str, Any]] | None,
+        maps: Sequence[Mapping[str, Any]],
+    ) -> None:
         """Add an episode.
 
         Args:
             scores: rows of `token_scores` of it; None: it was not scored.
+            maps: rows of `occlusion` of it.
         """
         report = task_or_plain(episode.task).report
         last = episode.turns[-1] if episode.turns else None
@@ -259,8 +293,9 @@ class _Chunk:
                     for turn, (start, stop) in zip(episode.turns, pairwise(cuts), strict=True)
                 ],
                 "mask": _runs(sampled),
-                **_channels(episode, sampled),
+                **_channels(episode, sampled, scores),
                 "scores": scores and _describe_scores(scores, sampled),
+                "maps": _describe_maps(maps, episode.images),
                 "label": episode.label,
                 "error": episode.error,
                 "seed": episode.seed,
@@ -272,6 +307,7 @@ class _Chunk:
             }
         )
         self.size += 1000 + 14 * len(sampled) + (60 * len(scores) if scores else 0)
+        self.size += sum(40 + 8 * len(part["drops"]) for part in maps)
 
     def write(self, folder: Path, number: int) -> None:
         """Write the script."""
@@ -321,22 +357,37 @@ def _shorten(ids: np.ndarray) -> list[int]:
     return found
 
 
-def _channels(episode: Trajectory, sampled: np.ndarray) -> dict[str, Any]:
+def _channels(episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Log-probs of the sampled tokens, and how much those of trainer and reference policy differ from the engine's."""
-    own = episode.rollout_log_probs[sampled].astype(np.float64)
-    old, ref = episode.old_log_probs, episode.ref_log_probs
-    gaps = None if old is None else old[sampled] - own
+    own, ref = episode.rollout_log_probs[sampled].astype(np.float64), episode.ref_log_probs
+    gaps = find_gaps(episode, sampled, scores)
     return {
         "log_probs": np.round(own, 4),
-        "gaps": None if gaps is None else np.round(gaps, 6),
+        "gaps": None if gaps is None else np.round(gaps, 9),
         "widest": None if gaps is None or not len(gaps) else int(sampled[np.argmax(np.abs(gaps))]),
         "ref_gaps": None if ref is None else np.round(ref[sampled] - own, 4),
     }
 
 
+def find_gaps(
+    episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None
+) -> np.ndarray | None:
+    """(sampled,) float64 log-probs of the trainer minus those of the engine; None: the trainer's are not known.
+
+    They are the stored `old_log_probs`, or scores under the very weights that sampled the episode.
+    """
+    own = episode.rollout_log_probs[sampled].astype(np.float64)
+    if episode.old_log_probs is not None:
+        return np.asarray(episode.old_log_probs[sampled].astype(np.float64) - own)
+    versions = {version for version, _, _ in episode.weight_spans}
+    if scores and _are_of(scores, sampled) and versions == {scores[0]["scored_version"]}:
+        return np.array([score["log_prob"] for score in scores]) - own
+    return None
+
+
 def _describe_scores(scores: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> dict[str, Any] | None:
     """Scores of an episode by channel, one value per sampled token; None: they are those of other tokens."""
-    if [row["position"] for row in scores] != sampled.tolist():
+    if not _are_of(scores, sampled):
         return None
     columns = {
         name: [None if row[name] is None else round(row[name], 4) for row in scores]
@@ -347,6 +398,84 @@ def _describe_scores(scores: Sequence[Mapping[str, Any]], sampled: np.ndarray) -
         for row in scores
     ]
     return {"by": scores[0]["scored_by"], "version": scores[0]["scored_version"], **columns, "top": top}
+
+
+def _are_of(scores: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> bool:
+    """Whether scores are of these positions; those of an episode that was rolled out again may be of others."""
+    return [row["position"] for row in scores] == sampled.tolist()
+
+
+def _describe_maps(maps: Sequence[Mapping[str, Any]], images: Sequence[bytes]) -> dict[str, Any] | None:
+    """Occlusion maps of an episode by the place of the image: its size, the tokens whose log-probs were compared, and
+    of each part its rectangle, what it shows, and by how much it makes each of these tokens likelier; None: no map.
+    """
+    found: dict[str, Any] = {}
+    for row in maps:
+        png, name = images[row["image"]], str(row["image"])
+        size = [int.from_bytes(png[at : at + 4], "big") for at in (16, 20)]  # of the PNG's header
+        parts = found.setdefault(name, {"size": size, "positions": row["positions"], "parts": []})["parts"]
+        place = [row[side] for side in ("left", "top", "width", "height")]
+        parts.append([*place, row["content"], [round(drop, 4) for drop in row["drops"]]])
+    return found or None
+
+
+# The page of tokens: each token's numbers over all of its places, and where its widest gap is.
+
+
+@dataclass
+class _TokenTable:
+    """Sums over the sampled tokens of a run by token id.
+
+    Attributes:
+        sums: by id, (2, measures): how often each measure is known, and its sum; the first one always is.
+        widest: by id: the widest gap, row of the list and position.
+    """
+
+    sums: dict[int, np.ndarray] = field(default_factory=dict)
+    widest: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+
+    def add(self, row: int, episode: Trajectory, scores: Sequence[Mapping[str, Any]] | None) -> None:
+        """Count the sampled tokens of an episode; of several gaps that are equally wide the first one is kept."""
+        sampled = np.flatnonzero(episode.loss_mask)
+        ids, of_token = np.unique(episode.token_ids[sampled], return_inverse=True)
+        values = np.full((len(_MEASURES), len(sampled)), np.nan)
+        values[0] = episode.rollout_log_probs[sampled]
+        gaps = find_gaps(episode, sampled, scores)
+        if gaps is not None:
+            values[1] = np.abs(gaps)
+            order = np.argsort(-values[1], kind="stable")
+            first = order[np.unique(of_token[order], return_index=True)[1]]
+            for token, at in zip(ids.tolist(), first.tolist(), strict=True):
+                if token not in self.widest or values[1, at] > abs(self.widest[token][0]):
+                    self.widest[token] = (float(gaps[at]), row, int(sampled[at]))
+        if scores and _are_of(scores, sampled):
+            values[2:] = [[score[name] for score in scores] for name in _MEASURES[2:]]
+        known = ~np.isnan(values)
+        filled = np.where(known, values, 0.0)
+        sums = np.array([[np.bincount(of_token, one, len(ids)) for one in part] for part in (known, filled)])
+        for token, own in zip(ids.tolist(), np.moveaxis(sums, -1, 0), strict=True):
+            self.sums[token] = self.sums[token] + own if token in self.sums else own
+
+    def describe(self, texts: TokenTexts | None) -> dict[str, Any]:
+        """Columns with a value per token, those with most places first; without texts the page shows ids."""
+        ids = sorted(self.sums, key=lambda token: (-self.sums[token][0, 0], token))
+        counts, sums = np.stack([self.sums[token] for token in ids], 1) if ids else np.zeros((2, 0, len(_MEASURES)))
+        means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0).T.tolist()
+        gaps = [self.widest.get(token) for token in ids]
+        return {
+            "id": ids,
+            "text": texts(ids) if texts else [str(token) for token in ids],
+            "count": counts[:, 0].astype(np.int64),
+            "scored": counts[:, 2].astype(np.int64),
+            **{name: [_round(mean) for mean in column] for name, column in zip(_MEASURES, means, strict=True)},
+            "widest": [None if gap is None else _round(gap[0]) for gap in gaps],
+            "at": [None if gap is None else gap[1:] for gap in gaps],
+        }
+
+
+def _round(value: float) -> float | None:
+    """Six digits; None for NaN."""
+    return None if np.isnan(value) else float(f"{value:.6g}")
 
 
 @dataclass
@@ -388,7 +517,28 @@ class _Images:
 def _describe_run(run: BrowsedRun, pad: int | None, folder: Path) -> dict[str, Any]:
     """What the pages need of a run; its report by an address relative to the site."""
     report = run.report and quote(Path(os.path.relpath(run.report, folder.absolute())).as_posix())
-    return {"settings": run.settings, "pad": pad, "report": report}
+    return {"settings": run.settings, "pad": pad, "report": report, "ablations": describe_ablations(run.evaluation)}
+
+
+def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What a policy's evaluation loses by kind of prompt when the images lose their content.
+
+    Returns:
+        One entry per policy, mode and breakdown: `policy`, `mode`, `by`, `names` of what was compared, the images as
+        they are first, and `lines` with a kind and (solved, episodes) per name; [] without such an evaluation.
+    """
+    summary = evaluation or {}
+    found = []
+    rows = {(row["policy"], row["mode"]): row for row in summary.get("rows") or [] if row.get("episodes")}
+    for (policy, mode), row in rows.items():
+        ablated = {name: rows[f"{policy}_{name}", mode] for name in _ABLATIONS if (f"{policy}_{name}", mode) in rows}
+        for breakdown in task_or_plain(summary.get("task")).breakdowns if ablated else ():
+            cells = [breakdown.cells(one) for one in (row, *ablated.values())]
+            kinds = [kind for kind in cells[0] if all(kind in one for one in cells)]
+            lines = [(str(kind), [(one[kind]["solved"], one[kind]["episodes"]) for one in cells]) for kind in kinds]
+            names = {"policy": policy, "mode": mode, "by": breakdown.heading, "names": ["images", *ablated]}
+            found.append({**names, "lines": lines})
+    return found
 
 
 def _describe_task(name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, read_token_texts
 from geo_sokoban_pipeline.runs.folders import OUTPUTS, RunFolders, RunStore
+from geo_sokoban_pipeline.runs.storage import find_json
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import (
     FOLDER,
@@ -33,6 +35,7 @@ from geo_sokoban_pipeline.trajectories.parquet import OtherVersionError, TornFil
 
 _POLICIES = ("policy", "final_policy", "base_policy")  # folders of a run that have its tokenizer
 _SCORES = "score_*/*/token_scores/iter=*/part-*.parquet"  # below the outputs of all runs
+_MAPS = "score_*/*/occlusion/iter=*/part-*.parquet"
 
 
 class NothingToBrowseError(ValueError):
@@ -51,6 +54,8 @@ class BrowsedRun:
         token_texts: texts of token ids; None: the site shows ids.
         report: page of its report; None: there is none.
         scores: files of `token_scores` that may hold scores of these episodes.
+        maps: the same of `occlusion`.
+        evaluation: its `eval_summary`; None: there is none.
     """
 
     name: str
@@ -60,6 +65,8 @@ class BrowsedRun:
     token_texts: TokenTexts | None = None
     scores: Sequence[Path] = ()
     report: Path | None = None
+    maps: Sequence[Path] = ()
+    evaluation: Mapping[str, Any] | None = None
 
     def within(self, first: int, last: int | None) -> BrowsedRun:
         """The same with the training episodes of these iterations alone, `last` None: up to the newest."""
@@ -72,15 +79,24 @@ class BrowsedRun:
     @cached_property
     def scored(self) -> dict[str, list[dict[str, Any]]]:
         """Rows of scores by trajectory id, in the order of their positions; of several files the last one counts."""
+        found = self._read_rows(self.scores)
+        return {name: sorted(rows, key=itemgetter("position")) for name, rows in found.items()}
+
+    @cached_property
+    def mapped(self) -> dict[str, list[dict[str, Any]]]:
+        """Rows of occlusion maps by trajectory id, as they are stored; of several files the last one counts."""
+        return self._read_rows(self.maps)
+
+    def _read_rows(self, files: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
         run, _, run_id = self.name.partition("/")
         found: dict[str, list[dict[str, Any]]] = {}
-        for path in self.scores:
+        for path in files:
             table = pq.read_table(path, partitioning=None)
             own = table.filter(pc.and_(pc.equal(table["run"], run), pc.equal(table["run_id"], run_id)))
             rows: dict[str, list[dict[str, Any]]] = {}
             for row in own.to_pylist():
                 rows.setdefault(row["trajectory_id"], []).append(row)
-            found |= {name: sorted(given, key=lambda row: row["position"]) for name, given in rows.items()}
+            found |= rows
         return found
 
 
@@ -129,14 +145,19 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
     models, report = folders.models, folders.reports / "report.html"
     policies = [models / name for name in _POLICIES if (models / name / "tokenizer.json").is_file()]
     words = tokenizer or next(iter(policies), None)
+    scores, maps = (
+        sorted((root / OUTPUTS).glob(pattern), key=lambda path: path.stat().st_mtime) for pattern in (_SCORES, _MAPS)
+    )
     return BrowsedRun(
         f"{run}/{run_id}",
         index,
         outputs,
         RunStore(root).settings(SourceOptions(run=run, run_id=run_id)) if models.is_dir() else {},
         read_token_texts(words) if words else None,
-        sorted((root / OUTPUTS).glob(_SCORES), key=lambda path: path.stat().st_mtime),
+        scores,
         report if report.is_file() else None,
+        maps,
+        find_json(folders.reports / "eval_summary.json"),
     )
 
 

@@ -1,7 +1,8 @@
 "use strict";
 // The frame around the pages: navigation, keyboard, start.
 
-const PAGES = { list: ListPage, episode: EpisodePage, group: GroupPage, tasks: TasksPage, task: TaskPage, compare: ComparePage };
+const PAGES = { list: ListPage, episode: EpisodePage, group: GroupPage, tasks: TasksPage, task: TaskPage,
+  tokens: TokensPage, images: ImagesPage, compare: ComparePage };
 const KEYS = [
   ["/", "search"], ["j  k", "next and previous row, or episode"], ["Enter", "open the row"], ["←  →", "previous and next response"],
   ["Space", "play"], [",  .", "previous and next sampled token"], ["c", "next channel of the tokens"], ["g", "group of the episode"],
@@ -17,7 +18,8 @@ const App = {
     const page = PAGES[route.page];
     const link = (name, text) => m("a", { href: href(name, name === "list" ? lastList : {}), "aria-current": route.page === name ? "page" : undefined }, text);
     return [
-      m("nav", link("list", "Episodes"), link("tasks", "Tasks"), link("compare", "Compare"), m("span.runs", runNames().map((name, at) => [at ? ", " : "", site.runs[name].report ? m("a", { href: site.runs[name].report, title: "report of this run" }, name) : name])),
+      m("nav", link("list", "Episodes"), link("tasks", "Tasks"), link("tokens", "Tokens"),
+        ablations().length ? link("images", "Images") : null, link("compare", "Compare"), m("span.runs", runNames().map((name, at) => [at ? ", " : "", site.runs[name].report ? m("a", { href: site.runs[name].report, title: "report of this run" }, name) : name])),
         m("button.help", { type: "button", "aria-label": "Keys", onclick: () => { help = !help; } }, "?")),
       page ? [m(page, { key: pageKey() })] : m("main", m("p.empty", `There is no page ${route.page}.`)),
       help ? m("aside.keys", { role: "dialog", "aria-label": "Keys" }, m("strong", "Keys"), facts(KEYS)) : null,

@@ -127,8 +127,8 @@ function comparison(first, second, tasks) {
   const choices = [["", "changed", sums.win + sums.loss], ["win", CLASSES.win, sums.win], ["loss", CLASSES.loss, sums.loss],
     ["both", CLASSES.both, sums.both], ["neither", CLASSES.neither, sums.neither], ["all", "all", sums.pairs]];
   return [
-    m("p.verdict", `The first ${words.solved} `, m("strong", percent(rate("loss"))), ", the second ", m("strong", percent(rate("win"))),
-      ` of ${sums.single ? plural(sums.tasks, words.unit, words.units) : `${plural(sums.pairs, "pair")} of ${plural(sums.tasks, words.unit, words.units)}`}. `,
+    m("p.verdict", `${words.solved[0].toUpperCase()}${words.solved.slice(1)}: `, m("strong", percent(rate("loss"))), " by the first, ", m("strong", percent(rate("win"))),
+      ` by the second, of ${sums.single ? plural(sums.tasks, words.unit, words.units) : `${plural(sums.pairs, "pair")} of ${plural(sums.tasks, words.unit, words.units)}`}. `,
       sums.single ? "McNemar's test" : `Sign test over ${words.units} (${count(sums.gained)} better, ${count(sums.lost)} worse)`,
       ": p ", m("strong", writeP(sums.p)), sums.p < 0.05 ? "." : ", no significant difference."),
     buttons("Which pairs are listed", show, choices.map(([value, text, size]) => ({ value, text: `${text} ${count(size)}` })), (value) => setArgs({ show: value })),
@@ -161,13 +161,13 @@ function kindsView(tasks, words) {
     kinds.get(kind).push(task);
   }
   if (kinds.size < 2) return null;
-  return [m("h2", `By ${words.difficulty}`), m("table.grid",
+  return [m("h2", `By ${words.difficulty}`), m("div.scroll", m("table.grid.kinds",
     m("thead", m("tr", m("th.wide", words.difficulty), ["pairs", "first", "second", "difference", CLASSES.win, CLASSES.loss].map((head) => m("th", head)))),
     m("tbody", [...kinds].sort(([a], [b]) => compareWords(a, b)).map(([kind, own]) => {
       const sums = sumPairs(own), gain = (sums.win - sums.loss) / sums.pairs;
-      return m("tr", { key: String(kind) }, m("td.wide.text", kind ?? "–"), m("td", count(sums.pairs)), m("td", percent((sums.both + sums.loss) / sums.pairs)),
+      return m("tr", { key: String(kind) }, m("td.wide.text", kind?.replaceAll("_", " ") ?? "–"), m("td", count(sums.pairs)), m("td", percent((sums.both + sums.loss) / sums.pairs)),
         m("td", percent((sums.both + sums.win) / sums.pairs)), m("td", { class: tone(gain) }, `${signed(gain * 100, 1)} points`), m("td", sums.win), m("td", sums.loss));
-    })))];
+    }))))];
 }
 
 // Settings in which the two runs differ.

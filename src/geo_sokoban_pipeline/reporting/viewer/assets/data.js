@@ -127,6 +127,7 @@ async function loadEpisode(row) {
       text: chunk.texts[turn.text],
       info: turn.info === null ? null : chunk.texts[turn.info],
       images: turn.images.map((image) => images[image]),
+      numbers: turn.images,
       keys: turn.images.map((image) => stored.images[image].join(".")),
       start,
       ids,

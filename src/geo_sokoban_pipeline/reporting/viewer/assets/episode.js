@@ -5,14 +5,16 @@
 // from -1 to 1; `off` says why an episode does not have the channel.
 const CHANNELS = {
   mask: { text: "loss mask", value: () => 1, level: () => 0.25, write: () => "sampled, trained on where the episode was" },
-  probability: { text: "probability", value: (e, k) => Math.exp(e.log_probs[k]), level: (p) => p, write: percent },
+  probability: {
+    text: "log-prob", value: (e, k) => e.log_probs[k], level: Math.exp, write: (value) => `${number(value, 4)} nats, ${percent(Math.exp(value))}`,
+  },
   advantage: {
     text: "advantage", off: (e) => (e.largestAdvantage ? "" : "no advantage is stored"),
     value: (e, k, turn) => advantageOf(e, turn), level: (a, e) => a / e.largestAdvantage, write: (a) => signed(a),
   },
   gap: {
     text: "trainer − engine", off: (e) => (e.gaps ? "" : "the trainer's log-probs are not stored"),
-    value: (e, k) => e.gaps[k], level: (gap, e) => gap / Math.max(e.largestGap, 1e-3), write: (gap) => `${signed(gap, 6)} nats`,
+    value: (e, k) => e.gaps[k], level: (gap, e) => gap / Math.max(e.largestGap, 1e-6), write: (gap) => nats(gap),
   },
   ratio: {
     text: "ratio new to old", off: noScores,
@@ -24,14 +26,14 @@ const CHANNELS = {
   },
   reference: {
     text: "reference − engine", off: (e) => (e.ref_gaps ? "" : "there was no reference policy"),
-    value: (e, k) => e.ref_gaps[k], level: (gap) => gap / 0.5, write: (gap) => `${signed(gap, 4)} nats`,
+    value: (e, k) => e.ref_gaps[k], level: (gap) => gap / 0.5, write: (gap) => nats(gap),
   },
   entropy: {
     text: "entropy", off: noScores, value: (e, k) => e.scores.entropy[k], level: (h) => h / 2, write: (h) => `${number(h, 4)} nats`,
   },
   reliance: {
     text: "use of the image", off: (e) => noScores(e) || (e.scores.image_reliance.some((one) => one !== null) ? "" : "not scored with blank images"),
-    value: (e, k) => e.scores.image_reliance[k], level: (r) => r / 2, write: (r) => `${signed(r, 4)} nats`,
+    value: (e, k) => e.scores.image_reliance[k], level: (r) => r / 2, write: (r) => nats(r),
   },
 };
 
@@ -60,12 +62,12 @@ function prepareEpisode(e) {
 // Moments of an episode: each response with the image that it answers, then the end.
 function framesOf(e) {
   const frames = [];
-  let image = null;
+  let image = null, shown = null;
   e.turns.forEach((turn, at) => {
-    if (turn.role === "assistant") frames.push({ image, turn, at });
-    else if (turn.images.length) image = turn.images.at(-1);
+    if (turn.role === "assistant") frames.push({ image, number: shown, turn, at });
+    else if (turn.images.length) [image, shown] = [turn.images.at(-1), turn.numbers.at(-1)];
   });
-  return [...frames, { image: e.lastImage ?? image, turn: null, at: e.turns.length }];
+  return [...frames, { image: e.lastImage ?? image, number: e.lastImage ? null : shown, turn: null, at: e.turns.length }];
 }
 
 const player = { at: 0, timer: null };
@@ -102,6 +104,7 @@ function episodeView(row, e) {
     m("p.lead", e.end, e.error ? ` ${e.error}` : ""),
     m("div.top", m("div.side", playerView(e, player)), m("div", episodeFacts(row, e))),
     channelBar(e),
+    mapHint(e),
     e.turns.map((turn, at) => turnCard(e, turn, at)),
     tokenDetail(e),
     m("span", { oncreate: showToken }),
@@ -127,7 +130,7 @@ function episodeFacts(row, e) {
       ["policy version", number(cell("policy_version", row))],
       ["tokens", `${count(cell("tokens", row))}, sampled ${count(cell("response_tokens", row))}`],
       ["mean log-prob", number(cell("mean_log_prob", row))],
-      ["widest gap", widest === null ? null : m("a", { href: episodeLink(row, { channel: "gap", token: widest }) }, `${number(cell("max_log_prob_gap", row), 6)} at token ${widest}`)],
+      ["widest gap", widest === null ? null : m("a", { href: episodeLink(row, { channel: "gap", token: widest }) }, `${nats(e.largestGap).replace("+", "")} at token ${widest}`)],
       ["scored by", e.scores ? `${e.scores.by}${e.scores.version === null ? "" : `, version ${e.scores.version}`}` : null],
       ["finish reason", cell("finish_reason", row)],
       ["run", Object.keys(site.runs).length > 1 ? cell("run", row) : null],
@@ -151,7 +154,7 @@ const writeValue = (value) => (typeof value === "string" ? value : JSON.stringif
 
 function playerView(e, state) {
   const at = Math.min(state.at, e.frames.length - 1), frame = e.frames[at], end = frame.turn === null;
-  return m("div.player", picture(frame.image, { class: "frame", alt: end ? "The end of the episode" : `What the policy saw before response ${at + 1}` }),
+  return m("div.player", mappedPicture(frame.image, mapOf(e, frame.number), { class: "frame", alt: end ? "The end of the episode" : `What the policy saw before response ${at + 1}` }),
     m("div.controls",
       m("button", { type: "button", "aria-label": "One step back", onclick: () => { stopPlayer(); showFrame(e, state, at - 1); } }, "‹"),
       m("button", { type: "button", "aria-label": player.timer ? "Pause" : "Play", onclick: () => play(e, state) }, player.timer ? "❚❚" : "▶"),
@@ -195,7 +198,7 @@ function turnCard(e, turn, at) {
       own && turn.reward !== null ? m("span", "reward ", m("strong", { class: tone(turn.reward) }, signed(turn.reward))) : null,
       own && turn.credit !== null ? m("span", "credit ", m("strong", { class: tone(turn.credit) }, signed(turn.credit))) : null,
       own && turn.advantage !== null ? m("span", "advantage ", m("strong", { class: tone(turn.advantage) }, signed(turn.advantage))) : null),
-    m("div.said", turn.images.map((image) => picture(image, { class: "seen" })), turn.text ? m(LongText, { text: turn.text }) : null),
+    m("div.said", turn.images.map((image, place) => mappedPicture(image, mapOf(e, turn.numbers[place]), { class: "seen" })), turn.text ? m(LongText, { text: turn.text }) : null),
     m(TokenStrip, { e, turn, at }),
     turn.info ? m("details", m("summary", "info of the environment"), m("pre", JSON.stringify(readJson(turn.info), null, 1))) : null);
 }
@@ -215,7 +218,28 @@ const channelName = () => (CHANNELS[route.args.channel] ? route.args.channel : "
 
 function channelBar(e) {
   const choices = Object.entries(CHANNELS).map(([value, channel]) => ({ value, text: channel.text, off: channel.off?.(e) }));
-  return m("div.channels", m("strong", "Tokens"), buttons("Channel of the tokens", channelName(), choices, (channel) => setArgs({ channel })));
+  return m("div.channels", m("strong", "Tokens"), buttons("Channel of the tokens", channelName(), choices, (channel) => setArgs({ channel })),
+    e.maps ? buttons("Occlusion maps of the images", route.args.map ?? "", [{ value: "on", text: "occlusion map" }], () => setArgs({ map: route.args.map ? "" : "on" })) : null);
+}
+
+// Occlusion map of an image: by how much each part makes what follows the image likelier, the chosen token if it is
+// one of these, else all of its tokens; null: none is stored, or it is switched off.
+function mapOf(e, image) {
+  const stored = route.args.map && e.maps?.[image];
+  if (!stored) return null;
+  const k = stored.positions.indexOf(Number(route.args.token || NaN));
+  const parts = stored.parts.map(([left, top, width, height, content, drops]) => (
+    { left, top, width, height, content, drop: k < 0 ? drops.reduce((sum, one) => sum + one, 0) : drops[k] }));
+  return { size: stored.size, token: k < 0 ? null : stored.positions[k], parts, largest: Math.max(1e-6, ...parts.map((part) => Math.abs(part.drop))) };
+}
+
+function mapHint(e) {
+  if (!route.args.map || !e.maps) return null;
+  const maps = Object.keys(e.maps).map((image) => mapOf(e, image)), chosen = maps.find((map) => map.token !== null);
+  const parts = (chosen ? [chosen] : maps).flatMap((map) => map.parts);
+  const strongest = parts.reduce((most, part) => (Math.abs(part.drop) > Math.abs(most.drop) ? part : most), parts[0]);
+  return m("p.hint.map", `Blue parts of an image make ${chosen ? `token ${chosen.token}` : "the response to it"} likelier, orange ones less likely. The strongest one`,
+    strongest.content ? ` (${strongest.content})` : "", `: ${nats(strongest.drop)}. `, chosen ? "" : "Choose a token to see its own map.");
 }
 
 const MOST_GIVEN = 60; // tokens of an observation that are shown at once
@@ -269,7 +293,6 @@ function tokenDetail(e) {
   if (!turn) return null;
   const id = turn.ids[position - turn.start];
   const values = k === undefined ? [["", "not sampled"]] : [
-    ["log-prob", `${number(e.log_probs[k], 4)} nats`],
     ...Object.values(CHANNELS).slice(1).filter((one) => !one.off?.(e)).map((one) => {
       const value = one.value(e, k, turn);
       return [one.text, value === null || value === undefined ? null : one.write(value)];

@@ -94,8 +94,8 @@ function groupView(group, state) {
     missing ? m("p.hint", `${plural(missing, "sample")} have no page in this site.`) : null,
     m("h2", "Where the samples part"),
     m("p.hint", "Tokens that samples share stand once. The boxed token is the first one of a branch, with its probability. ",
-      group.trained ? "Branches are blue where the mean advantage of their samples is above 0, orange below."
-        : "Branches are blue where the mean reward of their samples is above that of the group, orange below."),
+      group.trained ? "Branches and their tokens are blue where the mean advantage of their samples is above 0, orange below: GRPO makes blue ones likelier."
+        : "Branches and their tokens are blue where the mean reward of their samples is above that of the group, orange below."),
     m("div.tree", nodeView(group, group.tree, state, true)),
   ];
 }
@@ -103,7 +103,7 @@ function groupView(group, state) {
 function nodeView(group, node, state, isRoot = false) {
   const value = worth(node), level = Math.abs(value) / group.scale, { e } = node.samples[0];
   const solved = node.samples.filter(({ row }) => cell("success", row)).length;
-  return m("div.node", { class: value < 0 ? "less" : "", style: { "--level": level.toFixed(2) } },
+  return m("div.node", { class: isNothing(value, 6) ? "even" : value < 0 ? "less" : "", style: { "--level": level.toFixed(2), "--worth": level.toFixed(2) } },
     m("div.branch", m("strong", node.samples.length === group.samples.length ? `all ${node.samples.length}` : plural(node.samples.length, "sample")),
       m("span.quiet", node.samples.length > 1 ? `${solved} ${taskOf(node.samples[0].row).solved}` : null),
       m("span", { class: tone(value) }, `${group.trained ? "advantage" : "reward above the mean"} ${signed(value)}`),

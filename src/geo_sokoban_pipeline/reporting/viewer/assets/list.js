@@ -3,24 +3,24 @@
 
 const FILTERS = ["run", "split", "success", "status", "difficulty", "tags"];
 const BREAKDOWNS = ["iteration", "policy_version", "difficulty", "tags", "answer", "split", "run", "status",
-  "finish_reason", "drop_reason", "n_turns"];
+  "label", "finish_reason", "drop_reason", "n_turns"];
 const HEADS = { n_turns: "turns", response_tokens: "tokens", max_log_prob_gap: "gap", task_id: "task",
   policy_version: "version", success: "", group_index: "sample" };
 const CELLS = [
   { name: "success", width: "1.2rem", show: mark },
-  { name: "run", width: "minmax(0, 1fr)", several: true, show: (row) => shortRun(cell("run", row)) },
+  { name: "run", width: "minmax(0, .8fr)", several: true, show: (row) => shortRun(cell("run", row)) },
   { name: "split", width: "5.2rem", several: true },
   { name: "iteration", width: "4.2rem", right: true, show: (row) => number(cell("iteration", row)) },
   { name: "group_index", width: "4.6rem", right: true, show: place },
   { name: "task_id", width: "5.2rem", show: (row) => m("code", short(cell("task_id", row), 7)) },
-  { name: "difficulty", width: "minmax(0, 1fr)", several: true },
+  { name: "difficulty", width: "minmax(0, .8fr)", several: true },
   { name: "answer", width: "minmax(0, 2fr)", show: (row) => cell("answer", row) ?? "–" },
   { name: "reward", width: "4rem", right: true, show: (row) => number(cell("reward", row)) },
   { name: "advantage", width: "5rem", right: true, several: true,
     show: (row) => m("span", { class: tone(cell("advantage", row)) }, signed(cell("advantage", row), 2)) },
   { name: "n_turns", width: "3rem", right: true, several: true, show: (row) => number(cell("n_turns", row)) },
   { name: "response_tokens", width: "3.6rem", right: true, show: (row) => number(cell("response_tokens", row)) },
-  { name: "tags", width: "minmax(0, 2fr)", several: true, show: tagList },
+  { name: "tags", width: "minmax(0, 3fr)", several: true, show: tagList },
   { name: "status", width: "5.6rem", several: true },
 ];
 const cursor = { at: 0, top: 0 }; // row under the keyboard, and where the page was scrolled to

@@ -34,8 +34,19 @@ const taskLink = (row) => href("task", { task: cell("task", row), id: cell("task
 const number = (value, digits = 3) => {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const text = Number.isInteger(value) ? String(value) : value.toFixed(digits).replace(/0+$/, "").replace(/\.$/, "");
-  return text.replace("-", "\u2212");
+  return text === "-0" ? "0" : text.replace("-", "\u2212");
 };
+// A difference of log-probs with two digits or more, tiny ones with their power of ten.
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+function gapText(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value), sign = value > 0 ? "+" : value < 0 ? "\u2212" : "";
+  if (size === 0 || size >= 0.1) return sign + number(size, 3);
+  if (size >= 1e-4) return sign + size.toPrecision(2);
+  const [digits, power] = size.toExponential(1).split("e-");
+  return `${sign}${digits}·10⁻${[...power].map((one) => SUPERSCRIPTS[one]).join("")}`;
+}
+const nats = (value) => `${gapText(value)} nats`;
 const isNothing = (value, digits) => value === null || Math.abs(value) < 0.5 * 10 ** -digits;
 const signed = (value, digits = 3) => (isNothing(value, digits) ? number(value && 0) : (value > 0 ? "+" : "") + number(value, digits));
 const count = (value) => value.toLocaleString("en");
@@ -66,6 +77,16 @@ function tagList(row) {
 function picture(source, attributes = {}) {
   const soften = (event) => event.target.classList.toggle("pixels", event.target.naturalWidth < 200);
   return source ? m("img", { alt: "", draggable: false, ...attributes, src: source, onload: soften }) : null;
+}
+
+// An image, with its occlusion map on it where `map` is given: see `mapOf`.
+function mappedPicture(source, map, attributes = {}) {
+  if (!map) return picture(source, attributes);
+  const [width, height] = map.size;
+  return m("span.mapped", { class: attributes.class, style: { aspectRatio: `${width} / ${height}` } }, picture(source, { alt: attributes.alt ?? "" }),
+    map.parts.map((part) => m("i", { class: part.drop < 0 ? "less" : "", title: `${part.content ? `${part.content}: ` : ""}${nats(part.drop)}`,
+      style: { left: `${(100 * part.left) / width}%`, top: `${(100 * part.top) / height}%`, width: `${(100 * part.width) / width}%`,
+        height: `${(100 * part.height) / height}%`, "--level": (Math.abs(part.drop) / map.largest).toFixed(3) } })));
 }
 
 function buttons(label, chosen, choices, onchoose) {
