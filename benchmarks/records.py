@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.peer import report as peer
 from benchmarks.tables import (
     draw_scaling,
+    render_browser,
     render_engine,
     render_maker,
     render_memory,
@@ -34,6 +35,7 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "writing": render_writing,
     "memory": render_memory,
     "engine": render_engine,
+    "browser": render_browser,
 }
 
 

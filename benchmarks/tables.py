@@ -73,6 +73,21 @@ def render_writing(found: Found) -> str:
     )
 
 
+def render_browser(found: Found) -> str:
+    """Results of `benchmarks/test_browser.py`."""
+    building, shown, episode = found["building"], found["list"], found["episode"]
+    run = building["run_mb"]
+    return (
+        f"A site of {building['episodes']:,} episodes with a page each is built in {building['seconds']:.1f} s "
+        f"({building['site_mb']:.0f} MB; the run itself has {run['trajectories']:.0f} MB of trajectories, "
+        f"{1000 * run['trajectories'] / building['episodes']:.1f} kB an episode, and {run['episodes']:.1f} MB of "
+        f"index).\n\nIn headless Chromium the list of {shown['episodes']:,} episodes ({shown['mb']:.0f} MB) opens in "
+        f"{shown['seconds']:.2f} s, and a query with an order takes {shown['query_seconds']:.2f} s. An episode opens "
+        f"in {episode['seconds']:.2f} s from the list, in {episode['by_address_seconds']:.2f} s by its address in a "
+        "new window, which reads the list first."
+    )
+
+
 def memory_growth(recipe: Found) -> float:
     """Share by which the memory of a run grows from the first of its stored iterations to the last."""
     return float(recipe["memory_gb"][-1][1] / recipe["memory_gb"][0][1] - 1)

@@ -3,6 +3,7 @@
 Run with `pytest benchmarks/test_browser.py -s`; opening needs a Chromium. Episodes are drawn at random: five turns with
 a board of 96 pixels, 40 sampled tokens, groups of 8. A time of opening is from the address to what a reader sees: the
 list with its first rows, or the episode with its tokens; least of three, in a new document each.
+`BENCH_DOCS=1` writes the figures into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from benchmarks.records import keep
+from benchmarks.tables import render_browser
 
 from builders import CONTEXT, make_trajectories
 from chromium import Page, open_page
@@ -25,6 +29,16 @@ from geo_sokoban_pipeline.trajectories.parquet import name_parts, write_trajecto
 PER_ITERATION, ITERATIONS = 256, 40
 BUILDING, LIST, EPISODE = 120.0, 2.0, 1.0  # thresholds, seconds
 PREFIX = "train_sokoban/i"
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Any]]:
+    """The figures of all tests here, kept when the last one has ended."""
+    collected: dict[str, Any] = {}
+    yield collected
+    if {"building", "list", "episode"} <= set(collected):
+        print(f"\n{render_browser(collected)}")
+        keep("browser", collected)
 
 
 @pytest.fixture(scope="module")
@@ -70,53 +84,58 @@ def page() -> Iterator[Page]:
         yield found
 
 
-def test_building_a_site_of_10_000_episodes(stored: BrowsedRun, tmp_path: Path) -> None:
+def test_building_a_site_of_10_000_episodes(stored: BrowsedRun, tmp_path: Path, found: dict[str, Any]) -> None:
     began = time.perf_counter()
     counts = write_site(tmp_path, [stored])
     seconds = time.perf_counter() - began
-    files = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
-    print(f"\n{counts}: {seconds:.1f} s, {len(files)} files, {sum(files) / 1e6:.1f} MB")
+    run = {name: size_of(stored.folder / name) for name in ("trajectories", "episodes")}
+    found["building"] = {**counts, "seconds": seconds, "site_mb": size_of(tmp_path), "run_mb": run}
     assert seconds < BUILDING
 
 
-def test_opening_the_list_of_100_000_episodes(large: Path, page: Page) -> None:
+def size_of(folder: Path) -> float:
+    """Megabytes of a folder's files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def test_opening_the_list_of_100_000_episodes(large: Path, page: Page, found: dict[str, Any]) -> None:
     seconds = least_seconds(page, large, "", "document.querySelectorAll('#rows .row').length > 10")
     assert page.text(".summary").startswith("100,000 episodes")
     began = time.perf_counter()
     page.follow("#/list?q=reward>1 tag:out_of_turns split:train&sort=-reward")
     page.wait("!document.querySelector('.summary').innerText.startsWith('100,000 episodes')")
     asked = time.perf_counter() - began
-    size = sum(path.stat().st_size for path in (large / "data" / "list").iterdir())
-    print(f"\nlist of 100,000 episodes: {seconds:.2f} s, {size / 1e6:.1f} MB; a query: {asked:.2f} s")
+    size = size_of(large / "data" / "list")
+    found["list"] = {"episodes": 100_000, "seconds": seconds, "mb": size, "query_seconds": asked}
     assert seconds < LIST
 
 
-def test_opening_an_episode(large: Path, page: Page) -> None:
+def test_opening_an_episode(large: Path, page: Page, found: dict[str, Any]) -> None:
     """In the list that is open; and by its address, where the list is read first."""
     page.open(f"file://{large}/index.html")
     page.wait("document.documentElement.dataset.ready")
     shown = page.run("Array.from({length: rows}, (_, row) => row).filter(row => cell('chunk', row) >= 0).slice(-3)")
     links = [page.run(f"episodeLink({row})") for row in shown]
-    found = []
+    times = []
     for link in links:
         began = time.perf_counter()
         page.follow(link)
         page.wait(f"location.hash === {json.dumps(link)} && document.querySelectorAll('.tok.made').length === 40")
-        found.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - began)
         page.follow("#/list")
         page.wait("document.querySelector('#rows') !== null")
     whole = least_seconds(page, large, links[0], "document.querySelectorAll('.tok.made').length === 40")
-    print(f"\nan episode: {min(found):.2f} s from the list, {whole:.2f} s by its address")
-    assert min(found) < EPISODE
+    found["episode"] = {"seconds": min(times), "by_address_seconds": whole}
+    assert min(times) < EPISODE
 
 
 def least_seconds(page: Page, site: Path, route: str, shown: str) -> float:
-    found = []
+    times = []
     for _ in range(3):
         page.open("about:blank")
         began = time.perf_counter()
         page.open(f"file://{site}/index.html{route}")
         page.wait(shown)
-        found.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - began)
     assert not page.errors
-    return min(found)
+    return min(times)

@@ -17,7 +17,8 @@ from runs import ROOT
 pytestmark = pytest.mark.slow
 
 
-NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+# That of the ten questions needs two runs: test_questions.py executes it.
+NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("0[1-5]*.ipynb"))
 FIRST = NOTEBOOKS[0]
 
 

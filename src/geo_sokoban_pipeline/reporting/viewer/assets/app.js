@@ -5,7 +5,7 @@ const PAGES = { list: ListPage, episode: EpisodePage, group: GroupPage, tasks: T
   tokens: TokensPage, images: ImagesPage, compare: ComparePage };
 const KEYS = [
   ["/", "search"], ["j  k", "next and previous row, or episode"], ["Enter", "open the row"], ["←  →", "previous and next response"],
-  ["Space", "play"], [",  .", "previous and next sampled token"], ["c", "next channel of the tokens"], ["g", "group of the episode"],
+  ["Space", "play"], [",  .", "previous and next sampled token"], ["c", "next channel of the tokens"], ["m", "occlusion maps"], ["g", "group of the episode"],
   ["t", "its task through training"], ["u", "back to the list"], ["?", "this help"], ["Esc", "close"],
 ];
 let help = false;
@@ -65,7 +65,7 @@ function keyActions() {
     return {
       ...common, j: other(1), k: other(-1), ArrowRight: () => stepFrame(1), ArrowLeft: () => stepFrame(-1),
       " ": () => play(openEpisode, player), ",": () => stepToken(-1), ".": () => stepToken(1), c: nextChannel,
-      g: () => { location.hash = groupLink(row); }, t: () => { location.hash = taskLink(row); },
+      m: () => { if (openEpisode.maps) toggleMap(); }, g: () => { location.hash = groupLink(row); }, t: () => { location.hash = taskLink(row); },
     };
   }
   if (route.page === "compare") {

@@ -219,8 +219,10 @@ const channelName = () => (CHANNELS[route.args.channel] ? route.args.channel : "
 function channelBar(e) {
   const choices = Object.entries(CHANNELS).map(([value, channel]) => ({ value, text: channel.text, off: channel.off?.(e) }));
   return m("div.channels", m("strong", "Tokens"), buttons("Channel of the tokens", channelName(), choices, (channel) => setArgs({ channel })),
-    e.maps ? buttons("Occlusion maps of the images", route.args.map ?? "", [{ value: "on", text: "occlusion map" }], () => setArgs({ map: route.args.map ? "" : "on" })) : null);
+    e.maps ? buttons("Occlusion maps of the images", route.args.map ?? "", [{ value: "on", text: "occlusion map" }], toggleMap) : null);
 }
+
+const toggleMap = () => setArgs({ map: route.args.map ? "" : "on" });
 
 // Occlusion map of an image: by how much each part makes what follows the image likelier, the chosen token if it is
 // one of these, else all of its tokens; null: none is stored, or it is switched off.

@@ -1,0 +1,98 @@
+"""Screenshots of the browser of episodes for the docs: `python scripts/browser_pictures.py`, with a headless Chromium.
+
+They show the site of `kedro run --pipelines=browse_sokoban --params "browse_sokoban.runs=[seed2]"` after
+`kedro run --pipelines=score_sokoban --params score_sokoban.occlusion=4`: of the scored episodes the first solved one
+with an occlusion map, and of the groups of the first run the one whose samples differ most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+TASK = "sokoban"
+WIDTH, COLOURS, LARGEST = 1100, 96, 300_000  # pixels, colours, bytes
+
+# Address as an expression of the page, what must be there, and the height of the picture.
+PICTURES = {
+    "list": ("href('list', {q: 'split:train success:no', by: 'tags'})", ".breakdown tbody tr", 760),
+    "episode": ("episodeLink(MAPPED, {channel: 'reliance', map: 'on'})", ".turn .mapped", 940),
+    "group": ("groupLink(GROUP)", ".tree .parts", 900),
+    "compare": ("href('compare', {task: cell('task_id', CHANGED)})", ".pair .frame", 820),
+}
+# Rows of the list that the addresses name.
+ROWS = """(async () => {
+  const numbers = Array.from({ length: rows }, (_, row) => row);
+  const scored = numbers.filter((row) => cell("image_reliance", row) !== null);
+  scored.sort((a, b) => cell("success", b) - cell("success", a) || a - b);
+  let mapped = null;
+  for (const row of scored) if (mapped === null && (await loadEpisode(row))?.maps) mapped = row;
+  const groups = numbers.filter((row) => cell("split", row) === "train" && cell("sample_index", row) === 0);
+  const spread = (row) => new Set(groupRows(row).map((one) => cell("answer", one))).size;
+  const told = groups.filter((row) => groupRows(row).some((one) => cell("advantage", one)));
+  const group = told.reduce((best, row) => (spread(row) > spread(best) ? row : best), told[0]);
+  const changed = shownTasks(comparedTasks(...chooseSides(listSides(), {})), "")[0];
+  return { MAPPED: mapped, GROUP: group ?? null, CHANGED: changed?.row ?? null };
+})()"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Take the screenshots and print their paths; 0, or 1 if there is no site."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from chromium import open_page
+    from geo_sokoban_pipeline.reporting.notebook import open_catalog
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--run-id", default="default")
+    parser.add_argument("--env", help="configuration environment of Kedro")
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "img")
+    options = parser.parse_args(words)
+    catalog = open_catalog(options.env, options.run_id, ROOT)
+    if not catalog[f"browse_{TASK}.site"].exists():
+        print(f"no site of {options.run_id}; make one: kedro run --pipelines=browse_{TASK}", file=sys.stderr)  # noqa: T201
+        return 1
+    with open_page() as page:
+        page.open(catalog.load(f"browse_{TASK}.site").as_uri())
+        page.wait("document.documentElement.dataset.ready")
+        rows = page.run(ROWS)
+        if None in rows.values():
+            print(f"the site has no {[name for name, row in rows.items() if row is None]}", file=sys.stderr)  # noqa: T201
+            return 1
+        for name, (address, shown, height) in PICTURES.items():
+            page.look(WIDTH, height)
+            named = ", ".join(rows)
+            page.follow(page.run(f"((({{ {named} }}) => {address})({json.dumps(rows)}))"))
+            page.wait(f"document.querySelector({shown!r}) !== null && [...document.images].every(one => one.complete)")
+            page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            path = options.folder / f"browser_{name}.png"
+            path.write_bytes(reduce_colours(page))
+            print(path)  # noqa: T201
+    return 0
+
+
+def reduce_colours(page: Any) -> bytes:
+    """The page as a small PNG.
+
+    Raises:
+        ValueError: it has more than 300 kB.
+    """
+    shot = base64.b64decode(page.send("Page.captureScreenshot", {"format": "png"})["data"])
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(shot)) as image:
+        image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    if len(buffer.getvalue()) > LARGEST:
+        raise ValueError(f"a screenshot has {len(buffer.getvalue()):,} bytes, more than {LARGEST:,}")
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
