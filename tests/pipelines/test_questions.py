@@ -135,8 +135,8 @@ def widest_gap(page: Page, cell: pl.DataFrame) -> tuple[Any, Any]:
     gap = cell["old_log_probs"][0] - cell["rollout_log_probs"][0]
     page.click(".tokens tbody a")
     page.wait("document.querySelector('.detail') !== null")
-    detail = page.text(".detail")
-    assert f"id {shown[1]}" in detail and page.texts(".detail dd")[3].startswith(shown[5])
+    detail = dict(zip(page.texts(".detail dt"), page.texts(".detail dd"), strict=True))
+    assert f"id {shown[1]}" in page.text(".detail") and detail["trainer − engine"] == f"{shown[5]} nats"
     return abs(as_number(shown[5])), pytest.approx(abs(gap), rel=0.06)  # two digits are shown
 
 
@@ -194,7 +194,7 @@ READERS: list[Callable[[Page, Any], tuple[Any, Any]]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("question", "read"), zip(QUESTIONS, READERS, strict=True), ids=[read.__name__ for read in READERS]
+    ("question", "read"), list(zip(QUESTIONS, READERS, strict=True)), ids=[read.__name__ for read in READERS]
 )
 def test_page_and_notebook_agree(
     page: Page, cells: dict[str, Any], question: tuple[str, str, str], read: Callable[[Page, Any], tuple[Any, Any]]
