@@ -45,6 +45,7 @@ LAYOUT = {
     "optimizer.logit_chunk": "how many positions pass at once",
     "optimizer.vision_patches": "how many patches pass at once",
     "optimizer.gradient_checkpointing": "the same gradients, of layers that run twice",
+    "optimizer.offload": "where the same weights lie",
     "policy.attention": "the same products, by another implementation",
     "policy.device": "where they are computed",
     "threads": "by how many threads",

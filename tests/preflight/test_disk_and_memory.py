@@ -218,6 +218,16 @@ def test_products_in_bfloat16_take_a_copy_and_halve_the_reference(make_subject: 
     assert plan["weights"] == 4 * model.parameters
 
 
+def test_offloaded_state_is_not_on_the_gpu(make_subject: Any, model: ModelShape) -> None:
+    options = make_subject(train_sokoban={"optimizer": {"offload": True}, "processes": 1}).options
+    plan = plan_memory(options, model, SHAPE, 328, on_gpu=True)
+    assert (plan["weights"], plan["gradients"], plan["optimizer moments"]) == (4 * model.parameters, 0, 0)
+    tables = model.config.text_config.vocab_size * model.config.text_config.hidden_size
+    assert plan["largest unit"] == 4 * 2 * tables * (1 if model.config.tie_word_embeddings else 2)
+    on_cpu = plan_memory(options, model, SHAPE, 328)
+    assert on_cpu["optimizer moments"] == 8 * model.parameters and "largest unit" not in on_cpu
+
+
 def test_servers_hold_the_cache_of_keys_and_values(make_subject: Any, model: ModelShape) -> None:
     changes = {"rollout": {"engine": "sglang"}, "processes": 1}
     plan = plan_memory(make_subject(train_sokoban=changes).options, model, SHAPE, 328)

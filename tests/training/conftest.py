@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.runs.policy_folder import write_policy
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
 from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.sft import run_sft
-from task_options import TinyPolicyOptions, TrainOptions
+from task_options import Geo3kTrainOptions, TinyPolicyOptions, TrainOptions
 from training.four_ranks import FourRanks
 from training.setup import SIZES, Setup, copied, settings, shaken
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -30,21 +38,49 @@ def four_ranks(setup: Setup) -> Iterator[FourRanks]:
 
 
 @pytest.fixture(scope="session")
-def batches(setup: Setup) -> dict[str, list[TrainSample]]:
+def batches(setup: Setup, diagrams: list[TrainSample]) -> dict[str, list[TrainSample]]:
     """Batches of real episodes with values for every term of the objective, among them awkward ones."""
     rng = np.random.default_rng(0)
-    made = []
-    for episode in setup.episodes:
-        sample = build_sample(episode, setup.policy)
-        count = len(sample.targets)
-        advantages, ref = rng.normal(size=(2, count)).astype(np.float32)
-        made.append(replace(sample, advantages=advantages, ref_log_probs=sample.old_log_probs + 0.1 * ref))
+
+    def valued(sample: TrainSample) -> TrainSample:
+        advantages, ref = rng.normal(size=(2, len(sample.targets))).astype(np.float32)
+        return replace(sample, advantages=advantages, ref_log_probs=sample.old_log_probs + 0.1 * ref)
+
+    made = [valued(build_sample(episode, setup.policy)) for episode in setup.episodes]
     text = []
     for sample in made[:3]:
         # What was an image becomes text of the same length.
         ids = np.where(sample.input_ids == setup.policy.codec.image_pad_id, sample.labels[0], sample.input_ids)
         text.append(replace(sample, input_ids=ids, images=[]))
-    return {"all": made, "one": made[:1], "mixed": [*text, *made[:2]], "text": text}
+    return {
+        "boards": made,
+        "diagrams": [valued(sample) for sample in diagrams],
+        "uneven": made[:7],
+        "one": made[:1],
+        "mixed": [*text, *made[:2]],
+        "text": text,
+    }
+
+
+@pytest.fixture(scope="session")
+def diagrams(setup: Setup, geometry_rows: Any, shared_data: Path) -> list[TrainSample]:
+    """Answers to real problems of Geometry3K, whose images are the twelve smallest of different sizes."""
+    text = (ROOT / "conf/base/parameters/train_geo3k.yml").read_text(encoding="utf-8")
+    options = Geo3kTrainOptions.model_validate({**yaml.safe_load(text)["train_geo3k"], "processes": 1})
+    source = {"source": "file", "file": {"path": str(shared_data / "geometry3k_small.parquet")}}
+    rows = geometry_rows(60, **source)
+    expert = Demonstrator(rows, setup.policy, options, 0, "test")
+    by_size: dict[int, TrainSample] = {}
+    for number in range(len(rows)):
+        sample = expert.demonstrate(number)
+        (image,) = sample.images
+        by_size.setdefault(math.prod(image.grid), sample)
+    chosen = [by_size[size] for size in sorted(by_size)[:12]]
+    assert len(chosen) == 12
+    scores = TorchBackend(setup.policy, OptimizerOptions()).log_probs(chosen)
+    return [
+        replace(sample, old_log_probs=own, rollout_log_probs=own) for sample, own in zip(chosen, scores, strict=True)
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from geo_sokoban_pipeline.distributed.fsdp import gather
 from geo_sokoban_pipeline.distributed.launch import Ranks
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.worker import Blueprint, Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from task_options import TrainOptions
@@ -21,6 +26,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "four replicas": {"processes": 4},
     "two shards": {"processes": 2, "sharding": "full"},
     "four shards": {"processes": 4, "sharding": "full"},
+    "two copies of one shard": {"processes": 2, "sharding": "hybrid", "replicas": 2},
     "two copies of two shards": {"processes": 4, "sharding": "hybrid", "replicas": 2},
 }
 
@@ -62,6 +68,31 @@ class TakeOver:
             worker.group.close()
         vars(worker).clear()
         vars(worker).update(vars(Worker(self.blueprint.build_policy(), self.blueprint.options)))
+
+
+def keep_gradients(backend: TorchBackend) -> list[Tensor | None]:
+    """A list to which each optimizer step adds the gradients that it is given, whole, in the order of the optimizers.
+
+    Every rank must call this, because sharded gradients are gathered.
+    """
+    kept: list[Tensor | None] = []
+
+    def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                kept.append(None if parameter.grad is None else gather(parameter.grad).clone())
+
+    for optimizer in backend.optimizers.in_force:
+        optimizer.register_step_pre_hook(keep)
+    return kept
+
+
+@dataclass(frozen=True)
+class KeepGradients:
+    """`keep_gradients` of a worker."""
+
+    def __call__(self, worker: Worker) -> None:
+        keep_gradients(worker.backend)
 
 
 @dataclass(frozen=True)

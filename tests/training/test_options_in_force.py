@@ -49,9 +49,10 @@ OTHERS = {"task", "policy", "env", "reward", "rollout", "evaluation"}
 # Effects that need other processes, or counted memory: fields and the tests that show them.
 ELSEWHERE = {
     "processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit"),
-    "sharding": ("test_ranks_equal_one.py", "test_steps_of_four_ranks_are_those_of_one"),
-    "replicas": ("test_ranks_equal_one.py", "test_steps_of_four_ranks_are_those_of_one"),
+    "sharding": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
+    "replicas": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "optimizer.gradient_checkpointing": ("test_step_memory.py", "test_checkpointing_keeps_two_rows_a_token_and_layer"),
+    "optimizer.offload": ("test_offload.py", "test_units_are_offloaded"),
     "optimizer.vision_patches": ("test_step_memory.py", "test_vision_passes_bound_the_peak_of_a_step"),
 }
 Effect = Callable[[Setup, Path], None]

@@ -59,10 +59,10 @@ def written(
     for layout in LAYOUTS:
         with build(four_ranks, setup, layout) as backend:
             for _ in range(2):
-                backend.step(batches["all"], OBJECTIVE, RATE)
+                backend.step(batches["boards"], OBJECTIVE, RATE)
             folder = tmp_path_factory.mktemp("written") / "checkpoint"
             write_folder(folder, CheckpointWriter(backend, {}))
-            found[layout] = folder, step(backend, batches["all"])
+            found[layout] = folder, step(backend, batches["boards"])
     return found
 
 
@@ -80,7 +80,7 @@ def test_every_layout_continues_from_what_any_has_written(
         for writer, (folder, _) in written.items():
             backend.load_state(folder)
             backend.export(tmp_path / writer)
-            continued[writer] = step(backend, batches["all"])
+            continued[writer] = step(backend, batches["boards"])
     for writer, (folder, (metrics, weights)) in written.items():
         assert (tmp_path / writer / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
         found, moved = continued[writer]

@@ -172,6 +172,12 @@ class OptimizerOptions(StrictModel):
         description="Keep only the inputs of decoder layers and vision blocks, and run each again in the backward "
         "pass: for one more forward pass, Qwen3-VL-2B keeps 8 kB a token and layer in place of 133 kB.",
     )
+    offload: bool = Field(
+        False,
+        description="Keep trained weights, their gradients and moments in the memory of the CPU, where the optimizer "
+        "moves them; a layer's weights are on the GPU while it computes. Several processes need sharding=full or "
+        "hybrid for it. On the CPU nothing moves.",
+    )
     max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
 
     @model_validator(mode="after")
@@ -314,6 +320,11 @@ class TrainOptions(StrictModel):
             )
         if self.sharding != "hybrid" and self.replicas != 1:
             raise ValueError(f"replicas={self.replicas} with sharding={self.sharding}: only hybrid takes replicas.")
+        if self.optimizer.offload and self.processes > 1 and self.sharding == "none":
+            raise ValueError(
+                f"optimizer.offload=true with processes={self.processes} and sharding=none: only sharded weights leave "
+                "the device; take sharding=full or hybrid."
+            )
         if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
             raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
         return self

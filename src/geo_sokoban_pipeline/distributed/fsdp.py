@@ -8,28 +8,36 @@ units. Gradients are summed, not averaged: losses are divided by the counts of t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from geo_sokoban_pipeline.distributed.slices import own_part, split_rows, with_part
 
-def shard_modules(language: Any, vision: nn.Module, mesh: DeviceMesh) -> None:
+
+def shard_modules(language: Any, vision: nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Shard the weights of a policy in place; the parameters become DTensors.
 
     Args:
         language: with its layers as `layers`.
         mesh: of one dimension, or two: copies, and shards of each copy.
+        offload: keep shards and gradients in the memory of the CPU; a unit's weights are on the device of the mesh
+            while it computes.
     """
+    on_device = mesh.device_type != "cpu"
+    policy = CPUOffloadPolicy(pin_memory=on_device) if offload else OffloadPolicy()
     # Roots too give their whole weights up after each forward pass: else those of a pass without gradients would stay,
     # and the next optimizer step would not reach them.
     # Nothing is changed in place here.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     for module in (*language.layers, language, vision):
-        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
     for root in (language, vision):
         for module in root.modules():
             if isinstance(module, FSDPModule):
@@ -45,10 +53,47 @@ def synchronise_next(module: nn.Module, *, is_last: bool) -> None:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded; a collective where it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """The whole of a tensor that may be sharded, on the device that computes; a collective where it is sharded."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    whole: Tensor = tensor.to(tensor.device_mesh.device_type).full_tensor()
+    return whole
 
 
 def clip_gradients(parameters: list[Tensor], largest: float) -> float:
     """Scale the gradients of all parameters to a norm over all ranks of at most `largest`; returns the norm before."""
     return float(gather(torch.nn.utils.clip_grad_norm_(parameters, largest)))
+
+
+@torch.no_grad()
+def map_matrices(function: Callable[[Tensor], Tensor], matrices: Sequence[DTensor]) -> Iterator[tuple[int, Tensor]]:
+    """Results of a function of whole matrices that are sharded by rows; a collective.
+
+    The ranks of a copy share the work: each receives the rows of one matrix at a time, and sends the rows of its result
+    back. Matrices of similar size are computed side by side.
+
+    Args:
+        function: its result has the shape of the matrix.
+
+    Yields:
+        Index of a matrix, and its result in float32, sharded as the matrix is.
+    """
+    mesh = matrices[0].device_mesh
+    group, size, place = mesh.get_group(mesh.ndim - 1), mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
+    order = sorted(range(len(matrices)), key=lambda index: (-matrices[index].numel(), index))
+    for first in range(0, len(order), size):
+        chosen = [matrices[index] for index in order[first : first + size]]
+        parts = [own_part(matrix).to(mesh.device_type, torch.float32) for matrix in chosen]
+        sent = [*(part.numel() for part in parts), *[0] * (size - len(chosen))]
+        received = [0] * size
+        if place < len(chosen):
+            rows, columns = chosen[place].shape
+            received = [columns * len(part) for part in split_rows(rows, size)]
+        given = torch.cat([part.flatten() for part in parts])
+        whole = given.new_empty(sum(received))
+        dist.all_to_all_single(whole, given, received, sent, group=group)
+        if place < len(chosen):
+            whole = function(whole.view(chosen[place].shape)).flatten()
+        dist.all_to_all_single(given, whole, sent, received, group=group)
+        for index, part, own in zip(order[first:], parts, given.split(sent), strict=False):
+            yield index, with_part(own.view_as(part).to(matrices[index].device), matrices[index])

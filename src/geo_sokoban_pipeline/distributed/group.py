@@ -52,22 +52,38 @@ class Group:
 
     A process is in one group at a time.
 
+    Args:
+        store: through which the ranks find each other; None: torch's default group is there already.
+        device: type of the device on which the ranks compute.
+
     Attributes:
         rank: of this process.
         size: number of ranks.
     """
 
-    def __init__(self, rank: int, size: int, store: dist.Store) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, store: dist.Store | None, device: str = "cpu") -> None:
+        self.rank, self.size, self._device = rank, size, device
+        if store is None:
+            return
         with gloo_on_loopback():
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+            backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+    @classmethod
+    def alone(cls, device: str) -> Group:
+        """The group of this process alone, for what torch does on groups only; kept until the process ends.
+
+        Args:
+            device: type of the device on which it computes.
+        """
+        return cls(0, 1, None if dist.is_initialized() else dist.HashStore(), device)
 
     def mesh(self, copies: int = 1) -> DeviceMesh:
         """The ranks as a mesh for sharding: in rows of shards, one row for each copy of the weights."""
         with gloo_on_loopback():
             if copies == 1:
-                return init_device_mesh("cpu", (self.size,))
-            return init_device_mesh("cpu", (copies, self.size // copies), mesh_dim_names=("copy", "shard"))
+                return init_device_mesh(self._device, (self.size,))
+            return init_device_mesh(self._device, (copies, self.size // copies), mesh_dim_names=("copy", "shard"))
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:
         """Sums of integers over the ranks."""

@@ -195,6 +195,7 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     if model is None or shape is None:
         return [_skipped("memory", "total")]
     longest = shape.longest(subject.options)
+    device = device_of(subject.options.policy)
     plan = plan_memory(
         subject.options,
         model,
@@ -202,8 +203,9 @@ def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
         model.context if longest is None else longest,
         validation=findings.validation,
         evaluation=findings.evaluation,
+        on_gpu=device == "cuda",
     )
-    free, where = free_memory(device_of(subject.options.policy))
+    free, where = free_memory(device)
     return check_memory(plan, free, subject.settings.memory_share, where)
 
 

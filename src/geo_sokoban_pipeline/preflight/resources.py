@@ -218,11 +218,13 @@ def plan_memory(
     *,
     validation: int = 0,
     evaluation: int = 0,
+    on_gpu: bool = False,
 ) -> dict[str, int]:
     """Bytes by part, as in the table.
 
     Args:
         longest: tokens of the longest episode.
+        on_gpu: the memory is that of a GPU, where nothing is that has been offloaded.
         validation, evaluation: number of prompts.
     """
     from geo_sokoban_pipeline.policies.patches import DEFAULT_CACHE_BYTES
@@ -261,6 +263,11 @@ def plan_memory(
     if options.processes > 1:
         held = plan["weights"] + plan["gradients"] + plan["optimizer moments"]
         plan["further processes"] = (options.processes - 1) * (_PROCESS_BYTES + held)
+    if optimizer.offload and on_gpu:
+        # The engine's weights stay, and of the others the largest unit with its gradient: embeddings and output head.
+        plan |= {"weights": weights, "gradients": 0, "optimizer moments": 0}
+        tables = 1 if model.config.tie_word_embeddings else 2
+        plan["largest unit"] = 2 * tables * text.vocab_size * text.hidden_size * model.value_bytes
     if policy.compute is not None:
         plan["weights in the type of products"] = model.parameters * 2
     if grpo.kl_coefficient > 0:

@@ -219,6 +219,7 @@ def score_episodes(
         optimizer: sizes of the trainer's passes.
         version: only tokens that it sampled are scored; episodes without one are left out.
     """
+    optimizer = optimizer.model_copy(update={"offload": False})  # nothing is trained
     by_temperature: dict[float, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
         if (episode.loss_mask * sampled_by(episode, version)).any():

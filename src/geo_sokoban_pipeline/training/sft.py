@@ -107,6 +107,7 @@ def sft_optimizer(warm: WarmStartOptions, optimizer: OptimizerOptions) -> Optimi
         logit_chunk=optimizer.logit_chunk,
         vision_patches=optimizer.vision_patches,
         gradient_checkpointing=optimizer.gradient_checkpointing,
+        offload=optimizer.offload,
     )
 
 

@@ -5,9 +5,14 @@ A split depends on the work and the number of parts alone, never on timing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
+from geo_sokoban_pipeline.policies.patches import EncodedImage
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest
 from geo_sokoban_pipeline.training.batch import TrainSample
 
@@ -29,39 +34,129 @@ def shard_range(numbers: range, parts: int) -> list[range]:
     return [numbers[first:last] for first, last in zip(bounds, bounds[1:], strict=False) if last > first]
 
 
-def shard_samples(samples: Sequence[TrainSample], parts: int) -> list[list[TrainSample]]:
-    """Contiguous shards whose largest is as small as possible; at most `parts`, none of them empty.
+@dataclass(frozen=True)
+class StepCost:
+    """Multiplications of a forward pass by what passes; a backward pass is in proportion to them.
 
-    The work of a shard is its input tokens plus the patches of its distinct images. An image that two shards need is
-    encoded twice, so a group, whose episodes share images, is split only where that balances the work better.
+    Attributes:
+        token: of an input token, in the matrices of all decoder layers.
+        label: of a trained token, in the output head.
+        pair: of two tokens of which one attends to the other, in all layers.
+        patch: of an image's patch, in the matrices of the vision tower.
+        patch_pair: of two patches of an image, in all vision blocks.
     """
-    low, high = 0, _work(samples)
+
+    token: int
+    label: int
+    pair: int
+    patch: int
+    patch_pair: int
+
+    @classmethod
+    def of(cls, config: Any) -> StepCost:
+        """Of a policy with this configuration; of experts those count that a token passes."""
+        text, vision = config.text_config, config.vision_config
+        hidden = text.hidden_size
+        head_dim = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
+        queries, keys = text.num_attention_heads * head_dim, text.num_key_value_heads * head_dim
+        experts = getattr(text, "num_experts_per_tok", 0)
+        inner = experts * text.moe_intermediate_size if experts else text.intermediate_size
+        layer = hidden * (2 * queries + 2 * keys + 3 * inner)
+        block = vision.hidden_size * (4 * vision.hidden_size + 2 * vision.intermediate_size)
+        return cls(
+            token=text.num_hidden_layers * layer,
+            label=hidden * text.vocab_size,
+            pair=text.num_hidden_layers * 2 * queries,
+            patch=vision.depth * block,
+            patch_pair=vision.depth * 2 * vision.hidden_size,
+        )
+
+    def of_sample(self, sample: TrainSample) -> int:
+        """Of a sample without its images; causal attention has half of all pairs."""
+        length = sample.length
+        return self.token * length + self.label * len(sample.targets) + self.pair * length * (length + 1) // 2
+
+    def of_image(self, image: EncodedImage) -> int:
+        """Of an image, which a part encodes once, however many of its samples show it."""
+        count = math.prod(image.grid)
+        return self.patch * count + self.patch_pair * count * count
+
+
+def shard_samples(samples: Sequence[TrainSample], parts: int, cost: StepCost) -> list[list[int]]:
+    """Indices of samples by shard, in order; at most `parts` shards, none of them empty, of nearly equal cost.
+
+    Two splits are compared, and the one with the cheaper largest shard is taken. Contiguous shards keep groups
+    together, whose episodes share images; but where a shard has few samples, their ends lie far from equal. Samples
+    that are dealt one by one, the most expensive first, come near to equal costs.
+    """
+    items = [_Item(cost.of_sample(sample), _image_costs(sample, cost)) for sample in samples]
+    low, high = 0, sum(item.alone for item in items)
     while low < high:
         limit = (low + high) // 2
-        if len(_fill(samples, limit)) <= parts:
+        if len(_fill(items, limit)) <= parts:
             high = limit
         else:
             low = limit + 1
-    return _fill(samples, high)
+    return min(_fill(items, high), _deal(items, parts), key=lambda split: max(_costs(items, split), default=0))
 
 
-def _work(samples: Sequence[TrainSample]) -> int:
-    images = {image.key: len(image.patches) for sample in samples for image in sample.images}
-    return sum(sample.length for sample in samples) + sum(images.values())
+@dataclass(frozen=True)
+class _Item:
+    """Cost of a sample, and of its images by their keys."""
+
+    cost: int
+    images: dict[str, int]
+
+    @property
+    def alone(self) -> int:
+        """Cost in a shard of its own."""
+        return self.cost + sum(self.images.values())
+
+    def beside(self, known: AbstractSet[str]) -> int:
+        """Cost in a shard that has some images already."""
+        return self.cost + sum(cost for key, cost in self.images.items() if key not in known)
 
 
-def _fill(samples: Sequence[TrainSample], limit: int) -> list[list[TrainSample]]:
+def _image_costs(sample: TrainSample, cost: StepCost) -> dict[str, int]:
+    return {image.key: cost.of_image(image) for image in sample.images}
+
+
+def _costs(items: Sequence[_Item], split: Sequence[Sequence[int]]) -> list[int]:
+    """Cost of each shard."""
+    images: list[dict[str, int]] = []
+    for part in split:
+        images.append({})
+        for index in part:
+            images[-1] |= items[index].images
+    return [
+        sum(items[index].cost for index in part) + sum(own.values()) for part, own in zip(split, images, strict=True)
+    ]
+
+
+def _fill(items: Sequence[_Item], limit: int) -> list[list[int]]:
     """Fill shards in order, each up to the limit, with at least one sample."""
-    parts: list[list[TrainSample]] = []
-    work, known = 0, set[str]()
-    for sample in samples:
-        images = {image.key: len(image.patches) for image in sample.images}
-        more = sample.length + sum(patches for key, patches in images.items() if key not in known)
-        if not parts or work + more > limit:
+    parts: list[list[int]] = []
+    load, known = 0, set[str]()
+    for index, item in enumerate(items):
+        more = item.beside(known)
+        if not parts or load + more > limit:
             parts.append([])
-            work, known = 0, set()
-            more = sample.length + sum(images.values())
-        parts[-1].append(sample)
-        work += more
-        known |= images.keys()
+            load, known = 0, set()
+            more = item.alone
+        parts[-1].append(index)
+        load += more
+        known |= item.images.keys()
     return parts
+
+
+def _deal(items: Sequence[_Item], parts: int) -> list[list[int]]:
+    """Give each sample, the most expensive first, to the shard that then costs least."""
+    shards: list[list[int]] = [[] for _ in range(parts)]
+    loads, known = [0] * parts, [set[str]() for _ in range(parts)]
+    for index in sorted(range(len(items)), key=lambda index: (-items[index].alone, index)):
+        totals = [load + items[index].beside(images) for load, images in zip(loads, known, strict=True)]
+        part = totals.index(min(totals))
+        shards[part].append(index)
+        loads[part] = totals[part]
+        known[part] |= items[index].images.keys()
+    return [sorted(shard) for shard in shards if shard]

@@ -37,7 +37,9 @@ def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Seque
     policy = load_as(options.policy, folder.path)
     device = policy.model.device
     store_in_compute_type(policy)
-    backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature)
+    # Nothing is trained, so there is nothing to offload.
+    optimizer = options.optimizer.model_copy(update={"offload": False})
+    backend = build_backend(policy, optimizer, options.rollout.sampling.temperature)
     policy.model.to("cpu")
 
     def score(samples: Sequence[TrainSample]) -> list[np.ndarray]:

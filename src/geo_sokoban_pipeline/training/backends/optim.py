@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.distributed.fsdp import map_matrices
 from geo_sokoban_pipeline.distributed.group import Group
 
 _MATRICES = re.compile(r"\.(layers|blocks|merger|deepstack_merger_list)\.")
@@ -34,7 +36,8 @@ class Muon(torch.optim.Optimizer):
         lr: learning rate, in AdamW's units.
         momentum: of the gradients, with Nesterov's correction.
         weight_decay: decoupled, as AdamW's.
-        group: ranks with copies of the parameters; each computes the updates of a part of them. None: all here.
+        group: ranks with copies of the parameters; each computes the updates of a part of them. None: all here, or,
+            where parameters are sharded, dealt to the ranks that share them.
     """
 
     def __init__(
@@ -49,7 +52,8 @@ class Muon(torch.optim.Optimizer):
         for settings in self.param_groups:
             parameters = [parameter for parameter in settings["params"] if parameter.grad is not None]
             directions = [self._direction(parameter, settings["momentum"]) for parameter in parameters]
-            for parameter, update in zip(parameters, self._orthogonalise(directions), strict=True):
+            for index, update in self._orthogonalise(directions):
+                parameter = parameters[index]
                 size = _ADAMW_SIZE * math.sqrt(max(parameter.shape))
                 parameter.mul_(1 - settings["lr"] * settings["weight_decay"]).sub_(update, alpha=settings["lr"] * size)
 
@@ -61,15 +65,19 @@ class Muon(torch.optim.Optimizer):
         average = state["momentum"].lerp_(parameter.grad, 1 - momentum)
         return torch.lerp(parameter.grad, average, momentum)
 
-    def _orthogonalise(self, directions: Sequence[Tensor]) -> Iterable[Tensor]:
+    def _orthogonalise(self, directions: Sequence[Tensor]) -> Iterable[tuple[int, Tensor]]:
+        """Index of each matrix, and its update."""
+        shards = [direction for direction in directions if isinstance(direction, DTensor)]
+        if shards:
+            return map_matrices(orthogonalise, shards)
         if self._group is None:
-            return (orthogonalise(direction) for direction in directions)
+            return enumerate(map(orthogonalise, directions))
         owners = deal([math.prod(matrix.shape) * min(matrix.shape) for matrix in directions], self._group.size)
         own = [
             orthogonalise(direction) if owner == self._group.rank else None
             for direction, owner in zip(directions, owners, strict=True)
         ]
-        return self._group.combine(own, directions)
+        return enumerate(self._group.combine(own, directions))
 
 
 def deal(costs: Sequence[int], parts: int) -> list[int]:

@@ -24,7 +24,7 @@ from geo_sokoban_pipeline.training.backends.base import Batch
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
-from geo_sokoban_pipeline.training.sharding import shard_range, shard_samples
+from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_samples
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
@@ -45,6 +45,7 @@ class RankedBackend:
 
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
         self._workers = workers
+        self._cost = StepCost.of(policy.model.config)
         self._is_stale = False
         shape = workers.options
         build = BuildBackend(options, temperature, shape.sharding, shape.replicas)
@@ -55,14 +56,18 @@ class RankedBackend:
             build,
         )
         self._shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
-        workers.before_rollout = None if shape.sharding == "none" else self.renew
+        self._is_sharded = shape.sharding != "none"  # hybrid may have one shard a copy
+        workers.before_rollout = self.renew if self._is_sharded else None
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        own, *others = _filled(shard_samples(samples, self._workers.size), [], self._workers.size)
+        shards = self._shard(samples)
+        own, *others = [[samples[index] for index in shard] for shard in shards]
         jobs = [LogProbs(part) for part in others]
         scored: list[list[np.ndarray]] = self._workers.run(lambda: self.own.log_probs(own), jobs)
-        return [row for part in scored for row in part]
+        indices = [index for shard in shards for index in shard]
+        rows = dict(zip(indices, [row for part in scored for row in part], strict=True))
+        return [rows[index] for index in range(len(samples))]
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
@@ -75,7 +80,7 @@ class RankedBackend:
             jobs = [SftStep(part, objective, learning_rate) for part in others]
         else:
             size = StepSize.of(batch)
-            first, *parts = _filled(shard_samples(batch, count), [], count)
+            first, *parts = [[batch[index] for index in shard] for shard in self._shard(batch)]
             jobs = [Step(part, objective, learning_rate, size) for part in parts]
         rows: list[dict[str, float]] = self._workers.run(
             lambda: self.own.step(first, objective, learning_rate, size), jobs
@@ -91,7 +96,7 @@ class RankedBackend:
 
     def renew(self) -> None:
         """See `TrainBackend`; every rank's own model."""
-        if self._shards > 1 and self._is_stale:
+        if self._is_sharded and self._is_stale:
             self._on_all(self.own.renew, Renew())
         self._is_stale = False
 
@@ -108,13 +113,13 @@ class RankedBackend:
         """
         if self._shards < self._workers.size:
             self._compare_copies()
-        if self._shards == 1:
+        if not self._is_sharded:
             return self.own.export(folder)
         return self._write(lambda: self.own.export(folder), Export(folder))
 
     def save_state(self, folder: Path) -> Files:
         """See `TrainBackend`."""
-        if self._shards == 1:
+        if not self._is_sharded:
             return self.own.save_state(folder)
         return self._write(lambda: self.own.save_state(folder), SaveState(folder))
 
@@ -126,6 +131,10 @@ class RankedBackend:
         """See `TrainBackend`."""
         self._workers.before_rollout = None
         self.own.close()
+
+    def _shard(self, samples: Sequence[TrainSample]) -> list[list[int]]:
+        """Indices of the samples of each rank."""
+        return _filled(shard_samples(samples, self._workers.size, self._cost), [], self._workers.size)
 
     def _compare_copies(self) -> None:
         """See that all copies hold the same weights."""

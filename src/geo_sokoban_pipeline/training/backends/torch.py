@@ -68,7 +68,8 @@ class TorchBackend:
         policy: trained in place.
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
-        group: the ranks, whose backends take every step together; None: this process alone.
+        group: the ranks, whose backends take every step together; None: this process alone. Options that offload need a
+            group of one rank then.
         mesh: of the ranks; shards weights, gradients and moments of a copy of the model, while the policy's own model
             keeps whole weights for the engine, which `renew` sets. None: nothing is sharded.
 
@@ -87,17 +88,20 @@ class TorchBackend:
         self.policy = policy
         self.options = options
         self._group = group
+        if options.offload and mesh is None:
+            self._group = Group.alone(policy.model.device.type)
+            mesh = self._group.mesh()
         self._is_sharded = mesh is not None
         trained = policy
         if mesh is not None:
             trained = replace(policy, model=copy.deepcopy(policy.model))
-            shard_modules(trained.network.language, trained.network.vision, mesh)
+            shard_modules(trained.network.language, trained.network.vision, mesh, offload=options.offload)
         setting = PassSetting.of(options, temperature)
-        self._pass = GradientPass(trained, setting, group if self._is_sharded else None)
+        self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, policy.model.device)
         self._trained_policy = trained
         self._parameters = dict(trained.model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        # Muon computes whole matrices from sharded ones by itself.
+        # Muon deals sharded matrices to the ranks by itself.
         self.optimizers = Optimizers(self._trained, options, None if self._is_sharded else group)
         self._skipped = 0
 
@@ -243,9 +247,12 @@ class GradientPass:
     Args:
         ranks: that share the weights of the policy: all make equally many passes, some without samples, because every
             pass gathers weights. None: the weights are whole.
+        device: on which passes compute; None: that of the weights.
     """
 
-    def __init__(self, policy: Policy, setting: PassSetting, ranks: Group | None = None) -> None:
+    def __init__(
+        self, policy: Policy, setting: PassSetting, ranks: Group | None = None, device: torch.device | None = None
+    ) -> None:
         self.policy, self.setting = policy, setting
         self._ranks = ranks
         dropout = getattr(policy.model.config.text_config, "attention_dropout", 0.0)
@@ -254,7 +261,7 @@ class GradientPass:
                 f"attention_dropout={dropout} in the model's config.json: equal runs would drop other values, and so "
                 "would the two passes of gradient checkpointing. Set it to 0.0 there."
             )
-        self._device = policy.model.device
+        self._device = policy.model.device if device is None else device
         self._banned = torch.from_numpy(policy.banned_ids).to(self._device)
         self._trains_vision = any(parameter.requires_grad for parameter in policy.network.vision.parameters())
 
