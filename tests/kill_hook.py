@@ -1,14 +1,16 @@
-"""A Kedro hook of the tests: kills its process with SIGKILL at a named point of a run.
+"""A Kedro hook of the tests: kills its process, or another rank of the run, with SIGKILL at a named point.
 
 Points are the package's log messages, those of level DEBUG included (`iteration 3: update`), and Kedro's own moments:
 `before_node:<node>`, `before_save:<dataset>` and `after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` is a pattern of one,
-such as `iteration *: update`, `GEO_SOKOBAN_KILL_NTH` says at which arrival (default 1). A run takes the hook from
+such as `iteration *: update`, `GEO_SOKOBAN_KILL_NTH` says at which arrival (default 1), `GEO_SOKOBAN_KILL_WHOM` whom:
+`driver` (default) or `rank`. A run takes the hook from
 `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 from fnmatch import fnmatchcase
@@ -17,11 +19,17 @@ from typing import Any
 from kedro.framework.hooks import hook_impl
 
 
+def _first_rank() -> int:
+    """Process id of the first rank that the driver has started."""
+    return min(child.pid for child in multiprocessing.active_children() if child.pid is not None)
+
+
 class KillHook(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self._pattern = os.environ["GEO_SOKOBAN_KILL_AT"]
         self._arrivals_left = int(os.environ.get("GEO_SOKOBAN_KILL_NTH", "1"))
+        self._whom = os.environ.get("GEO_SOKOBAN_KILL_WHOM", "driver")
 
     def emit(self, record: logging.LogRecord) -> None:
         self._arrive(record.getMessage())
@@ -31,7 +39,7 @@ class KillHook(logging.Handler):
             return
         self._arrivals_left -= 1
         if self._arrivals_left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid() if self._whom == "driver" else _first_rank(), signal.SIGKILL)
 
     @hook_impl
     def before_pipeline_run(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from geo_sokoban_pipeline.runs.storage import Files
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 2_000_000_000  # at most, unless a single tensor is larger
 WEIGHT_METADATA = {"format": "pt"}
@@ -93,6 +96,7 @@ class TensorFile:
             raise ValueError(f"{self._file.name} takes {wanted}, not {name}, {found}.")
         self._waiting.pop()
         self._put(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+        logger.debug("%s: %s", Path(self._file.name).name, name)
 
     def __enter__(self) -> TensorFile:
         return self

@@ -1,0 +1,96 @@
+"""Offload: weights, gradients and moments in the memory of the CPU. Here the device is the CPU too: nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from task_options import TrainOptions
+from training.four_ranks import keep_gradients
+from training.setup import Setup, copied
+
+RATE = 1e-3
+OBJECTIVE = GrpoObjective(GrpoOptions(kl_coefficient=0.1))
+
+
+@pytest.fixture(autouse=True)
+def _no_group() -> Iterator[None]:
+    """A command has one group for all its backends; the next test needs none."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def build(setup: Setup, matrices: Any, *, offload: bool) -> tuple[Policy, TorchBackend]:
+    policy = copied(setup.trained)
+    # A larger epsilon: moments near 0 would turn the rounding of two sums into steps of full size.
+    backend = build_backend(policy, OptimizerOptions(matrices=matrices, eps=1e-5, offload=offload), 0.9)
+    assert isinstance(backend, TorchBackend)
+    return policy, backend
+
+
+def test_units_are_offloaded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer, the language model and the vision tower, also in a second backend of the process."""
+    found: list[Any] = []
+    original = FSDPModule._get_fsdp_state
+
+    def spied(module: Any) -> Any:
+        state = original(module)
+        found.append(state)
+        return state
+
+    monkeypatch.setattr(FSDPModule, "_get_fsdp_state", spied)
+    for offload in (True, True, False):
+        found.clear()
+        build(setup, "adamw", offload=offload)
+        policies = {id(state): state._fsdp_param_groups[0].offload_policy for state in found}
+        assert len(policies) == (setup.trained.model.config.text_config.num_hidden_layers + 2 if offload else 0)
+        # The memory of a CPU is not pinned for a CPU.
+        assert all(isinstance(one, CPUOffloadPolicy) and not one.pin_memory for one in policies.values())
+
+
+@pytest.mark.parametrize("matrices", ["adamw", "muon"])
+def test_steps_are_those_without_offload(
+    setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path, matrices: str
+) -> None:
+    samples = batches["boards"]
+    (policy, plain), (offloaded_policy, offloaded) = (build(setup, matrices, offload=value) for value in (False, True))
+    kept, found = keep_gradients(plain), keep_gradients(offloaded)
+    for _ in range(3):
+        wanted = plain.step(samples, OBJECTIVE, RATE)
+        assert offloaded.step(samples, OBJECTIVE, RATE) == pytest.approx(wanted, rel=2e-5, abs=2e-6)
+    first = len(kept) // 3
+    norm = torch.stack([gradient.norm() for gradient in kept[:first] if gradient is not None]).norm()
+    for one, other in zip(kept[:first], found[:first], strict=True):
+        assert one is not None and other is not None
+        assert (one - other).norm() <= 1e-5 * norm
+    offloaded.renew()
+    after = dict(offloaded_policy.model.named_parameters())
+    for name, weight in policy.model.named_parameters():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=0.05 * RATE, msg=name)
+    # Its state is that of any layout.
+    offloaded.export(tmp_path)
+    offloaded.save_state(tmp_path)
+    _, reader = build(setup, matrices, offload=False)
+    reader.load_state(tmp_path)
+    wanted = offloaded.step(samples, OBJECTIVE, RATE)
+    assert reader.step(samples, OBJECTIVE, RATE)["loss"] == pytest.approx(wanted["loss"], abs=1e-6)
+
+
+def test_replicas_have_nothing_to_offload() -> None:
+    values = {"processes": 2, "threads": 1, "optimizer": {"offload": True}}
+    with pytest.raises(ValueError, match=r"optimizer.offload=true with processes=2 and sharding=none: .*full or hyb"):
+        TrainOptions.model_validate(values)
+    assert TrainOptions.model_validate({**values, "sharding": "full"}).optimizer.offload
