@@ -19,6 +19,7 @@ from benchmarks.tables import (
     render_engine,
     render_maker,
     render_memory,
+    render_ranks,
     render_scaling,
     render_speed,
     render_writing,
@@ -32,6 +33,7 @@ Found = dict[str, Any]
 RENDERERS: dict[str, Callable[[Found], str]] = {
     "peer": peer.render_docs,
     "scaling": render_scaling,
+    "ranks": render_ranks,
     "writing": render_writing,
     "memory": render_memory,
     "engine": render_engine,

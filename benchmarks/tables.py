@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from benchmarks.peer.report import describe_ratio
@@ -51,6 +52,26 @@ def render_scaling(found: Found) -> str:
             f"({1000 * usual['seconds']['writing']:.0f} of {1000 * sum(usual['seconds'].values()):,.0f} ms).",
         ]
     )
+
+
+def rank_ratio(row: Found) -> float:
+    """Seconds of a step on two ranks over those on one, median over pairs of steps."""
+    return median(two / one for one, two in zip(row["one"], row["two"], strict=True))
+
+
+def render_ranks(found: Found) -> str:
+    """Table of `benchmarks/test_ranks.py`."""
+    lines = [
+        "| seconds of a step | one rank | two ranks | ratio |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| `sharding: {row['sharding']}` | {median(row['one']):.2f} | {median(row['two']):.2f} "
+            f"| {rank_ratio(row):.2f} |"
+            for row in found["rows"]
+        ),
+    ]
+    size = f"{found['parameters'] / 1e6:.1f} million weights, {found['episodes']} episodes, {found['tokens']:,} tokens"
+    return "\n".join(lines) + f"\n\nA policy of {size}; medians of {len(found['rows'][0]['one'])} steps each."
 
 
 def writing_shares(found: Found) -> tuple[float, float]:

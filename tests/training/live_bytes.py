@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,13 +29,11 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in given | self._known:
-                    self._count(storage)
+        for storage in _storages(result):
+            if storage._cdata not in given | self._known:
+                self._count(storage)
         self.peak = max(self.peak, self.live)
         return result
 
@@ -47,3 +46,12 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, number: int, size: int) -> None:
         self._known.discard(number)
         self.live -= size
+
+
+def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    """Of all tensors among the values; of a sharded one, this rank's part."""
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, DTensor):
+            yield leaf._local_tensor.untyped_storage()
+        elif isinstance(leaf, Tensor):
+            yield leaf.untyped_storage()

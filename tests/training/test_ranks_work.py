@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from torch import Tensor
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.backends import optim
 from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
+from task_options import TinyPolicyOptions
 from training.four_ranks import FourRanks
 from training.live_bytes import LiveBytes
-from training.setup import Setup, copied
+from training.setup import SIZES, Setup, copied
 
 pytestmark = pytest.mark.slow
 
 OBJECTIVE = GrpoObjective(GrpoOptions())
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives of this rank by name; torch's own fails where modules are called in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in function.namespace:
+            self.counts[function.name()] += 1
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4, 16])
@@ -32,9 +50,9 @@ def test_a_step_reduces_each_unit_once(
         assert workers is not None
         backend = RankedBackend(policy, options, 0.9, workers)
         for _ in range(2):
-            with CommDebugMode() as collectives:
+            with Collectives() as collectives:
                 backend.step([sample] * 32, OBJECTIVE, 1e-3)  # 16 on each rank
-            counts.append({str(name): count for name, count in collectives.comm_counts.items()})
+            counts.append(collectives.counts)
     units = policy.model.config.text_config.num_hidden_layers + 2
     for found in counts:
         assert [count for name, count in found.items() if "reduce_scatter" in name] == [units], found
@@ -45,12 +63,16 @@ def test_a_step_reduces_each_unit_once(
 @pytest.mark.parametrize("layout", ["four shards", "two copies of two shards"])
 def test_a_rank_holds_one_whole_matrix_at_a_time(
     four_ranks: FourRanks,
-    setup: Setup,
     batches: dict[str, list[TrainSample]],
     monkeypatch: pytest.MonkeyPatch,
     layout: str,
 ) -> None:
-    policy, size = copied(setup.trained), 4 if layout == "four shards" else 2
+    # Many small matrices, so that all at once would be seen.
+    sizes = {**SIZES, "layers": 12, "vision_hidden": 16}
+    policy, size = (
+        build_tiny_policy(TinyPolicyOptions.model_validate(sizes), seed=0),
+        4 if layout == "four shards" else 2,
+    )
     orthogonalise, whole = optim.orthogonalise, []
 
     def counted(matrix: Tensor) -> Tensor:
@@ -72,9 +94,8 @@ def test_a_rank_holds_one_whole_matrix_at_a_time(
     assert len(whole) == -(-len(shapes) // size), "each rank has its part of the work"
     shards = sum(own_part(matrix).nbytes for matrix in matrices)
     largest = 4 * shapes[0][0] * shapes[0][1]
-    assert size * shards > 10 * largest, "all matrices at once would be seen"
     # The momentum's shards; of one matrix: rows from all ranks, the result, and what the iteration makes.
-    assert live.peak <= shards + 8 * largest
+    assert live.peak <= shards + 8 * largest < size * shards
 
 
 def start(live: LiveBytes) -> None:

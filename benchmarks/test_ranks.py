@@ -1,0 +1,121 @@
+"""What a second rank saves of an optimizer step: seconds of two ranks over those of one, at equal work.
+
+Run with `pytest benchmarks/test_ranks.py -s` on an idle machine with two cores or more. A policy of 40 million weights
+takes GRPO steps over the same episodes, alone and on two ranks, one thread each: alternately in one run, the median of
+three ratios after a step that fills caches. Threshold: with replicas and with shards, two ranks take at most 0.6 of one
+rank's seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from benchmarks.records import keep
+from benchmarks.tables import rank_ratio, render_ranks
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, TrainOptions
+from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
+from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
+from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
+from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.demonstrations import Demonstrator
+from geo_sokoban_pipeline.training.runtime import prepare_process
+from geo_sokoban_pipeline.training.worker_group import open_worker_group
+
+ROOT = Path(__file__).parents[1]
+SIZES: dict[str, Any] = {
+    "texts": "sokoban",
+    "hidden": 768,
+    "layers": 6,
+    "heads": 12,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "mlp": 2048,
+    "vision_hidden": 256,
+    "vision_layers": 4,
+    "vision_mlp": 512,
+    "initializer_range": 0.02,
+}
+EPISODES, ROUNDS, THRESHOLD = 24, 3, 0.6
+OBJECTIVE = GrpoObjective(GrpoOptions())
+
+
+@pytest.fixture(scope="module")
+def options() -> TrainOptions:
+    text = (ROOT / "conf/base/parameters/train_sokoban.yml").read_text(encoding="utf-8")
+    return SOKOBAN.train_config.model_validate(yaml.safe_load(text)["train_sokoban"])
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    prepare_process(1)
+    made = build_tiny_policy(TinyPolicyOptions(**SIZES), seed=0)
+    assert 38e6 < made.model.num_parameters() < 42e6
+    return made
+
+
+@pytest.fixture(scope="module")
+def samples(policy: Policy, options: TrainOptions) -> list[TrainSample]:
+    """Demonstrations of the default task with advantages, and the policy's own log-probs."""
+    base = {"cell_px": 16, "instruction": "brief", "inner_walls": [1, 4], "max_solution": 8}
+    data = SokobanDataOptions.model_validate(base | {"counts": {"train": 64, "validation": 8, "eval": 8}})
+    rows = make_prompts(read_levels(data)[0], data)[0].to_dict("records")
+    expert = Demonstrator(rows, policy, options, 0, "benchmark")
+    made = [expert.demonstrate(number) for number in range(EPISODES)]
+    rng = np.random.default_rng(0)
+    return [
+        replace(
+            sample,
+            advantages=rng.normal(size=len(sample.targets)).astype(np.float32),
+            old_log_probs=own,
+            rollout_log_probs=own,
+        )
+        for sample, own in zip(made, build_backend(policy, options.optimizer).log_probs(made), strict=True)
+    ]
+
+
+def seconds_of(backend: TrainBackend, samples: Sequence[TrainSample]) -> float:
+    """Seconds of a step; its rate is too low to change what the next one computes."""
+    began = time.perf_counter()
+    backend.step(samples, OBJECTIVE, 1e-9)
+    return time.perf_counter() - began
+
+
+def compare(policy: Policy, options: TrainOptions, samples: Sequence[TrainSample], sharding: str) -> dict[str, Any]:
+    """Seconds of steps, one and two ranks in turn."""
+    shape = options.model_copy(update={"processes": 2, "threads": 1, "sharding": sharding})
+    shared = copy.deepcopy(policy)
+    alone = build_backend(copy.deepcopy(policy), options.optimizer)
+    with open_worker_group(shared, shape) as workers:
+        both = build_backend(shared, options.optimizer, workers=workers)
+        rows = [[seconds_of(backend, samples) for backend in (alone, both)] for _ in range(ROUNDS + 1)]
+    one, two = zip(*rows[1:], strict=True)
+    return {"sharding": sharding, "one": list(one), "two": list(two)}
+
+
+def test_two_ranks_take_little_more_than_half(
+    policy: Policy, options: TrainOptions, samples: list[TrainSample]
+) -> None:
+    found = {
+        "parameters": policy.model.num_parameters(),
+        "episodes": len(samples),
+        "tokens": sum(sample.length for sample in samples),
+        "rows": [compare(policy, options, samples, sharding) for sharding in ("none", "full")],
+    }
+    print(f"\n{render_ranks(found)}\nThreshold: {THRESHOLD}")
+    keep("ranks", found)
+    assert max(rank_ratio(row) for row in found["rows"]) <= THRESHOLD
