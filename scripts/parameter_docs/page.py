@@ -27,6 +27,7 @@ from geo_sokoban_pipeline.envs.sokoban import expert as sokoban_expert
 from geo_sokoban_pipeline.envs.sokoban.board import MoveRewards
 from geo_sokoban_pipeline.envs.sokoban.env import BOUNDS as ENV_BOUNDS
 from geo_sokoban_pipeline.envs.sokoban.env import SokobanEnv
+from geo_sokoban_pipeline.hooks.parameters import ON_RUNS
 from geo_sokoban_pipeline.parameters import ProjectParameters, section_model
 from geo_sokoban_pipeline.rewards.geo3k import AnswerRewardOptions, FormatRewardOptions, ToleranceRewardOptions
 from geo_sokoban_pipeline.rewards.sokoban import BOUNDS as REWARD_BOUNDS
@@ -183,11 +184,9 @@ def all_sections() -> list[tuple[str, list[dict[str, Section]]]]:
         end = next(iter(place.values())).name.partition(".")[2]
         training += [{"": section} for name, section in arguments.items() if end and _belongs(name, end)]
     groups.append(("Training", training))
-    stored = [
-        place
-        for kind in ("rollout", "update", "evaluate", "regrade", "export", "browse", "score", "control", "check")
-        for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")
-    ] + [{"": one} for one in single["audit"]]
+    stored = [place for kind in (*ON_RUNS, "check") for place in _merged(single, f"{kind}_", TASKS, f"{kind}_*")] + [
+        {"": one} for one in single["audit"]
+    ]
     groups.append(("Other commands", stored))
     studies = [{"": one} for one in (*single["study"], *sections_of(section_model("study_default"), "study_*"))]
     groups.append(("Studies", studies))

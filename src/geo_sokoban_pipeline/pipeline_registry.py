@@ -36,6 +36,7 @@ def _create_pipelines() -> dict[str, Pipeline]:
             f"evaluate_{task}": stored.create_evaluate_pipeline(task),
             f"regrade_{task}": stored.create_regrade_pipeline(task),
             f"export_{task}": stored.create_export_pipeline(task),
+            f"report_{task}": stored.create_report_pipeline(task),
             f"browse_{task}": stored.create_browse_pipeline(task),
             f"score_{task}": stored.create_score_pipeline(task),
             f"check_{task}": check.create_pipeline(task),

@@ -49,6 +49,7 @@ STARTS += [
             "evaluate",
             "regrade",
             "export",
+            "report",
             "browse",
             "score",
             "control",

@@ -209,6 +209,13 @@ class LoopOptions(StrictModel):
     eval_prompts: Count | None = Field(160, description="Validation prompts that are rolled out. None: all.")
     keep_last: Count | None = Field(3, description="Newest checkpoints kept. None: all.")
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
+    report_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of the loop's time that its page may take while it goes on. The first page is written with "
+        "the first checkpoint, later ones as this allows. 0: at the end alone.",
+    )
 
 
 class EvaluationOptions(StrictModel):
@@ -438,6 +445,12 @@ class ScorePipelineOptions(StrictModel):
     def _check(self) -> ScorePipelineOptions:
         check_range(self.first_iteration, self.last_iteration)
         return self
+
+
+class ReportPipelineOptions(StrictModel):
+    """Whose page a pipeline report_* writes, from what is committed."""
+
+    source: SourceOptions = Field(description="Whose report is written; the run may go on meanwhile.")
 
 
 class BrowsePipelineOptions(StrictModel):

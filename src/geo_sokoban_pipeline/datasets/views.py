@@ -25,6 +25,7 @@ _PARTS: Mapping[str, Callable[[RunStore, SourceOptions], Any]] = {
     "trajectories": RunStore.trajectory_files,
     "episodes": RunStore.all_trajectory_files,
     "outputs": RunStore.outputs,
+    "root": lambda store, source: store.outputs(source).parents[2],
     "progress": RunStore.progress,
 }
 
@@ -69,8 +70,8 @@ class SourceDataset(AbstractDataset[None, Callable[[], Any]]):
         path: data root.
         part: `policy`; `start`, the policy that GRPO started from; `before`, the policy before the iteration that the
             source names; `prompts`, the hash of those it was trained on; `trajectories`, number and files of the named
-            iteration; `episodes`, the files of all iterations; `outputs`, the folder of all episodes; `progress`, rows
-            of metrics and whether it is complete.
+            iteration; `episodes`, the files of all iterations; `outputs`, the folder of all episodes; `root`, the
+            data root of a run that has some; `progress`, rows of metrics and whether it is complete.
         run: the pipeline, such as `evaluate_sokoban`.
         sources: `${sources:}`, the source of every pipeline.
         metadata: ignored here; read by kedro-viz.

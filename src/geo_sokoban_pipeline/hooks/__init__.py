@@ -4,6 +4,7 @@ Parameters are checked before any work, one process at a time owns a run's folde
 """
 
 from geo_sokoban_pipeline.hooks.command_line import CommandLineHooks
+from geo_sokoban_pipeline.hooks.live_report import LiveReportHooks
 from geo_sokoban_pipeline.hooks.parameters import CommandHooks, ParameterHooks
 from geo_sokoban_pipeline.hooks.runs import HistoryHooks, RunHooks
 from geo_sokoban_pipeline.hooks.terminal import LibraryHooks, TerminalHooks
@@ -14,6 +15,7 @@ __all__ = [
     "CommandLineHooks",
     "HistoryHooks",
     "LibraryHooks",
+    "LiveReportHooks",
     "ParameterHooks",
     "RunHooks",
     "TerminalHooks",

@@ -45,12 +45,19 @@ ON_RUNS = (
     "evaluate",
     "regrade",
     "export",
+    "report",
     "browse",
     "score",
     "control",
 )  # pipelines that take a source
 # Those that read trajectories: of one iteration, or of all.
-_READ: Mapping[str, Literal["one", "all"]] = {"update": "one", "regrade": "all", "export": "all", "browse": "all"}
+_READ: Mapping[str, Literal["one", "all"]] = {
+    "update": "one",
+    "regrade": "all",
+    "export": "all",
+    "report": "all",
+    "browse": "all",
+}
 _LAST_TABLE = "eval_prompts"
 
 
@@ -162,7 +169,7 @@ def _source_data(
             f"{run}.source.checkpoint={found.folder}."
         )
     log.info("%s works on %s, data %s", run, found.words, stored.id)
-    if run.startswith(("export_", "browse_")):
+    if run.startswith(("export_", "report_", "browse_")):
         return stored  # they copy, so no setting of the command matters
     if others := other_settings(run, RunFolders.of(store.root, source.run, source.run_id).models, train):
         log.warning(

@@ -109,6 +109,18 @@ def write_headline(summary: Mapping[str, Any], change: PairedTest | None = None)
     return Headline(main, further, [_tile(row, task.report) for row in (first, last, *others) if row])
 
 
+def write_progress(done: int, total: int | None) -> Headline:
+    """Headline of a training that goes on.
+
+    Args:
+        done: committed iterations.
+        total: iterations of the whole training; None: not known.
+    """
+    shown = plural(done, "iteration") if total is None else f"{count(done)} of {plural(total, 'iteration')}"
+    main = f"The training goes on: {shown} {'is' if done == 1 else 'are'} stored."
+    return Headline(main, ["The policies are evaluated at its end; this page shows what is stored until now."], [])
+
+
 def _say_what_happened(
     task: Task, names: list[str], first: Row | None, last: Row, where: str, change: PairedTest | None
 ) -> str:
@@ -192,6 +204,8 @@ class ReportInputs:
         versions: by package.
         audit: of the end of the training; None: none was made.
         site: address of the folder of a site that shows the run, relative to the page; None: there is none.
+        progress: while the training goes on, its committed iterations, and those of the whole training where they are
+            known; else None.
         token_texts: text of token ids, see `episodes.read_token_texts`; None: the page shows ids.
     """
 
@@ -212,6 +226,7 @@ class ReportInputs:
     index: pa.Table | None = None
     audit: Mapping[str, Any] | None = None
     site: str | None = None
+    progress: tuple[int, int | None] | None = None
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -246,7 +261,7 @@ def build_report(inputs: ReportInputs) -> str:
         "title": _title(inputs),
         "made": provenance_line(time, inputs.summary.get("data_id")),
         "time": time,
-        "headline": write_headline(summary, change),
+        "headline": write_headline(summary, change) if inputs.progress is None else write_progress(*inputs.progress),
         "chosen": task.report.chosen,
         "words": task.words,
         "charts": _charts(inputs, summary, episodes, task),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.hub import PolicyUnavailableError, fetch_policy
-from geo_sokoban_pipeline.runs.lock import LOCK_FILE
+from geo_sokoban_pipeline.runs.lock import LOCK_FILE, find_holder
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder, open_policy
 from geo_sokoban_pipeline.runs.provenance import read_commands
 from geo_sokoban_pipeline.runs.storage import (
@@ -376,6 +376,21 @@ def sealed_checkpoints(models: Path) -> dict[int, Path]:
         models: folder of a run id in 06_models.
     """
     return _by_iteration(path.parent for path in (models / "checkpoints").glob(f"iter=*/{MANIFEST}"))
+
+
+def committed_iteration(models: Path) -> int | None:
+    """Newest iteration that a checkpoint commits, −1 where a run has just begun; None: all that is stored counts.
+
+    While a command works on a run, and after it was killed, episodes of later iterations may be stored, which the next
+    command makes again.
+
+    Args:
+        models: folder of a run id in 06_models.
+    """
+    sealed = sealed_checkpoints(models)
+    if sealed:
+        return max(sealed)
+    return START if find_holder(models) is not None and models.parent.name.startswith("train_") else None
 
 
 def _by_iteration(paths: Iterable[Path]) -> dict[int, Path]:

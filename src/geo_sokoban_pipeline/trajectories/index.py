@@ -453,6 +453,20 @@ def read_index(outputs: Path, find_task: FindTask, kinds: Sequence[str] = tuple(
     return pa.concat_tables(found) if found else INDEX_SCHEMA.empty_table()
 
 
+def keep_committed(index: pa.Table, newest: int | None) -> pa.Table:
+    """Rows of committed iterations: training up to `newest`, validations of the policies up to the next version.
+
+    Args:
+        newest: iteration, −1 before the first one; None: all rows.
+    """
+    if newest is None:
+        return index
+    split, iteration = index["split"], index["iteration"]
+    trained = pc.and_(pc.equal(split, "train"), pc.greater(iteration, newest))
+    validated = pc.and_(pc.equal(split, "validation"), pc.greater(iteration, newest + 1 if newest >= 0 else -1))
+    return index.filter(pc.invert(pc.or_(trained, validated)))
+
+
 def tidy_index(folder: Path) -> None:
     """Delete the rows of the index of a folder of trajectories whose trajectory files are gone, and doubled files."""
     own, files = index_folder(folder), trajectory_files(folder)

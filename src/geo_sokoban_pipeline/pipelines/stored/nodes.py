@@ -15,6 +15,7 @@ from geo_sokoban_pipeline.config.grpo import (
     EvaluatePipelineOptions,
     ExportPipelineOptions,
     RegradePipelineOptions,
+    ReportPipelineOptions,
     RolloutPipelineOptions,
     ScorePipelineOptions,
     SourceOptions,
@@ -220,6 +221,14 @@ def export_episodes(
         return {"source": source.model_dump(), "rows": counts.rows}
 
     return write
+
+
+def report_stored(root: Callable[[], Path], options: ReportPipelineOptions) -> str:
+    """The HTML page of what a run has committed so far."""
+    from geo_sokoban_pipeline.reporting.live import read_report_inputs
+    from geo_sokoban_pipeline.reporting.report import build_report
+
+    return build_report(read_report_inputs(root(), options.source))
 
 
 def browse_stored(stored: Callable[[], Path], options: BrowsePipelineOptions) -> Callable[[Path], dict[str, Any]]:

@@ -1,5 +1,6 @@
-"""rollout_<task>, update_<task>, evaluate_<task>, regrade_<task>, export_<task>, score_<task>: either half of the loop,
-the evaluation, other rewards, training data for others, and scores of tokens, from what a run has stored.
+"""rollout_<task>, update_<task>, evaluate_<task>, regrade_<task>, export_<task>, report_<task>, browse_<task>,
+score_<task>: either half of the loop, the evaluation, other rewards, training data for others, the report, the site,
+and scores of tokens, from what a run has stored.
 
 They take their settings from `train_<task>` and write into namespaces of their own.
 """
@@ -13,6 +14,7 @@ from geo_sokoban_pipeline.config.grpo import (
     EvaluatePipelineOptions,
     ExportPipelineOptions,
     RegradePipelineOptions,
+    ReportPipelineOptions,
     RolloutPipelineOptions,
     ScorePipelineOptions,
     UpdatePipelineOptions,
@@ -87,6 +89,18 @@ def create_export_pipeline(task: str) -> Pipeline:
         name="export_episodes",
     )
     return _instance([node], "export", task, [])
+
+
+def create_report_pipeline(task: str) -> Pipeline:
+    """Write the report of a stored run, or of one that goes on."""
+    node = Node(
+        typed(nodes.report_stored, options=ReportPipelineOptions),
+        inputs=["source_root", "params:options"],
+        outputs="report",
+        name="report_stored",
+        tags=["report"],
+    )
+    return _instance([node], "report", task, [])
 
 
 def create_browse_pipeline(task: str) -> Pipeline:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, read_token_texts
-from geo_sokoban_pipeline.runs.folders import OUTPUTS, RunFolders, RunStore
+from geo_sokoban_pipeline.runs.folders import OUTPUTS, RunFolders, RunStore, committed_iteration
 from geo_sokoban_pipeline.runs.storage import find_json
 from geo_sokoban_pipeline.tasks import task_or_plain
 from geo_sokoban_pipeline.trajectories.index import (
@@ -28,6 +28,7 @@ from geo_sokoban_pipeline.trajectories.index import (
     SPLITS,
     Place,
     build_index,
+    keep_committed,
     read_index,
     trajectory_files,
 )
@@ -140,8 +141,12 @@ def open_run(outputs: Path, files: Sequence[Path] | None = None, tokenizer: Path
     """
     outputs = outputs.absolute()
     run, run_id, root = outputs.parent.name, outputs.name, outputs.parents[2]
-    index = read_index(outputs, task_or_plain) if files is None else pa.concat_tables([_index(file) for file in files])
     folders = RunFolders.of(root, run, run_id)
+    if files is None:
+        # Of a run that goes on, what its newest checkpoint commits.
+        index = keep_committed(read_index(outputs, task_or_plain), committed_iteration(folders.models))
+    else:
+        index = pa.concat_tables([_index(file) for file in files])
     models, report = folders.models, folders.reports / "report.html"
     policies = [models / name for name in _POLICIES if (models / name / "tokenizer.json").is_file()]
     words = tokenizer or next(iter(policies), None)
