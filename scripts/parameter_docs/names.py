@@ -47,6 +47,8 @@ UNITS = {
     "lengths": "length units",
     "seed": "seed",
     "random_seed": "seed",
+    # Loop
+    "report_share": "share",
     # Tracking
     "system_metrics": "seconds",
     # Policy
