@@ -1,0 +1,57 @@
+"""A sharded run whose driver or other rank is killed at any point, and the same command: the undisturbed files."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from runs import assert_same_run, finish, kedro_command, read_run
+
+pytestmark = pytest.mark.slow
+
+COMMAND = (
+    "--pipelines=train_sokoban",
+    "--params=train_sokoban.processes=2,train_sokoban.sharding=full,train_sokoban.loop.iterations=4,"
+    "train_sokoban.loop.keep_last=2,train_sokoban.warm_start.steps=6",
+)
+# One run is disturbed at all of these, one after the other: (point, arrival in that process, who is killed).
+POINTS = (
+    ("warm start: step *", 2, "rank"),
+    ("warm start: step *", 5, "driver"),
+    # Inside the save of the warm start's policy, then of its moments: each rank writes its part.
+    ("model.safetensors: *", 7, "rank"),
+    ("optimizer-00001-of-00002.safetensors: *", 9, "driver"),
+    ("iteration *: collect", 1, "rank"),
+    ("iteration *: update", 2, "driver"),
+    # Inside the save of a checkpoint.
+    ("model.safetensors: *", 5, "driver"),
+    ("optimizer-00001-of-00002.safetensors: *", 20, "rank"),
+    ("checkpoint: written, not sealed", 1, "driver"),
+    ("after_save:train_sokoban.checkpoints", 2, "rank"),
+)
+
+
+def test_killed_at_named_points(tmp_path: Path) -> None:
+    finish(kedro_command(*COMMAND, data_root=tmp_path / "undisturbed"))
+    root = tmp_path / "disturbed"
+    for point, arrival, whom in POINTS:
+        process = kedro_command(
+            *COMMAND,
+            data_root=root,
+            GEO_SOKOBAN_EXTRA_HOOKS="kill_hook:KillHook",
+            GEO_SOKOBAN_KILL_AT=point,
+            GEO_SOKOBAN_KILL_NTH=str(arrival),
+            GEO_SOKOBAN_KILL_WHOM=whom,
+        )
+        output, _ = process.communicate(timeout=300)
+        if whom == "driver":
+            assert process.returncode == -signal.SIGKILL, f"{point} was not reached:\n{output[-3000:]}"
+        else:
+            assert process.returncode == 1, f"{point} was not reached:\n{output[-3000:]}"
+            assert "ended with exit code -9 (SIGKILL). The same command continues" in " ".join(output.split())
+    finish(kedro_command(*COMMAND, data_root=root))
+    expected, found = read_run(tmp_path / "undisturbed"), read_run(root)
+    assert any("optimizer-00002-of-00002" in name for name in expected["weights"]), "the state was sharded"
+    assert_same_run(expected, found)
