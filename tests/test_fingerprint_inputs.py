@@ -87,6 +87,7 @@ FREE = {
             "router",
             "concurrency",
             "device",
+            "first_gpu",
             "memory_fraction",
             "max_total_tokens",
             "cuda_graph_batch_sizes",

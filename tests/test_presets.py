@@ -39,6 +39,7 @@ def test_qwen3vl_launches_servers_as_the_originals_do(monkeypatch: Any) -> None:
     options = load("qwen3vl").train_sokoban
     server = options.rollout.server
     assert (options.policy.path, server.count, server.tensor_parallel) == ("Qwen/Qwen3-VL-8B-Instruct", 4, 1)
+    assert server.first_gpu == 1  # the first one trains
     assert (options.rollout.engine, server.dtype, server.bucket_bytes) == ("sglang", "bfloat16", 512 << 20)
-    assert (server.memory_fraction, server.attention_backend, server.mm_attention_backend) == (0.6, "fa3", "sdpa")
+    assert (server.memory_fraction, server.attention_backend, server.mm_attention_backend) == (0.85, "fa3", "sdpa")
     assert server.cuda_graph_batch_sizes == (1, 2, 4, 8, *range(16, 257, 8))

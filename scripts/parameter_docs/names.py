@@ -106,6 +106,7 @@ UNITS = {
     "count": "servers",
     "concurrency": "requests",
     "tensor_parallel": "GPUs",
+    "first_gpu": "GPU",
     "memory_fraction": "share",
     "max_total_tokens": "tokens",
     "context_tokens": "tokens",

@@ -154,5 +154,5 @@ def test_planned_logits_are_those_that_live_at_once(tokens: int, chunk: int) -> 
         GradientPass(policy, PassSetting(0.8, 8192, chunk)).accumulate(
             batch, GrpoObjective(GrpoOptions()), StepSize.of(batch)
         )
-    planned = logit_bytes(policy.model.config, OptimizerOptions(logit_chunk=chunk), tokens)
+    planned = logit_bytes(policy.model.config, PolicyOptions(), OptimizerOptions(logit_chunk=chunk), tokens)
     assert count.peak == pytest.approx(planned, rel=0.15)

@@ -8,19 +8,28 @@ from typing import Any
 
 import pytest
 
+from geo_sokoban_pipeline.preflight.memory import (
+    Gpu,
+    Place,
+    RankPlan,
+    StepLoad,
+    check_memory,
+    free_memory,
+    group_limit,
+    place_on_cpu,
+    place_on_gpus,
+    plan_caches,
+    plan_rank,
+)
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 from geo_sokoban_pipeline.preflight.resources import (
     DiskPlan,
-    check_memory,
     check_paths,
     check_space,
     check_writable,
-    free_memory,
-    group_limit,
     held_bytes,
     plan_disk,
-    plan_memory,
     size,
 )
 from geo_sokoban_pipeline.preflight.stored import Stored
@@ -149,31 +158,37 @@ def test_size(count: float, text: str) -> None:
     assert size(count) == text
 
 
+def rank_of(options: Any, model: ModelShape, on_gpu: bool = False, **counts: int) -> RankPlan:
+    """The plan of a rank, for episodes of 328 tokens."""
+    caches = plan_caches(options, model, SHAPE, 328, **{"validation": 0, "evaluation": 0, **counts})
+    return plan_rank(options, model, StepLoad.of(options, SHAPE, 328), caches, on_gpu=on_gpu)
+
+
 @pytest.mark.parametrize(
     ("part", "changes", "factor"),
     [
         ("key-value cache", {"rollout": {"max_conversations": 128}}, 0.5),
         ("key-value cache", {"grpo": {"groups": 64}}, 2.0),
+        ("key-value cache", {"processes": 2, "threads": 1}, 0.5),
         ("image features", {"grpo": {"group_size": 16}}, 2.0),
         ("vision activations", {"grpo": {"groups_per_step": 10}}, 2.0),
+        ("vision activations", {"processes": 2, "threads": 1}, 0.5),
         ("weights", {"grpo": {"groups": 64}}, 1.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384}}, 2.0),
         ("activations of a micro-batch", {"warm_start": {"max_tokens": 16384, "steps": 0}}, 1.0),
-        # Two processes: their own, and the sum.
-        ("gradients", {"processes": 2, "threads": 1}, 2.0),
+        ("gradients", {"processes": 2, "threads": 1}, 1.0),
         ("gradients", {"processes": 4, "threads": 1, "sharding": "full"}, 0.25),
         ("optimizer moments", {"processes": 4, "threads": 1, "sharding": "hybrid", "replicas": 2}, 0.5),
-        # An engine's, and the shard.
-        ("weights", {"processes": 4, "threads": 1, "sharding": "full"}, 1.25),
+        ("weights", {"processes": 4, "threads": 1, "sharding": "full"}, 0.25),
     ],
 )
 def test_parts_of_the_memory_grow_with_what_makes_them(
     make_subject: Any, model: ModelShape, part: str, changes: dict[str, Any], factor: float
 ) -> None:
-    before = plan_memory(make_subject(train_sokoban={"optimizer": {"logit_chunk": 1}}).options, model, SHAPE, 328)
+    before = rank_of(make_subject(train_sokoban={"optimizer": {"logit_chunk": 1}}).options, model)
     changes = {"optimizer": {"logit_chunk": 1}, **changes}
-    after = plan_memory(make_subject(train_sokoban=changes).options, model, SHAPE, 328)
-    assert after[part] / before[part] == pytest.approx(factor, rel=1e-3)
+    after = rank_of(make_subject(train_sokoban=changes).options, model)
+    assert after.parts[part] / before.parts[part] == pytest.approx(factor, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -183,18 +198,19 @@ def test_rows_of_the_largest_batch(
     make_subject: Any, model: ModelShape, validation: int, evaluation: int, rows: int
 ) -> None:
     options = make_subject(train_sokoban={"evaluation": {"samples": 2}}).options
-    plan = plan_memory(options, model, SHAPE, 328, validation=validation, evaluation=evaluation)
-    assert plan["key-value cache"] == rows * 328 * 2 * 2 * 2 * 32 * 4
+    plan = rank_of(options, model, validation=validation, evaluation=evaluation)
+    assert plan.parts["key-value cache"] == rows * 328 * 2 * 2 * 2 * 32 * 4
 
 
 def test_exact_parts(make_subject: Any, model: ModelShape) -> None:
-    plan = plan_memory(make_subject(train_sokoban={"grpo": {"kl_coefficient": 0.1}}).options, model, SHAPE, 328)
+    plan = rank_of(make_subject(train_sokoban={"grpo": {"kl_coefficient": 0.1}}).options, model)
     weights = 4 * 482_432
-    assert (plan["weights"], plan["gradients"], plan["optimizer moments"]) == (weights, weights, 2 * weights)
-    assert plan["reference policy"] == weights
-    assert "further processes" not in plan
+    assert (plan.held["weights"], plan.held["gradients"]) == (weights, weights)
+    assert (plan.held["optimizer moments"], plan.certain) == (2 * weights, 4 * weights)
+    assert plan.phases["reference policy"]["reference policy"] == weights
+    assert "weights of the engine" not in plan.parts
     # 256 conversations, 2 layers, keys and values, 2 heads of 32 numbers.
-    assert plan["key-value cache"] == 256 * 328 * 2 * 2 * 2 * 32 * 4
+    assert plan.held["key-value cache"] == 256 * 328 * 2 * 2 * 2 * 32 * 4
 
 
 def test_what_is_frozen_needs_weights_alone(make_subject: Any, model: ModelShape) -> None:
@@ -202,48 +218,133 @@ def test_what_is_frozen_needs_weights_alone(make_subject: Any, model: ModelShape
     policy = options.policy.model_copy(update={"source": "tiny", "tiny": TinyPolicyOptions.model_validate(TINY)})
     (_, frozen), whole = inspect_model(policy), model.parameters
     assert frozen is not None and 0 < frozen.trained < frozen.parameters == whole == model.trained
-    plan = plan_memory(options, frozen, SHAPE, 328)
-    assert (plan["weights"], plan["gradients"]) == (4 * whole, 4 * frozen.trained)
-    assert (plan["optimizer moments"], plan["vision activations"]) == (8 * frozen.trained, 0)
+    plan = rank_of(options, frozen)
+    assert (plan.held["weights"], plan.held["gradients"]) == (4 * whole, 4 * frozen.trained)
+    assert plan.held["optimizer moments"] == 8 * frozen.trained and "vision tower" not in plan.phases
     with pytest.raises(ValueError, match="policy.freeze=tower: "):
         inspect_model(policy.model_copy(update={"freeze": ("tower",)}))
 
 
-def test_products_in_bfloat16_take_a_copy_and_halve_the_reference(make_subject: Any, model: ModelShape) -> None:
+def test_parts_of_the_model_add_up(model: ModelShape) -> None:
+    assert model.layers.parameters == 2 * model.layer.parameters
+    assert (model.parameters, model.trained) == (482_432, 482_432)
+
+
+def test_products_in_bfloat16_take_copies_and_halve_the_reference(make_subject: Any, model: ModelShape) -> None:
     changes = {"policy": {"compute": "bfloat16"}, "grpo": {"kl_coefficient": 0.1}}
-    plan = plan_memory(make_subject(train_sokoban=changes).options, model, SHAPE, 328)
+    kept, again = (
+        rank_of(make_subject(train_sokoban={**changes, "optimizer": {"gradient_checkpointing": ck}}).options, model)
+        for ck in (False, True)
+    )
     text = model.config.text_config
-    assert plan["weights in the type of products"] == 2 * model.parameters
-    assert plan["reference policy"] == 2 * model.parameters + 2 * text.vocab_size * text.hidden_size
-    assert plan["weights"] == 4 * model.parameters
-
-
-def test_offloaded_state_is_not_on_the_gpu(make_subject: Any, model: ModelShape) -> None:
-    options = make_subject(train_sokoban={"optimizer": {"offload": True}, "processes": 1}).options
-    plan = plan_memory(options, model, SHAPE, 328, on_gpu=True)
-    assert (plan["weights"], plan["gradients"], plan["optimizer moments"]) == (4 * model.parameters, 0, 0)
-    tables = model.config.text_config.vocab_size * model.config.text_config.hidden_size
-    assert plan["largest unit"] == 4 * 2 * tables * (1 if model.config.tie_word_embeddings else 2)
-    on_cpu = plan_memory(options, model, SHAPE, 328)
-    assert on_cpu["optimizer moments"] == 8 * model.parameters and "largest unit" not in on_cpu
+    copies = "weights in the type of products"
+    assert kept.phases["decoder layers"][copies] == 2 * (model.layers.parameters + model.vision.parameters)
+    block = model.vision.parameters // model.config.vision_config.depth
+    assert again.phases["decoder layers"][copies] == 2 * (model.layer.parameters + block)
+    embedded = text.vocab_size * text.hidden_size
+    assert kept.parts["reference policy"] == 2 * model.parameters + 2 * embedded
+    assert kept.parts["weights"] == 4 * model.parameters
 
 
 def test_servers_hold_the_cache_of_keys_and_values(make_subject: Any, model: ModelShape) -> None:
     changes = {"rollout": {"engine": "sglang"}, "processes": 1}
-    plan = plan_memory(make_subject(train_sokoban=changes).options, model, SHAPE, 328)
-    own = plan_memory(make_subject(train_sokoban={"processes": 1}).options, model, SHAPE, 328)
-    assert plan["key-value cache"] == 0 < own["key-value cache"]
-    assert 0 < plan["image features"] < own["image features"]
+    plan = rank_of(make_subject(train_sokoban=changes).options, model)
+    own = rank_of(make_subject(train_sokoban={"processes": 1}).options, model)
+    assert not {"key-value cache", "image features of the engine"} & set(plan.parts)
+    assert own.parts["key-value cache"] and own.parts["image features of the engine"]
+    assert plan.parts["image features"] == own.parts["image features"] > 0
+
+
+def test_ranks_that_share_weights_gather_them_and_their_engines_hold_copies(
+    make_subject: Any, model: ModelShape
+) -> None:
+    changes = {"processes": 4, "threads": 1, "sharding": "full", "policy": {"compute": "bfloat16"}}
+    plan = rank_of(make_subject(train_sokoban=changes).options, model)
+    embedded = model.config.text_config.vocab_size * model.config.text_config.hidden_size
+    assert plan.held["weights of the engine"] == 2 * model.parameters + 2 * embedded
+    layers = plan.phases["decoder layers"]
+    assert layers["gathered weights"] == 4 * (model.root.parameters + 2 * model.layer.parameters)
+    # Several micro-batches: the gradients of whole weights wait for the last one.
+    several = {**changes, "optimizer": {"max_tokens": 400}, "warm_start": {"max_tokens": 400}}
+    waiting = rank_of(make_subject(train_sokoban=several).options, model).phases["decoder layers"]
+    language = model.layers.trained + model.root.trained
+    assert waiting["gradients of whole weights"] == 4 * (language + 2 * model.layer.trained)
+    assert layers["gradients of whole weights"] == 4 * (embedded + 2 * model.layer.trained)
+
+
+def test_offloaded_weights_are_in_the_memory_of_the_cpu(make_subject: Any, model: ModelShape) -> None:
+    options = make_subject(train_sokoban={"optimizer": {"offload": True}}).options
+    plan = rank_of(options, model, on_gpu=True)
+    assert not {"weights", "gradients", "optimizer moments"} & set(plan.held) and plan.certain == 0
+    state = {"weights": 4, "gradients": 4, "optimizer moments": 8}
+    assert {part: plan.host[part] for part in state} == {part: size * 482_432 for part, size in state.items()}
+    assert plan.phases["decoder layers"]["gathered weights"] > 0
+    on_cpu = rank_of(options, model)
+    assert "gathered weights" not in on_cpu.phases["decoder layers"] and on_cpu.held["weights"] == 4 * 482_432
+
+
+# Places: which ranks and servers lie in which memory.
+
+
+RANK = RankPlan(
+    {"weights": 30, "key-value cache": 40}, {"output head": {"logits of a micro-batch": 30}}, {"process": 5}
+)
+
+
+@pytest.mark.parametrize(
+    ("server", "users"),
+    [
+        ({}, [{"rank 0": 100, "server 0": 600}, {}, {}]),
+        ({"first_gpu": 1, "count": 2}, [{"rank 0": 100}, {"server 0": 600}, {"server 1": 600}]),
+        ({"first_gpu": 1, "tensor_parallel": 2}, [{"rank 0": 100}, {"server 0": 600}, {"server 0": 600}]),
+        ({"device": "cpu"}, [{"rank 0": 100}, {}, {}]),
+        ({"mode": "attach", "urls": ["http://a:1"]}, [{"rank 0": 100}, {}, {}]),
+    ],
+)
+def test_servers_lie_where_they_are_launched(
+    make_subject: Any, server: dict[str, Any], users: list[dict[str, int]]
+) -> None:
+    changes = {"rollout": {"engine": "sglang", "server": {"memory_fraction": 0.6, **server}}, "processes": 1}
+    gpus = [Gpu(free=900, total=1000)] * 3
+    found = place_on_gpus(make_subject(train_sokoban=changes).options, RANK, gpus)
+    assert [place.users for place in found] == users
+    assert [place.certain for place in found] == [30, 0, 0]
+
+
+def test_ranks_lie_on_a_gpu_each(make_subject: Any) -> None:
+    changes = {"processes": 2, "threads": 1, "sharding": "full"}
+    found = place_on_gpus(make_subject(train_sokoban=changes).options, RANK, [Gpu(900, 1000)] * 3)
+    assert [place.users for place in found] == [{"rank 0": 100}, {"rank 1": 100}, {}]
+
+
+def test_ranks_of_the_cpu_share_its_memory(make_subject: Any, model: ModelShape) -> None:
+    options = make_subject(train_sokoban={"processes": 3, "threads": 1}).options
+    on_cpu = RankPlan(RANK.held, RANK.phases)
+    place = place_on_cpu(options, model, on_cpu, 1000, "memory")
+    assert place.users == {"3 ranks": 300, "further processes": 1_200_000_000} and place.certain == 90
+    # Beside GPUs the ranks have what is not on them.
+    assert place_on_cpu(options, model, RANK, 1000, "memory").users == {"3 ranks": 15}
+    servers = {"device": "cpu", "count": 2, "max_total_tokens": 100}
+    options = make_subject(train_sokoban={"rollout": {"engine": "sglang", "server": servers}, "processes": 1}).options
+    users = place_on_cpu(options, model, on_cpu, 1000, "memory").users
+    assert users["2 servers"] == 2 * (4 * 482_432 + 100 * 2 * 2 * 2 * 32 * 4 + 600_000_000)
 
 
 # Weights are needed for sure, the rest is an upper bound.
 @pytest.mark.parametrize(("free", "state"), [(1000, "ok"), (100, "warning"), (31, "warning"), (29, "failure")])
 def test_memory_that_is_there(free: int, state: str) -> None:
-    *parts, whole = check_memory({"weights": 30, "key-value cache": 70}, free, 0.9, "memory")
-    assert [check.name for check in parts] == ["weights", "key-value cache"]
-    assert whole.state == state
-    ways_out = {"ok": "", "warning": "rollout.max_conversations", "failure": "a smaller model"}
-    assert ways_out[state] in whole.way_out and bool(whole.way_out) == (state != "ok")
+    *parts, rank, place = check_memory(RANK, [Place("GPU 0", free, {"rank 0": 100}, 30)], 0.9)
+    assert [check.name for check in parts] == ["weights", "key-value cache", "logits of a micro-batch"]
+    assert rank.found == "at most 100 B, in the phase `output head`; 5 B in the CPU's memory"
+    assert (place.name, place.state) == ("GPU 0", state)
+    assert place.found == f"rank 0 100 B: at most 100 B of {size(free)} free"
+    ways_out = {"ok": "", "warning": "rollout.max_conversations", "failure": "optimizer.offload=true"}
+    assert ways_out[state] in place.way_out and bool(place.way_out) == (state != "ok")
+
+
+def test_a_server_on_the_trainers_gpu_is_the_first_to_go() -> None:
+    place = Place("GPU 0", 150, {"rank 0": 100, "server 0": 60}, 30)
+    assert "rollout.server.first_gpu" in check_memory(RANK, [place], 0.9)[-1].way_out
 
 
 def test_free_memory_is_that_of_this_machine() -> None:

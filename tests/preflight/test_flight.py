@@ -44,7 +44,7 @@ def inspect(make_subject: Any) -> Callable[..., Findings]:
         (
             {"train_sokoban": {"env": {"factory": "no_such.build_env"}}},
             [("own code", "train_sokoban.env.factory")],
-            [("own code", "one episode"), ("disk", "space"), ("memory", "total")],
+            [("own code", "one episode"), ("disk", "space"), ("memory", "rank")],
         ),
         (
             {"train_sokoban": {"env": {"args": {"cell_pxx": 3}}}},

@@ -35,7 +35,8 @@ def test_a_row_per_variable(make_subject, name, value, state, found):
 
 
 @pytest.mark.parametrize(
-    ("count", "found"), [(512, "512 asked for, torch sees"), (2, "changes nothing, train_sokoban.rollout.server.count")]
+    ("count", "found"),
+    [(512, "512 asked for, from GPU 0 on; torch sees"), (2, "changes nothing, train_sokoban.rollout.server.count")],
 )
 def test_gpus_of_servers(make_subject, count, found):
     subject = make_subject(train_sokoban={"rollout": {"engine": "sglang", "server": {"count": count}}})

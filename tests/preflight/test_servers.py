@@ -83,6 +83,8 @@ def test_versions(server: dict[str, Any], versions: dict[str, str | None], state
         ({"mm_attention_backend": "fa3"}, [10], "failure", "mm_attention_backend=fa3"),
         ({"mm_attention_backend": "sdpa"}, [10], "ok", "1 of 1"),
         ({"count": 2, "tensor_parallel": 2}, [9, 9, 9], "failure", "2 servers of 2 GPUs; 3 are visible"),
+        ({"count": 2, "first_gpu": 1}, [9, 9], "failure", "2 servers of 1 GPUs from GPU 1 on; 2 are visible"),
+        ({"count": 2, "first_gpu": 1}, [9, 9, 9], "ok", "3 of 3"),
     ],
 )
 def test_gpus(server: dict[str, Any], gpus: list[int], state: str, text: str) -> None:

@@ -42,7 +42,7 @@ VARIABLES = (
     Variable("SLIME_SCRIPT_TRAIN_BACKEND", ("{run}.backend",), "fsdp by default; megatron is refused"),
     Variable(MODEL_NAME, ("{run}.policy.path",), "without Qwen/; one list for all tasks"),
     Variable("SLIME_SCRIPT_DATASET_NAME", ("geo3k.hub.dataset",), "of the task with one response"),
-    Variable(NUM_GPUS, ("{run}.rollout.server.count",), "a sampling server each; training takes one of them"),
+    Variable(NUM_GPUS, ("{run}.rollout.server.count",), "a sampling server each; training takes another GPU"),
     Variable("SLIME_SCRIPT_SOKOBAN_DATASET_ID", ("sokoban.hub.dataset",)),
     Variable(SOKOBAN_FILE, ("sokoban.file.path",), "sets sokoban.source=file"),
     Variable(SOKOBAN_ROOT, ("sokoban.file.path",), "train.parquet in it; the hub where there is no such file"),

@@ -124,6 +124,13 @@ class ServerOptions(StrictModel):
         None, description="Type of the server's weights. None: that of the policy."
     )
     tensor_parallel: int = Field(1, ge=1, le=1024, description="GPUs of one server.")
+    first_gpu: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Number of the first GPU of launched servers; each takes the next `tensor_parallel` ones. Training "
+        "takes GPU 0.",
+    )
     memory_fraction: float | None = Field(
         None, gt=0, lt=1, description="Share of memory for weights and cache of keys and values. None: SGLang's choice."
     )

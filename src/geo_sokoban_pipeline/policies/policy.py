@@ -67,13 +67,17 @@ class Policy:
     folder: Path | None = None
     compute: str | None = None
 
-    def computing(self) -> AbstractContextManager[Any]:
-        """Context of every forward pass: matrix products use the dtype `compute`; weights and sums keep theirs."""
+    def computing(self, *, caching: bool = True) -> AbstractContextManager[Any]:
+        """Context of every forward pass: matrix products use the dtype `compute`; weights and sums keep theirs.
+
+        Args:
+            caching: keep the weights in `compute` until the context ends; worth it where it covers several passes.
+        """
         import torch
 
         if self.compute is None:
             return nullcontext()
-        return torch.autocast(self.model.device.type, getattr(torch, self.compute))
+        return torch.autocast(self.model.device.type, getattr(torch, self.compute), cache_enabled=caching)
 
     @cached_property
     def network(self) -> PolicyNetwork:

@@ -26,18 +26,25 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_type,
     check_variables,
 )
+from geo_sokoban_pipeline.preflight.memory import (
+    StepLoad,
+    check_memory,
+    free_memory,
+    place_on_cpu,
+    place_on_gpus,
+    plan_caches,
+    plan_rank,
+    visible_gpus,
+)
 from geo_sokoban_pipeline.preflight.model import ModelShape, inspect_model
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape, check_signatures, try_episode, try_own_code
 from geo_sokoban_pipeline.preflight.relations import check_counts, check_lengths, check_relations
 from geo_sokoban_pipeline.preflight.resources import (
-    check_memory,
     check_paths,
     check_space,
     check_writable,
-    free_memory,
     held_bytes,
     plan_disk,
-    plan_memory,
 )
 from geo_sokoban_pipeline.preflight.servers import (
     check_keys,
@@ -87,7 +94,7 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
     _inspect_own_code(subject, findings)
     findings.checks += guard("run", subject.run, lambda: check_run(subject))
     findings.checks += guard("disk", "space", lambda: _check_disk(subject, findings))
-    findings.checks += guard("memory", "total", lambda: _check_memory(subject, findings))
+    findings.checks += guard("memory", "rank", lambda: _check_memory(subject, findings))
     findings.checks += guard(
         "libraries", "versions", lambda: [*check_libraries(), check_torchvision(), check_byte_code()]
     )
@@ -191,22 +198,24 @@ def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
 
 
 def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
-    model, shape = findings.model, findings.shape
+    options, model, shape = subject.options, findings.model, findings.shape
     if model is None or shape is None:
-        return [_skipped("memory", "total")]
-    longest = shape.longest(subject.options)
-    device = device_of(subject.options.policy)
-    plan = plan_memory(
-        subject.options,
+        return [_skipped("memory", "rank")]
+    longest = shape.longest(options)
+    longest = model.context if longest is None else longest
+    counts = {"validation": findings.validation, "evaluation": findings.evaluation}
+    on_gpu = device_of(options.policy) == "cuda"
+    rank = plan_rank(
+        options,
         model,
-        shape,
-        model.context if longest is None else longest,
-        validation=findings.validation,
-        evaluation=findings.evaluation,
-        on_gpu=device == "cuda",
+        StepLoad.of(options, shape, longest),
+        plan_caches(options, model, shape, longest, **counts),
+        on_gpu=on_gpu,
     )
-    free, where = free_memory(device)
-    return check_memory(plan, free, subject.settings.memory_share, where)
+    places = [place_on_cpu(options, model, rank, *free_memory())]
+    if on_gpu:
+        places = [*place_on_gpus(options, rank, visible_gpus()), *places]
+    return check_memory(rank, places, subject.settings.memory_share)
 
 
 def _check_sampling(subject: Subject, findings: Findings) -> list[Check]:

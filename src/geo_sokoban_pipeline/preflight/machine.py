@@ -211,7 +211,8 @@ def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str
     if unread := _unread(here, values):
         return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {unread}", variable.note)
     if variable.name == NUM_GPUS:
-        return _check_gpus(value, here[0], in_force[here[0]])
+        first = _value_at(values, here[0].replace("server.count", "server.first_gpu"))
+        return _check_gpus(value, here[0], in_force[here[0]], first)
     if any(_names(found, value) for found in in_force.values()):
         return Check(_LAUNCHER, variable.name, "ok", f"{value}: sets {', '.join(here)}")
     text = "; ".join(f"{path} is {found}" for path, found in in_force.items())
@@ -231,16 +232,17 @@ def _unread(paths: Sequence[str], values: Mapping[str, Any]) -> str:
     return ""
 
 
-def _check_gpus(value: str, path: str, count: Any) -> Check:
+def _check_gpus(value: str, path: str, count: Any, first: int) -> Check:
     import torch
 
     if value != str(count):
         way_out = "only --env=qwen3vl reads it, and --params comes before it"
         return Check(_LAUNCHER, NUM_GPUS, "warning", f"{value}: changes nothing, {path} is {count}", way_out)
     there = torch.cuda.device_count()
-    state: State = "ok" if value.isdigit() and int(value) <= there else "warning"
-    way_out = "" if state == "ok" else "the run uses the GPUs there are, or the CPU (policy.device=auto)"
-    return Check(_LAUNCHER, NUM_GPUS, state, f"{value} asked for, torch sees {there}", way_out)
+    state: State = "ok" if value.isdigit() and first + int(value) <= there else "warning"
+    way_out = "" if state == "ok" else "lower it, or rollout.server.first_gpu, or take rollout.engine=transformers"
+    text = f"{value} asked for, from GPU {first} on; torch sees {there}"
+    return Check(_LAUNCHER, NUM_GPUS, state, text, way_out)
 
 
 def _value_at(values: Any, path: str) -> Any:

@@ -6,6 +6,7 @@ No weight is loaded: the model is built on torch's `meta` device, which has shap
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,24 +23,77 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
+class PartSize:
+    """Number of parameters of a part of a model, tied ones once, and of those that are not frozen."""
+
+    parameters: int
+    trained: int
+
+    @classmethod
+    def of(cls, parameters: Iterable[Any]) -> PartSize:
+        """Of parameters of torch."""
+        counts = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
+        return cls(sum(count for count, _ in counts), sum(count for count, trains in counts if trains))
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A model without its weights.
 
     Attributes:
         config: `Qwen3VLConfig`, or that of the mixture of experts.
-        parameters: number of parameters, tied ones once.
-        trained: number of those that are not frozen.
+        layer: the largest decoder layer.
+        layers: all of them.
+        root: the rest of the language model: embeddings, last norm, output head.
+        vision: the vision tower.
         value_bytes: bytes of one parameter in memory.
         encoding: the policy without its model: tokenizer, template, image processor; None: not fetched yet.
         folder: of the weights; None: built from a seed, or not fetched yet.
     """
 
     config: Any
-    parameters: int
-    trained: int
+    layer: PartSize
+    layers: PartSize
+    root: PartSize
+    vision: PartSize
     value_bytes: int
     encoding: Policy | None
     folder: Path | None
+
+    @classmethod
+    def of(
+        cls, options: PolicyOptions, config: Any, encoding: Policy | None = None, folder: Path | None = None
+    ) -> ModelShape:
+        """Of a configuration of transformers."""
+        import torch
+        from transformers import AutoModelForImageTextToText
+
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config)
+        freeze_parameters(model, options.freeze)
+        layers = [PartSize.of(layer.parameters()) for layer in model.model.language_model.layers]
+        named = dict(model.named_parameters())
+        inner = (".layers.", "model.visual.")
+        return cls(
+            config,
+            layer=max(layers, key=lambda layer: layer.parameters),
+            layers=PartSize(sum(layer.parameters for layer in layers), sum(layer.trained for layer in layers)),
+            root=PartSize.of(parameter for name, parameter in named.items() if not any(part in name for part in inner)),
+            vision=PartSize.of(model.model.visual.parameters()),
+            value_bytes=_BYTES[options.dtype],
+            encoding=encoding,
+            folder=folder,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, tied ones once."""
+        return self.layers.parameters + self.root.parameters + self.vision.parameters
+
+    @property
+    def trained(self) -> int:
+        """Number of those that are not frozen."""
+        return self.layers.trained + self.root.trained + self.vision.trained
 
     @property
     def weight_bytes(self) -> int:
@@ -99,7 +153,7 @@ def _inspect_config(options: PolicyOptions, config: Path) -> tuple[list[Check], 
         check = Check(_GROUP, "files", "failure", f"{text}HF_HUB_OFFLINE forbids fetching the rest", way_out)
     else:
         check = Check(_GROUP, "files", "warning", f"{text}the run fetches the rest", way_out)
-    shape = _shape(options, AutoConfig.from_pretrained(config.parent), None, None)
+    shape = ModelShape.of(options, AutoConfig.from_pretrained(config.parent))
     return [check, _size(shape, str(options.path))], shape
 
 
@@ -125,7 +179,7 @@ def _tiny_shape(options: PolicyOptions) -> ModelShape:
     tokenizer = build_tokenizer(options.tiny.vocabulary, options.tiny.texts)
     config = build_config(options.tiny, tokenizer)
     processor = build_image_processor(options.tiny.min_pixels, options.tiny.max_pixels)
-    return _shape(options, config, Policy(None, tokenizer, processor), None)
+    return ModelShape.of(options, config, Policy(None, tokenizer, processor))
 
 
 def _folder_shape(options: PolicyOptions, folder: Path) -> ModelShape:
@@ -133,19 +187,7 @@ def _folder_shape(options: PolicyOptions, folder: Path) -> ModelShape:
 
     from geo_sokoban_pipeline.policies.policy import load_encoding
 
-    return _shape(options, AutoConfig.from_pretrained(folder), load_encoding(folder), folder)
-
-
-def _shape(options: PolicyOptions, config: Any, encoding: Policy | None, folder: Path | None) -> ModelShape:
-    import torch
-    from transformers import AutoModelForImageTextToText
-
-    with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(config)
-    freeze_parameters(model, options.freeze)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return ModelShape(config, count, trained, _BYTES[options.dtype], encoding, folder)
+    return ModelShape.of(options, AutoConfig.from_pretrained(folder), load_encoding(folder), folder)
 
 
 # The files of a policy folder: every shard complete; tokenizer, template and processor present.

@@ -1,4 +1,4 @@
-"""Resources of a run: planned disk space and memory compared with the free ones, and one timed iteration.
+"""Resources of a run: planned disk space compared with the free one, and one timed iteration.
 
 The timed iteration gives an estimate of the run's duration and its peak memory.
 """
@@ -9,15 +9,14 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
-from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.envs.inspection import Check
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
-from geo_sokoban_pipeline.preflight.activations import language_bytes, logit_bytes, vision_bytes
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
@@ -200,146 +199,6 @@ def size(count: float) -> str:
         count /= 1000
     return f"{count:.1f} TB"
 
-
-# Memory of a run by part, compared with the free memory.
-
-
-_MEMORY = "memory"
-# Interpreter, libraries and filled caches of a worker: measured at the default size.
-_PROCESS_BYTES = 600_000_000
-_EXACT = ("weights", "gradients", "optimizer moments", "reference policy")
-
-
-def plan_memory(
-    options: TrainOptions,
-    model: ModelShape,
-    shape: EpisodeShape,
-    longest: int,
-    *,
-    validation: int = 0,
-    evaluation: int = 0,
-    on_gpu: bool = False,
-) -> dict[str, int]:
-    """Bytes by part, as in the table.
-
-    Args:
-        longest: tokens of the longest episode.
-        on_gpu: the memory is that of a GPU, where nothing is that has been offloaded.
-        validation, evaluation: number of prompts.
-    """
-    from geo_sokoban_pipeline.policies.patches import DEFAULT_CACHE_BYTES
-
-    text, vision = model.config.text_config, model.config.vision_config
-    weights, trained = model.weight_bytes, model.trained * model.value_bytes
-    wide = model.value_bytes if options.policy.compute is None else 2  # bytes of a value that is computed
-    grpo, rollout = options.grpo, options.rollout
-    episodes = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
-    in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
-    sft = options.warm_start.max_tokens if options.warm_start.steps else 0
-    tokens = max(options.optimizer.max_tokens, sft, longest)
-    policy, optimizer, config = options.policy, options.optimizer, model.config
-    images = 0 if not shape.patches else rollout.max_turns + 1
-    heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    in_process = rollout.engine == "transformers"
-    rows = min(rollout.max_conversations, episodes) if in_process else 0
-    seen = images * episodes if in_process else images * in_step
-    features = 1 + len(vision.deepstack_visual_indexes)
-    is_sharded = options.sharding != "none" and options.processes > 1
-    shards = options.processes // options.replicas if is_sharded else 1
-    plan = {
-        # The engine has whole weights beside the shard.
-        "weights": weights + (weights // shards if is_sharded else 0),
-        # Where several processes add whole gradients, each holds them and their sum.
-        "gradients": trained * (1 if options.processes == 1 or is_sharded else 2) // shards,
-        "optimizer moments": 2 * trained // shards,
-        "activations of a micro-batch": language_bytes(config, policy, optimizer, tokens),
-        "logits of a micro-batch": logit_bytes(config, optimizer, tokens),
-        "vision activations": vision_bytes(config, policy, optimizer, in_step * images * shape.patches, shape.patches),
-        "key-value cache": rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide,
-        "image features": seen * shape.image_tokens * text.hidden_size * features * wide,
-        "image cache": min(DEFAULT_CACHE_BYTES, episodes * images * (shape.patches * 768 + shape.image_bytes)),
-    }
-    if options.processes > 1:
-        held = plan["weights"] + plan["gradients"] + plan["optimizer moments"]
-        plan["further processes"] = (options.processes - 1) * (_PROCESS_BYTES + held)
-    if optimizer.offload and on_gpu:
-        # The engine's weights stay, and of the others the largest unit with its gradient: embeddings and output head.
-        plan |= {"weights": weights, "gradients": 0, "optimizer moments": 0}
-        tables = 1 if model.config.tie_word_embeddings else 2
-        plan["largest unit"] = 2 * tables * text.vocab_size * text.hidden_size * model.value_bytes
-    if policy.compute is not None:
-        plan["weights in the type of products"] = model.parameters * 2
-    if grpo.kl_coefficient > 0:
-        # Matrices in the type of products; embeddings as they are (`store_in_compute_type`).
-        rounded = model.parameters * 2 + text.vocab_size * text.hidden_size * (model.value_bytes - 2)
-        plan["reference policy"] = weights if policy.compute is None else min(weights, rounded)
-    return plan
-
-
-def check_memory(plan: Mapping[str, int], free: int, share: float, where: str) -> list[Check]:
-    """One row per part, and one for the whole.
-
-    Args:
-        free: free bytes.
-        share: largest allowed fraction of them.
-        where: the limiting memory, for the text.
-    """
-    total = sum(plan.values())
-    exact = sum(plan.get(part, 0) for part in _EXACT)
-    state: State = "ok"
-    way_out = ""
-    if total > share * free:
-        state = "failure" if exact > free else "warning"
-        largest = max(plan, key=lambda part: plan[part])
-        way_out = "take a smaller model" if exact > free else _WAYS_OUT.get(largest, "take a smaller model")
-    parts = [Check(_MEMORY, part, "ok", f"up to {size(count)}") for part, count in plan.items() if count]
-    text = f"at most {size(total)} ({size(exact)} certain), of {size(free)} free ({where})"
-    return [*parts, Check(_MEMORY, "total", state, text, way_out)]
-
-
-def free_memory(device: str = "cpu") -> tuple[int, str]:
-    """Free bytes, and the limiting memory: the tighter one of the machine and its control group.
-
-    Args:
-        device: `cuda`: the memory of the GPU instead.
-    """
-    import psutil
-
-    if device == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info()[0]), "memory of the GPU"
-    machine = int(psutil.virtual_memory().available)
-    limit = group_limit()
-    return (machine, "memory of the machine") if limit is None or limit > machine else (limit, "control group")
-
-
-def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Free bytes of the control group, including cached file pages that the kernel drops on demand; None: no limit.
-
-    Args:
-        folder: of the control group, version 2.
-    """
-    try:
-        most, used = ((folder / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        statistics = (folder / "memory.stat").read_text(encoding="ascii")
-    except OSError:
-        return None
-    if most.strip() == "max":
-        return None
-    counts = dict(line.split() for line in statistics.splitlines())
-    return max(int(most) - int(used) + int(counts.get("inactive_file", 0)), 0)
-
-
-_WAYS_OUT = {
-    "activations of a micro-batch": "set optimizer.gradient_checkpointing=true or lower optimizer.max_tokens",
-    "logits of a micro-batch": "lower optimizer.logit_chunk",
-    "vision activations": "set optimizer.vision_patches or optimizer.gradient_checkpointing=true",
-    "further processes": "lower processes",
-    "key-value cache": "lower rollout.max_conversations or rollout.max_turns",
-    "image features": "lower grpo.groups or the size of the images",
-}
 
 # The estimate of a run: seconds by part, from one timed iteration and the remaining work.
 

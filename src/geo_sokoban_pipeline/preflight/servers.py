@@ -296,10 +296,13 @@ def check_versions(name: str, server: ServerOptions, versions: Mapping[str, str 
 
 def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> list[Check]:
     """Findings about GPUs: their number, and the attention backends that they support."""
-    wanted = server.count * server.tensor_parallel
+    wanted = server.first_gpu + server.count * server.tensor_parallel
     if len(capabilities) < wanted:
-        text = f"{name}.count={server.count} servers of {server.tensor_parallel} GPUs; {len(capabilities)} are visible"
-        return [Check(_SAMPLING, "GPUs", "failure", text, "lower count or tensor_parallel, or device=cpu")]
+        text = f"{name}.count={server.count} servers of {server.tensor_parallel} GPUs"
+        text += f" from GPU {server.first_gpu} on" if server.first_gpu else ""
+        text += f"; {len(capabilities)} are visible"
+        way_out = "lower count, tensor_parallel or first_gpu, or device=cpu"
+        return [Check(_SAMPLING, "GPUs", "failure", text, way_out)]
     found = []
     for option in ("attention_backend", "mm_attention_backend"):
         chosen = getattr(server, option)

@@ -358,7 +358,7 @@ class GradientPass:
         if not parts:
             return None
         checkpointing = self._checkpoints()
-        with self.policy.computing():
+        with self.policy.computing(caching=False):
             return ImageFeatures.join([self.policy.network.encode(part, checkpointing=checkpointing) for part in parts])
 
     def _checkpoints(self) -> bool:
@@ -403,7 +403,7 @@ class GradientPass:
         if keys and features is not None:
             rows = torch.from_numpy(features.rows(keys)).to(self._device)
             shown = {"features": features.tables, "rows": rows}
-        with self.policy.computing():
+        with self.policy.computing(caching=False):
             return self.policy.network(
                 torch.from_numpy(ids).to(self._device),
                 torch.from_numpy(positions).to(self._device),

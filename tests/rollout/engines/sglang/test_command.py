@@ -55,6 +55,7 @@ def test_the_least_that_is_said():
         ({"attention_backend": "fa3"}, "--attention-backend", "fa3"),
         ({"mm_attention_backend": "sdpa"}, "--mm-attention-backend", "sdpa"),
         ({"tensor_parallel": 2}, "--base-gpu-id", "2"),
+        ({"first_gpu": 3}, "--base-gpu-id", "4"),
         ({"random_seed": 5}, "--random-seed", "6"),
         ({"dtype": "float32"}, "--dtype", "float32"),
         ({"context_tokens": 4096}, "--context-length", "4098"),  # two that no conversation gets

@@ -256,7 +256,7 @@ def server_command(
         "--attention-backend": options.attention_backend,
         "--mm-attention-backend": options.mm_attention_backend,
         "--preferred-sampling-params": json.dumps({"logit_bias": dict(bias)}),
-        "--base-gpu-id": number * options.tensor_parallel if options.device == "cuda" else None,
+        "--base-gpu-id": (options.first_gpu + number * options.tensor_parallel if options.device == "cuda" else None),
     }
     words = [str(_interpreter(options)), "-m", "sglang.launch_server"]
     words += [str(word) for name, value in flags.items() if value is not None for word in (name, value)]

@@ -1,0 +1,419 @@
+"""Memory of a run by count: each rank at the peak of an update, and each GPU with the ranks and servers that lie on it.
+
+A rank holds weights, gradients, moments and caches at all times. The phases of an update follow each other, so the
+largest of them is the peak: output head, decoder layers, vision tower, reference policy, sum over the ranks. FSDP2 adds
+to each the units that are gathered, and gradients that wait for the last micro-batch, which is the one that shards
+them. `tests/preflight/test_memory_plan.py` compares the plan with what autograd and FSDP2 keep at Qwen3-VL's widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.envs.inspection import Check, State
+from geo_sokoban_pipeline.preflight.activations import (
+    compute_bytes,
+    language_bytes,
+    layer_bytes,
+    logit_bytes,
+    vision_bytes,
+    vision_patches,
+)
+from geo_sokoban_pipeline.preflight.model import ModelShape
+from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.preflight.resources import size
+
+_MEMORY = "memory"
+# Interpreter, libraries and filled caches of a process: measured at the default size.
+_PROCESS_BYTES = 600_000_000
+_PATCH_BYTES = 768  # of an encoded patch, in uint8
+# SGLang's own choice depends on the GPU; this is about its largest.
+_SERVER_SHARE = 0.9
+_GATHERED_LAYERS = 2  # the one that computes, and the one that is fetched ahead
+_CERTAIN = ("weights", "gradients", "optimizer moments")
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """What one rank computes in an optimizer step, at most.
+
+    Attributes:
+        tokens: padded tokens of a micro-batch.
+        passes: number of micro-batches.
+        patches: of all its images.
+        largest: patches of the largest image.
+        image_tokens: language tokens of all its images.
+    """
+
+    tokens: int
+    passes: int
+    patches: int = 0
+    largest: int = 0
+    image_tokens: int = 0
+
+    @classmethod
+    def of(cls, options: TrainOptions, shape: EpisodeShape, longest: int) -> StepLoad:
+        """Of a run.
+
+        Args:
+            longest: tokens of the longest episode.
+        """
+        grpo = options.grpo
+        in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
+        episodes = -(-in_step // options.processes)
+        sft = options.warm_start.max_tokens if options.warm_start.steps else 0
+        tokens = max(options.optimizer.max_tokens, sft, longest)
+        images = episodes * (options.rollout.max_turns + 1 if shape.patches else 0)
+        return cls(
+            tokens=tokens,
+            passes=max(1, -(-episodes * longest // tokens)),
+            patches=images * shape.patches,
+            largest=shape.patches,
+            image_tokens=images * shape.image_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """Bytes of one rank.
+
+    Attributes:
+        held: by part, at all times, on the device that computes.
+        phases: by phase of an update, and part.
+        host: by part, in the memory of the CPU, where that is another device.
+    """
+
+    held: dict[str, int]
+    phases: dict[str, dict[str, int]]
+    host: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> str:
+        """The phase of the peak."""
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+    @property
+    def total(self) -> int:
+        """Bytes of the peak, on the device that computes."""
+        return sum(self.held.values()) + sum(self.phases[self.phase].values())
+
+    @property
+    def certain(self) -> int:
+        """The part of `total` that is no upper bound."""
+        return sum(self.held.get(part, 0) for part in _CERTAIN)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Largest size of each part, in any phase."""
+        found = dict(self.held)
+        for phase in self.phases.values():
+            for part, count in phase.items():
+                found[part] = max(found.get(part, 0), count)
+        return found
+
+
+def plan_rank(
+    options: TrainOptions, model: ModelShape, load: StepLoad, caches: dict[str, int] | None = None, *, on_gpu: bool
+) -> RankPlan:
+    """Bytes of one rank.
+
+    Args:
+        load: of this rank.
+        caches: of its engine, by part, as `plan_caches` gives them.
+        on_gpu: whether it computes on a GPU.
+    """
+    value, products = model.value_bytes, compute_bytes(options.policy)
+    is_shared = options.sharding != "none" and options.processes > 1
+    shards = options.processes // options.replicas if is_shared else 1
+    is_offloaded = options.optimizer.offload and on_gpu
+    state = {
+        "weights": value * model.parameters // shards,
+        "gradients": value * model.trained // shards,
+        "optimizer moments": 2 * value * model.trained // shards,
+    }
+    held = {} if is_offloaded else dict(state)
+    if is_shared and options.rollout.engine == "transformers":
+        held["weights of the engine"] = _untrained_bytes(options, model)
+    elif is_offloaded and not is_shared:
+        held["weights of the engine"] = value * model.parameters
+    text, features = model.config.text_config, 1 + len(model.config.vision_config.deepstack_visual_indexes)
+    held["image features"] = 2 * load.image_tokens * text.hidden_size * features * products  # and their gradients
+    held |= {name: count for name, count in (caches or {}).items() if name != "image cache"}
+    phases = _plan_phases(options, model, load, gathers=is_shared or is_offloaded)
+    if options.processes > 1 and not is_shared:
+        phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}
+    if options.grpo.kl_coefficient > 0:
+        logits = 2 * 4 * min(options.optimizer.logit_chunk, load.tokens) * text.vocab_size
+        units = model.root.parameters + _GATHERED_LAYERS * model.layer.parameters if is_shared else 0
+        phases["reference policy"] = {
+            "reference policy": _untrained_bytes(options, model) // shards,
+            "logits of a micro-batch": logits,
+            "gathered weights": value * units,
+        }
+    host = {"process": _PROCESS_BYTES} if on_gpu else {}
+    host |= state if is_offloaded else {}
+    (host if on_gpu else held)["image cache"] = (caches or {}).get("image cache", 0)
+    return RankPlan(held, phases, host)
+
+
+def _plan_phases(
+    options: TrainOptions, model: ModelShape, load: StepLoad, *, gathers: bool
+) -> dict[str, dict[str, int]]:
+    """Bytes by phase of a gradient, and part.
+
+    Args:
+        gathers: whether weights leave their modules between passes, as under FSDP2.
+    """
+    policy, optimizer, config = options.policy, options.optimizer, model.config
+    value, products = model.value_bytes, 0 if policy.compute is None else compute_bytes(policy)
+    layer, root, tower = model.layer.parameters, model.root.parameters, model.vision.parameters
+    again, several = optimizer.gradient_checkpointing, load.passes > 1
+
+    def part(activations: int, rounded: int, name: str = "activations of a micro-batch") -> dict[str, int]:
+        """Activations, and weights that products were computed with, which a graph keeps."""
+        return {name: activations, "weights in the type of products": products * rounded}
+
+    def gathered(count: int) -> dict[str, int]:
+        return {"gathered weights": value * count} if gathers else {}
+
+    def waiting(count: int, own: int = 0) -> dict[str, int]:
+        """Gradients of whole weights: those that the ranks do not share yet, and `own` that are made in any case."""
+        return {"gradients of whole weights": value * (count + own if gathers else own)}
+
+    pictures = vision_bytes(config, policy, optimizer, load.patches, load.largest)
+    in_tower = part(pictures, tower // (config.vision_config.depth if again else 1), "vision activations")
+    in_tower = in_tower if pictures else {}
+    # The graph of a single pass waits until the micro-batches are through.
+    waits = in_tower if load.patches == vision_patches(optimizer, load.patches, load.largest) else {}
+    kept = language_bytes(config, policy, optimizer, load.tokens)
+    graph = _sum((waits, part(kept, 0 if again else model.layers.parameters)))
+    second = part(layer_bytes(config, policy, load.tokens), layer) if again else {}
+    logits = logit_bytes(config, policy, optimizer, load.tokens) if model.root.trained else 0
+    embedded = config.text_config.vocab_size * config.text_config.hidden_size
+    whole = model.trained - model.vision.trained if several else 0
+    phases = {
+        "output head": _sum((graph, {"logits of a micro-batch": logits}, gathered(root + layer), waiting(whole))),
+        # A layer's gradient, and the buffer from which the ranks share it.
+        "decoder layers": _sum(
+            (
+                graph,
+                second,
+                gathered(root + _GATHERED_LAYERS * layer),
+                waiting(2 * model.layer.trained + (whole or min(model.root.trained, embedded))),
+            )
+        ),
+    }
+    if model.root.trained:
+        # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.
+        making = embedded * ((2 if root < 2 * embedded else 0) + (1 if several or not gathers else 0))
+        own = waiting(model.layer.trained + model.root.trained, making)
+        phases["embeddings"] = _sum((waits, gathered(root), own))
+    if pictures:
+        phases["vision tower"] = _sum((in_tower, gathered(tower), waiting(2 * model.vision.trained)))
+    return phases
+
+
+def _untrained_bytes(options: TrainOptions, model: ModelShape) -> int:
+    """A policy that is not trained: matrices in the type of products, embeddings as they are (`use_types`)."""
+    text, value, products = model.config.text_config, model.value_bytes, compute_bytes(options.policy)
+    return int(products * model.parameters + (value - products) * text.vocab_size * text.hidden_size)
+
+
+def plan_caches(
+    options: TrainOptions, model: ModelShape, shape: EpisodeShape, longest: int, *, validation: int, evaluation: int
+) -> dict[str, int]:
+    """Bytes by part that one rank's engine and image encoder keep.
+
+    Args:
+        longest: tokens of the longest episode.
+        validation, evaluation: number of prompts.
+    """
+    from geo_sokoban_pipeline.policies.patches import DEFAULT_CACHE_BYTES
+
+    text, grpo, rollout = model.config.text_config, options.grpo, options.rollout
+    batch = max(grpo.groups * grpo.group_size, validation, evaluation * options.evaluation.samples)
+    episodes = -(-batch // options.processes)
+    images = 0 if not shape.patches else rollout.max_turns + 1
+    stored = episodes * images * (shape.patches * _PATCH_BYTES + shape.image_bytes)
+    found = {"image cache": min(DEFAULT_CACHE_BYTES, stored)}
+    if rollout.engine != "transformers":
+        return found
+    heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    wide, rows = compute_bytes(options.policy), min(rollout.max_conversations, episodes)
+    features = (1 + len(model.config.vision_config.deepstack_visual_indexes)) * wide * text.hidden_size
+    found["key-value cache"] = rows * longest * text.num_hidden_layers * 2 * heads * head_dim * wide
+    found["image features of the engine"] = images * episodes * shape.image_tokens * features
+    return found
+
+
+def _sum(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: bytes that are free before the run, and all that it has."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A memory, and what a run puts there.
+
+    Attributes:
+        name: such as `GPU 0`.
+        free: bytes before the run.
+        users: bytes by rank or server.
+        certain: bytes of `users` that are no upper bound.
+    """
+
+    name: str
+    free: int
+    users: dict[str, int]
+    certain: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all users."""
+        return sum(self.users.values())
+
+
+def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) -> list[Place]:
+    """GPUs of this machine that the run uses: rank n lies on GPU n, servers follow from `rollout.server.first_gpu`."""
+    server = options.rollout.server
+    launched = server.count if _launches(options) and server.device == "cuda" else 0
+    found = []
+    for number, gpu in enumerate(gpus):
+        users = {f"rank {number}": rank.total} if number < options.processes else {}
+        of_server = number - server.first_gpu
+        if 0 <= of_server < launched * server.tensor_parallel:
+            share = server.memory_fraction or _SERVER_SHARE
+            users[f"server {of_server // server.tensor_parallel}"] = int(share * gpu.total)
+        certain = rank.certain if number < options.processes else 0
+        found.append(Place(f"GPU {number}", gpu.free, users, certain))
+    return found
+
+
+def place_on_cpu(options: TrainOptions, model: ModelShape, rank: RankPlan, free: int, where: str) -> Place:
+    """The memory of the CPU: what ranks hold there, and servers that compute there.
+
+    Args:
+        free: bytes.
+        where: the limiting memory.
+    """
+    ranks, server, on_gpu = options.processes, options.rollout.server, bool(rank.host)
+    each, certain = (sum(rank.host.values()), 0) if on_gpu else (rank.total, rank.certain)
+    users = {f"{ranks} ranks" if ranks > 1 else "rank 0": ranks * each}
+    if not on_gpu:
+        users["further processes"] = (ranks - 1) * _PROCESS_BYTES
+    if _launches(options) and server.device == "cpu":
+        text = model.config.text_config
+        heads = getattr(text, "num_key_value_heads", text.num_attention_heads)
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        wide = 4 if (server.dtype or options.policy.dtype) == "float32" else 2
+        cache = (server.max_total_tokens or 0) * text.num_hidden_layers * 2 * heads * head_dim * wide
+        users[f"{server.count} servers"] = server.count * (wide * model.parameters + cache + _PROCESS_BYTES)
+    users = {name: count for name, count in users.items() if count}
+    return Place(where, free, users, ranks * certain)
+
+
+def _launches(options: TrainOptions) -> bool:
+    return options.rollout.engine == "sglang" and options.rollout.server.mode == "launch"
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that torch sees."""
+    import torch
+
+    return [Gpu(*map(int, torch.cuda.mem_get_info(number))) for number in range(torch.cuda.device_count())]
+
+
+def free_memory() -> tuple[int, str]:
+    """Free bytes, and the limiting memory: the tighter one of the machine and its control group."""
+    import psutil
+
+    machine = int(psutil.virtual_memory().available)
+    limit = group_limit()
+    return (machine, "memory of the machine") if limit is None or limit > machine else (limit, "control group")
+
+
+def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Free bytes of the control group, including cached file pages that the kernel drops on demand; None: no limit.
+
+    Args:
+        folder: of the control group, version 2.
+    """
+    try:
+        most, used = ((folder / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        statistics = (folder / "memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return None
+    if most.strip() == "max":
+        return None
+    counts = dict(line.split() for line in statistics.splitlines())
+    return max(int(most) - int(used) + int(counts.get("inactive_file", 0)), 0)
+
+
+def check_memory(rank: RankPlan, places: Sequence[Place], share: float) -> list[Check]:
+    """One row per part of a rank, one for the rank, and one per memory that the run uses.
+
+    Args:
+        share: largest allowed fraction of the free bytes.
+    """
+    rows = [Check(_MEMORY, part, "ok", f"up to {size(count)} in a rank") for part, count in rank.parts.items() if count]
+    text = f"at most {size(rank.total)}, in the phase `{rank.phase}`"
+    rows.append(
+        Check(
+            _MEMORY,
+            "rank",
+            "ok",
+            text + (f"; {size(sum(rank.host.values()))} in the CPU's memory" if rank.host else ""),
+        )
+    )
+    for place in places:
+        if not place.users:
+            continue
+        state: State = "ok"
+        way_out = ""
+        if place.total > share * place.free:
+            state = "failure" if place.certain > place.free else "warning"
+            way_out = _way_out(rank, place)
+        users = " + ".join(f"{name} {size(count)}" for name, count in place.users.items())
+        text = f"{users}: at most {size(place.total)} of {size(place.free)} free"
+        rows.append(Check(_MEMORY, place.name, state, text, way_out))
+    return rows
+
+
+def _way_out(rank: RankPlan, place: Place) -> str:
+    if place.certain > place.free:
+        return (
+            "share weights among several processes (sharding=full), set optimizer.offload=true, or take a smaller model"
+        )
+    if any(name.startswith("server") for name in place.users) and len(place.users) > 1:
+        return "give servers GPUs of their own (rollout.server.first_gpu), or lower rollout.server.memory_fraction"
+    peak = {**rank.held, **rank.phases[rank.phase]}
+    return _WAYS_OUT.get(max(peak, key=lambda part: peak[part]), "take a smaller model")
+
+
+_WAYS_OUT = {
+    "activations of a micro-batch": "set optimizer.gradient_checkpointing=true or lower optimizer.max_tokens",
+    "logits of a micro-batch": "lower optimizer.logit_chunk",
+    "vision activations": "set optimizer.vision_patches or optimizer.gradient_checkpointing=true",
+    "weights in the type of products": "set optimizer.gradient_checkpointing=true",
+    "key-value cache": "lower rollout.max_conversations or rollout.max_turns",
+    "image features of the engine": "lower grpo.groups or the size of the images",
+    "image features": "lower grpo.groups_per_step or the size of the images",
+    "weights": "lower processes, or share weights among them (sharding=full)",
+    "gradients": "lower processes, or share weights among them (sharding=full)",
+    "optimizer moments": "lower processes, or share weights among them (sharding=full)",
+}

@@ -1,0 +1,238 @@
+"""The plan of a rank's memory against the bytes that live in a real update, at the real widths of Qwen3-VL.
+
+Nothing is computed but sizes: tensors are fake, and the group of ranks answers no collective. All that FSDP2 gathers,
+keeps and shares out is there, as are autograd's saved tensors, under the trainer's own pass.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from scripts.published_sizes import published_config
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
+
+from geo_sokoban_pipeline.distributed.fsdp import shard_modules, synchronise_next
+from geo_sokoban_pipeline.distributed.slices import own_part
+from geo_sokoban_pipeline.grpo.loss import StepSize
+from geo_sokoban_pipeline.policies import qwen3_vl
+from geo_sokoban_pipeline.policies.patches import EncodedImage, build_image_processor
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.tiny import build_tokenizer
+from geo_sokoban_pipeline.preflight.memory import RankPlan, StepLoad, plan_rank
+from geo_sokoban_pipeline.preflight.model import ModelShape, PartSize
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
+from geo_sokoban_pipeline.training.batch import TrainSample
+from task_options import TrainOptions
+
+LAYERS = 3
+TOKENS, TRAINED = 4096, 3000
+
+
+class LivingBytes(TorchDispatchMode):
+    """Bytes of all storages that operations have seen and that are still there, whatever size they have by now.
+
+    FSDP2 frees and fills storages in place, so sizes are read again with each operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.peak = 0
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        number = storage._cdata
+        if number not in self._known:
+            self._known[number] = weakref.ref(storage, lambda _: self._known.pop(number, None))
+
+    @property
+    def live(self) -> int:
+        there = (known() for known in list(self._known.values()))
+        return sum(storage.nbytes() for storage in there if storage is not None)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor):  # its rows are a tensor of their own
+                self.add(leaf)
+        self.peak = max(self.peak, self.live)
+        return result
+
+
+@contextmanager
+def fake_ranks(layout: Mapping[str, Any]) -> Iterator[DeviceMesh | None]:
+    """The mesh of rank 0 among ranks that are not there; None for one process."""
+    count, copies = layout.get("processes", 1), layout.get("replicas", 1)
+    if count == 1:
+        yield None
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        if copies == 1:
+            yield init_device_mesh("cpu", (count,))
+        else:
+            yield init_device_mesh("cpu", (copies, count // copies), mesh_dim_names=("copy", "shard"))
+    finally:
+        dist.destroy_process_group()
+
+
+class SummedLogProbs:
+    """An objective whose metrics are not read, because fake tensors have no values."""
+
+    entropy = "none"
+
+    def __call__(self, members: Any, values: Tensor, entropies: Tensor, mask: Tensor, step: Any) -> Any:
+        return SimpleNamespace(loss=(values * mask).sum(), metrics={})
+
+
+def text_sample() -> TrainSample:
+    ids, places = np.arange(TOKENS) % 200 + 10, np.tile(np.arange(TOKENS), (3, 1))
+    targets = np.arange(TOKENS - TRAINED, TOKENS)
+    values = {name: np.full(TRAINED, -1, np.float32) for name in ("old_log_probs", "rollout_log_probs", "advantages")}
+    return TrainSample(ids, places, targets, ids[targets], [], **values)
+
+
+def image(grid: tuple[int, int, int], number: int) -> EncodedImage:
+    patches = np.random.default_rng(number).integers(0, 256, (math.prod(grid), 3 * 16 * 16), np.uint8)
+    return EncodedImage(str(number), b"", patches, grid)
+
+
+@contextmanager
+def fake_pass(config: Any, options: TrainOptions, layout: Mapping[str, Any]) -> Iterator[GradientPass]:
+    """A rank's pass over fake weights."""
+    from transformers import AutoModelForImageTextToText
+
+    chosen = options.policy
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, dtype=getattr(torch, chosen.dtype))
+    with fake_ranks(layout) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu").eval()
+        model.tie_weights()  # which `to_empty` unties
+        policy = Policy(model, build_tokenizer(), build_image_processor(1024, 1 << 24), compute=chosen.compute)
+        network = policy.network
+        if mesh is not None:
+            shard_modules(network.language, network.vision, mesh)
+        yield GradientPass(policy, PassSetting.of(options.optimizer, 0.8))
+
+
+def living_bytes(gradients: GradientPass, part: torch.nn.Module, work: Callable[[], Any]) -> int:
+    """Most bytes alive during some work: weights of a part of the network, and all that operations make."""
+    with LivingBytes() as count:
+        for parameter in part.parameters():
+            count.add(own_part(parameter))
+        work()
+    return count.peak
+
+
+ONE: dict[str, Any] = {}
+FULL = {"processes": 8, "threads": 1, "sharding": "full"}
+HYBRID = {"processes": 8, "threads": 1, "sharding": "hybrid", "replicas": 4}
+MIXED, WHOLE = {"compute": "bfloat16"}, {}
+KEEP = {"gradient_checkpointing": False}
+CASES = [
+    # width, layout, micro-batches, policy, optimizer
+    *((name, layout, passes, MIXED, {}) for name in ("2B", "8B") for layout in (ONE, FULL) for passes in (2, 1)
+      if layout or passes > 1),
+    ("2B", HYBRID, 2, MIXED, {}),
+    ("2B", FULL, 2, WHOLE, {}),
+    ("2B", ONE, 2, MIXED, KEEP),
+    ("2B", FULL, 1, MIXED, KEEP),
+    ("8B", FULL, 2, MIXED, KEEP),
+    ("8B", ONE, 2, MIXED, {"logit_chunk": 256}),
+    # The gradient of the embeddings is.
+    *(("2B", layout, passes, MIXED, {"logit_chunk": 64}) for layout, passes in ((ONE, 2), (FULL, 2), (FULL, 1))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "layout", "passes", "policy", "optimizer"), CASES)
+def test_the_plan_is_what_lives(
+    name: str, layout: dict[str, Any], passes: int, policy: dict[str, Any], optimizer: dict[str, Any]
+) -> None:
+    config = published_config(name, layers=LAYERS)
+    sizes = {"max_tokens": TOKENS, "logit_chunk": 2048, "gradient_checkpointing": True, **optimizer}
+    options = TrainOptions.model_validate(
+        {"policy": policy, "optimizer": sizes, "rollout": {"engine": "sglang"}, "warm_start": {"steps": 0}, **layout}
+        if not layout
+        else {"policy": policy, "optimizer": sizes, "warm_start": {"steps": 0}, **layout}
+    )
+    model = ModelShape.of(options.policy, config)
+    rank = plan_rank(options, model, StepLoad(TOKENS, passes), on_gpu=False)
+    samples = [text_sample() for _ in range(passes)]
+    with fake_pass(config, options, layout) as gradients:
+        found = living_bytes(
+            gradients,
+            gradients.policy.network.language,
+            lambda: gradients.accumulate(samples, SummedLogProbs(), StepSize.of(samples)),
+        )
+    assert found == pytest.approx(rank.total - apart(rank, model.vision, options), rel=0.15)
+
+
+def apart(rank: RankPlan, part: PartSize, options: TrainOptions) -> int:
+    """Bytes of a plan that a pass over the rest of the network does not touch."""
+    shards = {"none": 1, "full": 8, "hybrid": 2}[options.sharding]
+    held = rank.held["optimizer moments"] + rank.held.get("weights of the engine", 0) + rank.held["image features"]
+    return held + 4 * (part.parameters + part.trained) // shards
+
+
+GRID = (1, 32, 32)
+
+
+@pytest.fixture
+def known_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of one grid: the library's functions read the values of its shape, which a fake tensor has not."""
+    shape = torch.tensor([GRID])
+    grid = {"num_grid_per_side": 48, "mode": "bilinear", "align_corners": True, "spatial_merge_size": 2}
+    found = {
+        "get_vision_position_ids": get_vision_position_ids(shape, 2),
+        "get_vision_interpolation_indices_and_weights": get_vision_interpolation_indices_and_weights(shape, **grid),
+    }
+    for name, value in found.items():
+        monkeypatch.setattr(qwen3_vl, name, lambda *_, value=value, **__: value)
+
+
+@pytest.mark.usefixtures("known_positions")
+@pytest.mark.parametrize("layout", [ONE, FULL])
+@pytest.mark.parametrize(("name", "optimizer"), [("2B", {}), ("2B", KEEP), ("8B", {})])
+def test_the_plan_of_the_tower_is_what_lives(name: str, layout: dict[str, Any], optimizer: dict[str, Any]) -> None:
+    """Two passes; the second one adds to the gradients of the first."""
+    config = published_config(name, layers=1, blocks=6)
+    sizes = {"vision_patches": 2048, "gradient_checkpointing": True, **optimizer}
+    options = TrainOptions.model_validate(
+        {"policy": MIXED, "optimizer": sizes, "warm_start": {"steps": 0}, "rollout": {"max_turns": 1}, **layout}
+    )
+    model = ModelShape.of(options.policy, config)
+    images = [[image(GRID, 2 * part), image(GRID, 2 * part + 1)] for part in range(2)]
+    load = StepLoad(64, 1, patches=4 * 1024, largest=1024, image_tokens=0)
+    rank = plan_rank(options, model, load, on_gpu=False)
+    tower = RankPlan(rank.held, {"vision tower": rank.phases["vision tower"]})
+
+    with fake_pass(config, options, layout) as gradients:
+
+        def encode() -> None:
+            for part in images:
+                synchronise_next(gradients.policy.network.vision, is_last=part is images[-1])
+                features = gradients._encode([part])
+                assert features is not None
+                torch.autograd.backward(features.tables, [torch.empty_like(table) for table in features.tables])
+
+        found = living_bytes(gradients, gradients.policy.network.vision, encode)
+    language = PartSize(model.parameters - model.vision.parameters, model.trained - model.vision.trained)
+    assert found == pytest.approx(tower.total - apart(rank, language, options), rel=0.15)
