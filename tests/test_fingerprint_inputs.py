@@ -65,6 +65,7 @@ FREE = {
     "loop.save_interval": "what is stored",
     "loop.keep_last": "what is stored",
     "loop.keep_best": "what is stored",
+    "loop.report_share": "what is shown",
     "evaluation.prompts": "after training",
     "evaluation.samples": "after training",
     "evaluation.greedy": "after training",

@@ -10,7 +10,7 @@ import pytest
 
 from geo_sokoban_pipeline.preflight.memory import (
     Gpu,
-    Place,
+    MemoryPlace,
     RankPlan,
     StepLoad,
     check_memory,
@@ -333,7 +333,7 @@ def test_ranks_of_the_cpu_share_its_memory(make_subject: Any, model: ModelShape)
 # Weights are needed for sure, the rest is an upper bound.
 @pytest.mark.parametrize(("free", "state"), [(1000, "ok"), (100, "warning"), (31, "warning"), (29, "failure")])
 def test_memory_that_is_there(free: int, state: str) -> None:
-    *parts, rank, place = check_memory(RANK, [Place("GPU 0", free, {"rank 0": 100}, 30)], 0.9)
+    *parts, rank, place = check_memory(RANK, [MemoryPlace("GPU 0", free, {"rank 0": 100}, 30)], 0.9)
     assert [check.name for check in parts] == ["weights", "key-value cache", "logits of a micro-batch"]
     assert rank.found == "at most 100 B, in the phase `output head`; 5 B in the CPU's memory"
     assert (place.name, place.state) == ("GPU 0", state)
@@ -343,7 +343,7 @@ def test_memory_that_is_there(free: int, state: str) -> None:
 
 
 def test_a_server_on_the_trainers_gpu_is_the_first_to_go() -> None:
-    place = Place("GPU 0", 150, {"rank 0": 100, "server 0": 60}, 30)
+    place = MemoryPlace("GPU 0", 150, {"rank 0": 100, "server 0": 60}, 30)
     assert "rollout.server.first_gpu" in check_memory(RANK, [place], 0.9)[-1].way_out
 
 

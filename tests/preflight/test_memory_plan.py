@@ -133,7 +133,7 @@ def fake_pass(config: Any, options: TrainOptions, layout: Mapping[str, Any]) -> 
         yield GradientPass(policy, PassSetting.of(options.optimizer, 0.8))
 
 
-def living_bytes(gradients: GradientPass, part: torch.nn.Module, work: Callable[[], Any]) -> int:
+def living_bytes(part: torch.nn.Module, work: Callable[[], Any]) -> int:
     """Most bytes alive during some work: weights of a part of the network, and all that operations make."""
     with LivingBytes() as count:
         for parameter in part.parameters():
@@ -178,7 +178,6 @@ def test_the_plan_is_what_lives(
     samples = [text_sample() for _ in range(passes)]
     with fake_pass(config, options, layout) as gradients:
         found = living_bytes(
-            gradients,
             gradients.policy.network.language,
             lambda: gradients.accumulate(samples, SummedLogProbs(), StepSize.of(samples)),
         )
@@ -225,14 +224,16 @@ def test_the_plan_of_the_tower_is_what_lives(name: str, layout: dict[str, Any], 
     tower = RankPlan(rank.held, {"vision tower": rank.phases["vision tower"]})
 
     with fake_pass(config, options, layout) as gradients:
+        policy = gradients.policy
+        policy.network.train()
 
         def encode() -> None:
             for part in images:
-                synchronise_next(gradients.policy.network.vision, is_last=part is images[-1])
-                features = gradients._encode([part])
-                assert features is not None
+                synchronise_next(policy.network.vision, is_last=part is images[-1])
+                with policy.computing(caching=False):
+                    features = policy.network.encode(part, checkpointing=options.optimizer.gradient_checkpointing)
                 torch.autograd.backward(features.tables, [torch.empty_like(table) for table in features.tables])
 
-        found = living_bytes(gradients, gradients.policy.network.vision, encode)
+        found = living_bytes(policy.network.vision, encode)
     language = PartSize(model.parameters - model.vision.parameters, model.trained - model.vision.trained)
     assert found == pytest.approx(tower.total - apart(rank, language, options), rel=0.15)

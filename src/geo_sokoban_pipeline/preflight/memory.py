@@ -267,7 +267,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryPlace:
     """A memory, and what a run puts there.
 
     Attributes:
@@ -288,7 +288,7 @@ class Place:
         return sum(self.users.values())
 
 
-def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) -> list[Place]:
+def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) -> list[MemoryPlace]:
     """GPUs of this machine that the run uses: rank n lies on GPU n, servers follow from `rollout.server.first_gpu`."""
     server = options.rollout.server
     launched = server.count if _launches(options) and server.device == "cuda" else 0
@@ -300,11 +300,11 @@ def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) ->
             share = server.memory_fraction or _SERVER_SHARE
             users[f"server {of_server // server.tensor_parallel}"] = int(share * gpu.total)
         certain = rank.certain if number < options.processes else 0
-        found.append(Place(f"GPU {number}", gpu.free, users, certain))
+        found.append(MemoryPlace(f"GPU {number}", gpu.free, users, certain))
     return found
 
 
-def place_on_cpu(options: TrainOptions, model: ModelShape, rank: RankPlan, free: int, where: str) -> Place:
+def place_on_cpu(options: TrainOptions, model: ModelShape, rank: RankPlan, free: int, where: str) -> MemoryPlace:
     """The memory of the CPU: what ranks hold there, and servers that compute there.
 
     Args:
@@ -324,7 +324,7 @@ def place_on_cpu(options: TrainOptions, model: ModelShape, rank: RankPlan, free:
         cache = (server.max_total_tokens or 0) * text.num_hidden_layers * 2 * heads * head_dim * wide
         users[f"{server.count} servers"] = server.count * (wide * model.parameters + cache + _PROCESS_BYTES)
     users = {name: count for name, count in users.items() if count}
-    return Place(where, free, users, ranks * certain)
+    return MemoryPlace(where, free, users, ranks * certain)
 
 
 def _launches(options: TrainOptions) -> bool:
@@ -364,7 +364,7 @@ def group_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     return max(int(most) - int(used) + int(counts.get("inactive_file", 0)), 0)
 
 
-def check_memory(rank: RankPlan, places: Sequence[Place], share: float) -> list[Check]:
+def check_memory(rank: RankPlan, places: Sequence[MemoryPlace], share: float) -> list[Check]:
     """One row per part of a rank, one for the rank, and one per memory that the run uses.
 
     Args:
@@ -394,7 +394,7 @@ def check_memory(rank: RankPlan, places: Sequence[Place], share: float) -> list[
     return rows
 
 
-def _way_out(rank: RankPlan, place: Place) -> str:
+def _way_out(rank: RankPlan, place: MemoryPlace) -> str:
     if place.certain > place.free:
         return (
             "share weights among several processes (sharding=full), set optimizer.offload=true, or take a smaller model"
