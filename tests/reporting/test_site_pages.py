@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -382,6 +383,66 @@ def test_keys(page: Page, episodes: list[Trajectory]) -> None:
     page.wait("route.args.q === 'x'")
     page.press("Escape", "?")
     page.wait("document.querySelector('.keys') !== null")
+
+
+def test_keys_of_an_episode(page: Page, episodes: list[Trajectory]) -> None:
+    """Space plays, the comma goes back a token, `c` goes round the channels, `g` and `t` open group and task."""
+    episode = open_scored(page, episodes)
+    page.press(" ")
+    page.wait("player.timer !== null")
+    page.press(" ")
+    page.wait("player.timer === null")
+    first, second = np.flatnonzero(episode.loss_mask)[:2].tolist()
+    page.press(".", ".")
+    page.wait(f"Number(route.args.token) === {second}")
+    page.press(",")
+    page.wait(f"Number(route.args.token) === {first}")
+    pressed = "document.querySelector('.channels [aria-pressed=true]').innerText"
+    before, seen = page.run(pressed), []
+    for _ in page.texts(".channels [aria-label='Channel of the tokens'] button:enabled"):
+        page.press("c")
+        page.run("m.redraw.sync()")
+        seen.append(page.run(pressed))
+    assert seen[-1] == before and sorted(seen) == sorted(
+        page.texts(".channels [aria-label='Channel of the tokens'] button:enabled")
+    )
+    page.press("g")
+    page.wait("route.page === 'group' && document.querySelector('.tree') !== null")
+    page.run("history.back()")
+    page.wait("route.page === 'episode' && openEpisode !== null")
+    page.press("t")
+    page.wait("route.page === 'task' && document.querySelector('.task .seen') !== null")
+    assert page.run("route.args.id") == episode.task_id
+
+
+LINKED = {
+    "list": f"'#/list?q=run:{RUN} success:no&sort=-reward&by=difficulty&of=image_reliance'",
+    "episode": f"episodeLink({SCORED}, {{channel: 'ratio', token: 17, map: 'on', turn: 1}})",
+    "group": f"groupLink({SCORED})",
+    "tasks": f"'#/tasks?q=run:{RUN} split:train&sort=-solved&after=1'",
+    "task": f"taskLink({SCORED})",
+    "tokens": f"'#/tokens?run={RUN}&sort=-entropy&least=2&q=e'",
+    "images": f"'#/images?run={RUN}&mode=sampled'",
+    "compare": "href('compare', {show: 'all', task: cell('task_id', selectRows('split:evaluation')[0])})",
+}
+
+
+@pytest.mark.parametrize("link", LINKED.values(), ids=LINKED)
+def test_an_address_opens_the_same_page_anew(page: Page, link: str) -> None:
+    route = page.run(link)
+    page.follow(route)
+    ready = "route.page !== 'none' && ![...document.querySelectorAll('.empty')].some(one => one.innerText === '…')"
+    page.wait(
+        f"location.hash.length > 1 && decodeURIComponent(location.hash) === decodeURIComponent({json.dumps(route)})"
+    )
+    page.wait(ready)
+    page.run("m.redraw.sync()")
+    shown = page.text()
+    page.open(page.run("location.href"))
+    page.wait(f"document.documentElement.dataset.ready && {ready}")
+    page.run("m.redraw.sync()")
+    # The neighbours of an episode are those of the list that it was opened from.
+    assert re.sub(r"\d+ of \d+", "", page.text()) == re.sub(r"\d+ of \d+", "", shown)
 
 
 HOSTILE_ROW = "selectRows('run:train_geo3k_multi_turn/default')[0]"
