@@ -20,14 +20,14 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 TASK = "sokoban"
-WIDTH, COLOURS, LARGEST = 1100, 96, 300_000  # pixels, colours, bytes
+WIDTH, COLOURS, LARGEST = 1100, 255, 300_000  # pixels, colours, bytes
 
-# Address as an expression of the page, what must be there, and the height of the picture.
+# Address as an expression of the page, what must be there, the height of the picture, what is scrolled to.
 PICTURES = {
-    "list": ("href('list', {q: 'split:train success:no', by: 'tags'})", ".breakdown tbody tr", 760),
-    "episode": ("episodeLink(MAPPED, {channel: 'reliance', map: 'on'})", ".turn .mapped", 940),
-    "group": ("groupLink(GROUP)", ".tree .parts", 900),
-    "compare": ("href('compare', {task: cell('task_id', CHANGED)})", ".pair .frame", 820),
+    "list": ("href('list', {q: 'split:train success:no', by: 'tags'})", ".breakdown tbody tr", 760, "nav"),
+    "episode": ("episodeLink(MAPPED, {channel: 'reliance', map: 'on'})", ".turn .mapped", 940, "h1"),
+    "group": ("groupLink(GROUP)", ".tree .parts", 1000, "h1"),
+    "compare": ("href('compare', {task: cell('task_id', CHANGED)})", ".pair .frame", 820, "nav"),
 }
 # Rows of the list that the addresses name.
 ROWS = """(async () => {
@@ -67,11 +67,13 @@ def main(words: Sequence[str] | None = None) -> int:
         if None in rows.values():
             print(f"the site has no {[name for name, row in rows.items() if row is None]}", file=sys.stderr)  # noqa: T201
             return 1
-        for name, (address, shown, height) in PICTURES.items():
+        for name, (address, shown, height, top) in PICTURES.items():
             page.look(WIDTH, height)
             named = ", ".join(rows)
             page.follow(page.run(f"((({{ {named} }}) => {address})({json.dumps(rows)}))"))
             page.wait(f"document.querySelector({shown!r}) !== null && [...document.images].every(one => one.complete)")
+            page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            page.run(f"document.querySelector({top!r}).scrollIntoView()")
             page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
             path = options.folder / f"browser_{name}.png"
             path.write_bytes(reduce_colours(page))

@@ -8,18 +8,18 @@ const HEADS = { n_turns: "turns", response_tokens: "tokens", max_log_prob_gap: "
   policy_version: "version", success: "", group_index: "sample" };
 const CELLS = [
   { name: "success", width: "1.2rem", show: mark },
-  { name: "run", width: "minmax(0, .8fr)", several: true, show: (row) => shortRun(cell("run", row)) },
+  { name: "run", width: "minmax(3.6rem, .8fr)", several: true, show: (row) => shortRun(cell("run", row)) },
   { name: "split", width: "5.2rem", several: true },
   { name: "iteration", width: "4.2rem", right: true, show: (row) => number(cell("iteration", row)) },
   { name: "group_index", width: "4.6rem", right: true, show: place },
   { name: "task_id", width: "5.2rem", show: (row) => m("code", short(cell("task_id", row), 7)) },
-  { name: "difficulty", width: "minmax(0, .8fr)", several: true },
+  { name: "difficulty", width: "minmax(4rem, .8fr)", several: true },
   { name: "answer", width: "minmax(0, 2fr)", show: (row) => cell("answer", row) ?? "–" },
   { name: "reward", width: "4rem", right: true, show: (row) => number(cell("reward", row)) },
   { name: "advantage", width: "5rem", right: true, several: true,
     show: (row) => m("span", { class: tone(cell("advantage", row)) }, signed(cell("advantage", row), 2)) },
-  { name: "n_turns", width: "3rem", right: true, several: true, show: (row) => number(cell("n_turns", row)) },
-  { name: "response_tokens", width: "3.6rem", right: true, show: (row) => number(cell("response_tokens", row)) },
+  { name: "n_turns", width: "3rem", right: true, several: true, spare: true, show: (row) => number(cell("n_turns", row)) },
+  { name: "response_tokens", width: "3.6rem", right: true, spare: true, show: (row) => number(cell("response_tokens", row)) },
   { name: "tags", width: "minmax(0, 3fr)", several: true, show: tagList },
   { name: "status", width: "5.6rem", several: true },
 ];
@@ -36,6 +36,8 @@ function shortRun(name) {
   return several ? name : name.split("/").slice(1).join("/");
 }
 
+// `spare` columns are left out of windows of middle width.
+const isRoomy = () => matchMedia("(min-width: 1200px)").matches;
 const isWide = () => matchMedia("(min-width: 760px)").matches;
 const rowHeight = () => (isWide() ? 34 : 62);
 const matching = () => selectRows(listArgs().q ?? "", listArgs().sort);
@@ -52,11 +54,12 @@ function varies(name) {
 
 // Columns of the table, and the one that it is sorted by.
 function shownCells() {
-  shownCells.found ??= CELLS.filter((one) => one.name in columns && (!one.several || varies(one.name)));
+  shownCells.known ??= CELLS.filter((one) => one.name in columns && (!one.several || varies(one.name)));
+  const found = shownCells.known.filter((one) => !one.spare || isRoomy());
   const name = (listArgs().sort ?? "").replace(/^-/, "");
-  if (!name || !isColumn(name) || shownCells.found.some((one) => one.name === name)) return shownCells.found;
+  if (!name || !isColumn(name) || found.some((one) => one.name === name)) return found;
   const numeric = columns[name]?.kind !== "word";
-  return [...shownCells.found, { name, width: "6rem", right: numeric, show: (row) => (numeric ? number(valueOf(name, row), 4) : writeWord(valueOf(name, row))) }];
+  return [...found, { name, width: "6rem", right: numeric, show: (row) => (numeric ? number(valueOf(name, row), 4) : writeWord(valueOf(name, row))) }];
 }
 
 const ListPage = {
