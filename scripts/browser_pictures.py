@@ -2,7 +2,7 @@
 
 They show the site of `kedro run --pipelines=browse_sokoban --params "browse_sokoban.runs=[seed2]"` after
 `kedro run --pipelines=score_sokoban --params score_sokoban.occlusion=4`: of the scored episodes the first solved one
-with an occlusion map, and of the groups of the first run the one whose samples differ most.
+with an occlusion map, and of the groups with solved and unsolved samples the one with the shortest episodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDTH, COLOURS, LARGEST = 1100, 255, 300_000  # pixels, colours, bytes
 # Address as an expression of the page, what must be there, the height of the picture, what is scrolled to.
 PICTURES = {
     "list": ("href('list', {q: 'split:train success:no', by: 'tags'})", ".breakdown tbody tr", 760, "nav"),
-    "episode": ("episodeLink(MAPPED, {channel: 'reliance', map: 'on'})", ".turn .mapped", 940, "h1"),
+    "episode": ("episodeLink(MAPPED, {channel: 'reliance', map: 'on'})", ".turn .mapped", 1130, "h1"),
     "group": ("groupLink(GROUP)", ".tree .parts", 1000, "h1"),
     "compare": ("href('compare', {task: cell('task_id', CHANGED)})", ".pair .frame", 820, "nav"),
 }
@@ -38,8 +38,10 @@ ROWS = """(async () => {
   for (const row of scored) if (mapped === null && (await loadEpisode(row))?.maps) mapped = row;
   const groups = numbers.filter((row) => cell("split", row) === "train" && cell("sample_index", row) === 0);
   const spread = (row) => new Set(groupRows(row).map((one) => cell("answer", one))).size;
-  const told = groups.filter((row) => groupRows(row).some((one) => cell("advantage", one)));
-  const group = told.reduce((best, row) => (spread(row) > spread(best) ? row : best), told[0]);
+  const longest = (row) => Math.max(...groupRows(row).map((one) => cell("n_turns", one)));
+  const mixed = (row) => new Set(groupRows(row).map((one) => cell("success", one))).size > 1;
+  const told = groups.filter((row) => spread(row) > 2 && mixed(row));
+  const group = told.reduce((best, row) => (longest(row) < longest(best) ? row : best), told[0]);
   const changed = shownTasks(comparedTasks(...chooseSides(listSides(), {})), "")[0];
   return { MAPPED: mapped, GROUP: group ?? null, CHANGED: changed?.row ?? null };
 })()"""

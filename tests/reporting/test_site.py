@@ -247,6 +247,16 @@ def test_losses_without_images_by_kind() -> None:
     (table,) = sites.describe_ablations({"task": "sokoban", "rows": rows + ablated})
     assert (table["policy"], table["mode"], table["names"]) == ("final", "sampled", ["images", "blank", "shuffled"])
     assert table["lines"] == [("0", [(4, 4), (1, 4), (0, 4)]), ("1", [(2, 4), (2, 4), (3, 4)])]
+    # Families of problems are a breakdown like lengths, and there are others.
+    families = [{"label": kind, "solved": 1, "episodes": 2} for kind in ("circle", "line")]
+    problems = [
+        {"policy": name, "mode": "greedy", "episodes": 4, "breakdowns": {"family": families}}
+        for name in ("final", "final_blank")
+    ]
+    tables = sites.describe_ablations({"task": "geo3k", "rows": problems})
+    wanted = [("circle", [(1, 2), (1, 2)]), ("line", [(1, 2), (1, 2)])]
+    assert [one["lines"] for one in tables if one["by"] == "family"] == [wanted]
+    assert all(one["lines"] for one in tables), "a breakdown without lines is no table"
     assert sites.describe_ablations(None) == sites.describe_ablations({"task": "sokoban", "rows": rows}) == []
 
 

@@ -537,7 +537,8 @@ def describe_ablations(evaluation: Mapping[str, Any] | None) -> list[dict[str, A
             kinds = [kind for kind in cells[0] if all(kind in one for one in cells)]
             lines = [(str(kind), [(one[kind]["solved"], one[kind]["episodes"]) for one in cells]) for kind in kinds]
             names = {"policy": policy, "mode": mode, "by": breakdown.heading, "names": ["images", *ablated]}
-            found.append({**names, "lines": lines})
+            if lines:
+                found.append({**names, "lines": lines})
     return found
 
 
