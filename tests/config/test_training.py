@@ -45,10 +45,6 @@ def test_combinations_that_could_not_train(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"rollout": {"engine": "sglang"}, "processes": 2, "threads": 1},
-            "the servers sample responses, so processes=1",
-        ),
         ({"rollout": {"over_sampling": 2}, "processes": 2, "threads": 1}, "take processes=1"),
         ({"rollout": {"partial": True, "over_sampling": 2}}, "an interaction cannot be continued"),
         ({"rollout": {"partial": True, "max_turns": 1}}, "nothing is ever aborted"),

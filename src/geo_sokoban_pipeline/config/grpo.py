@@ -301,11 +301,6 @@ class TrainOptions(StrictModel):
         self.check_task(self)
         if self.rollout.sampling.greedy:
             raise ValueError("rollout.sampling.greedy=true: training needs sampled episodes; greedy is for evaluation.")
-        if self.rollout.engine == "sglang" and self.processes > 1:
-            raise ValueError(
-                f"processes={self.processes} with rollout.engine=sglang: the servers sample responses, so processes=1; "
-                "rollout.server.count gives more servers."
-            )
         if self.rollout.over_sampling > 1 and self.processes > 1:
             raise ValueError(
                 f"rollout.over_sampling={self.rollout.over_sampling} with processes={self.processes}: one of several "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,40 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from geo_sokoban_pipeline.distributed.slices import own_part, split_rows, with_part
+from geo_sokoban_pipeline.distributed.slices import copy_weights, own_part, read_weights, split_rows, with_part
+from geo_sokoban_pipeline.policies.policy import Policy, empty_model, replace_weights, use_types
+
+
+def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, offload: bool = False) -> Policy:
+    """A policy of whose weights each rank holds a part; the given one is unchanged.
+
+    The model is sharded before it has weights, and each rank fills in its own rows: no rank has the whole model.
+
+    Args:
+        policy: with weights, or empty (`load_empty`): then they are read from its folder.
+        is_trained: otherwise the weights are stored in the types in which they are used, and have no gradients.
+        offload: see `shard_modules`.
+    """
+    source = policy.model
+    model = empty_model(source.config, source.config._attn_implementation, source.dtype, source.generation_config)
+    for own, other in zip(model.parameters(), source.parameters(), strict=True):
+        own.requires_grad_(is_trained and other.requires_grad)
+    sharded = replace(policy, model=model)
+    if not is_trained:
+        types = use_types(sharded)
+        replace_weights(model, lambda name, weight: weight.to(types[name]))
+    shard_modules(sharded.network.language, sharded.network.vision, mesh, offload=offload)
+    device = "cpu" if offload else mesh.device_type
+    for root in (sharded.network.language, sharded.network.vision):
+        root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    parameters = dict(model.named_parameters())
+    if not policy.is_empty:
+        copy_weights(parameters, dict(source.named_parameters()))
+    else:
+        assert policy.folder is not None  # an empty policy is that of a folder
+        read_weights(parameters, policy.folder)
+    return sharded
+
 
 
 def shard_modules(language: Any, vision: nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:

@@ -71,13 +71,16 @@ def copies_of(tensor: Tensor) -> list[list[int]]:
 
 
 @torch.no_grad()
-def collect_weight(name: str, parameter: Tensor, owner: int, group: Group) -> Tensor | None:
+def collect_weight(
+    name: str, parameter: Tensor, owner: int, group: Group, dtype: torch.dtype | None = None
+) -> Tensor | None:
     """A whole weight in the published layout, on one rank; None on the others, which all call this too.
 
     Args:
         owner: the rank that gets it.
+        dtype: in which it is sent; None: its own.
     """
-    own = transpose_experts(name, own_part(parameter)).cpu()
+    own = transpose_experts(name, own_part(parameter)).to("cpu", dtype)
     copy = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
     if group.rank not in copy:
         return None
@@ -155,6 +158,34 @@ def _write_side_by_side(
     return {path.name: file.record}
 
 
+@torch.no_grad()
+def read_weights(parameters: Mapping[str, Tensor], folder: Path) -> None:
+    """Overwrite what this rank holds of the parameters with the weights of a Hugging Face checkpoint.
+
+    One tensor is in memory at a time, and of it the rows of this rank alone.
+
+    Raises:
+        ValueError: the checkpoint lacks a parameter, or has it in another shape.
+    """
+    stored = StoredTensors(folder, "model")
+    for name, parameter in parameters.items():
+        wanted = published_spec(name, parameter).shape
+        if name not in stored.shapes or stored.shapes[name] != wanted:
+            found = stored.shapes.get(name, "missing")
+            raise ValueError(f"{folder}: {name} is {found}, but the model of its config.json has {wanted}.")
+        rows = own_rows(parameter)
+        if rows:
+            own_part(parameter).copy_(transpose_experts(name, stored.read(name, rows)))
+
+
+@torch.no_grad()
+def copy_weights(parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+    """Overwrite what this rank holds of the parameters with its rows of whole ones."""
+    for name, parameter in parameters.items():
+        rows = own_rows(parameter)
+        own_part(parameter).copy_(whole[name].detach()[rows.start : rows.stop])
+
+
 def write_slices(folder: Path, stem: str, tensors: Mapping[str, Tensor], group: Group) -> Files:
     """Write sharded tensors as slices; every rank calls this, and nothing is sent. Copies share the work.
 
@@ -204,10 +235,14 @@ class StoredTensors:
 
     Args:
         stem: of the files' names, such as `model`.
+
+    Attributes:
+        shapes: of the tensors that are whole.
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
         self._pieces: dict[str, list[_Piece]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         index = find_json(_slice_index(folder, stem)) or {}
         if "slices" in index:
             for name, slices in index["slices"].items():
@@ -216,7 +251,8 @@ class StoredTensors:
         for path in sorted(folder.glob(f"{stem}*.safetensors")):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                    self._pieces[name] = [_Piece(path, range(file.get_slice(name).get_shape()[0]))]
+                    self.shapes[name] = tuple(file.get_slice(name).get_shape())
+                    self._pieces[name] = [_Piece(path, range(self.shapes[name][0]))]
 
     @property
     def names(self) -> list[str]:

@@ -49,13 +49,6 @@ def mix_experts(block: Any, hidden: Tensor) -> Tensor:
     return output
 
 
-def round_experts(model: Any, kind: Any) -> None:
-    """Store the weights of all experts in a torch dtype, in place."""
-    for name, parameter in model.named_parameters():
-        if name.endswith(EXPERT_WEIGHTS):
-            parameter.data = parameter.data.to(kind)
-
-
 def published_weights(model: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter by its Hugging Face name, one at a time; those of experts are transposed copies."""
     for name, parameter in model.named_parameters():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +21,9 @@ import numpy as np
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.policies.chat import ChatCodec
 from geo_sokoban_pipeline.policies.experts import (
+    EXPERT_WEIGHTS,
     check_orientation,
     published_specs,
-    round_experts,
     transpose_experts,
 )
 from geo_sokoban_pipeline.policies.patches import PatchReader, load_image_processor
@@ -66,6 +66,11 @@ class Policy:
     image_processor: Any
     folder: Path | None = None
     compute: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model has no weights, as in processes that hold a part of them elsewhere; see `load_empty`."""
+        return bool(self.model.device.type == "meta")
 
     def computing(self, *, caching: bool = True) -> AbstractContextManager[Any]:
         """Context of every forward pass: matrix products use the dtype `compute`; weights and sums keep theirs.
@@ -249,6 +254,69 @@ def load_as(options: PolicyOptions, folder: Path) -> Policy:
     return policy
 
 
+def load_empty(options: PolicyOptions, folder: Path) -> Policy:
+    """Load a policy folder without its weights, for processes of which each reads a part of them.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_as`.
+    """
+    import torch
+    from transformers import AutoConfig, GenerationConfig
+
+    _quieten_library()
+    check_policy_files(folder)
+    config = AutoConfig.from_pretrained(folder)
+    check_orientation(config)
+    known = (folder / "generation_config.json").is_file()
+    generation = GenerationConfig.from_pretrained(folder) if known else None
+    model = empty_model(config, options.attention, getattr(torch, options.dtype), generation)
+    freeze_parameters(model, options.freeze)
+    encoding = load_encoding(folder)
+    return Policy(model, encoding.tokenizer, encoding.image_processor, folder, options.compute)
+
+
+def empty_model(config: Any, attention: str, dtype: Any, generation_config: Any = None) -> Any:
+    """A model without weights: its parameters lie on the meta device and have shapes and types alone.
+
+    Buffers, which follow from the configuration, have their values.
+
+    Args:
+        attention: attention implementation of transformers.
+        dtype: torch dtype of the parameters.
+        generation_config: None: that of the model's configuration.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation=attention, dtype=dtype)
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
+        if buffers:
+            model._init_weights(module)  # computes them again
+    if generation_config is not None:
+        model.generation_config = generation_config
+    return model.eval()
+
+
+def replace_weights(model: Any, make: Callable[[str, Any], Any]) -> None:
+    """Give a model other parameters; tied ones stay tied, frozen ones frozen.
+
+    Args:
+        make: tensor in place of a parameter, by its first name.
+    """
+    import torch
+
+    made: dict[Any, Any] = {}
+    for name, old in list(model.named_parameters(remove_duplicate=False)):
+        if old not in made:
+            made[old] = torch.nn.Parameter(make(name, old), requires_grad=old.requires_grad)
+        place, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(place), attribute, made[old])
+
+
 def freeze_parameters(model: Any, prefixes: Sequence[str]) -> None:
     """Exclude parts of a model from training.
 
@@ -271,20 +339,28 @@ def freeze_parameters(model: Any, prefixes: Sequence[str]) -> None:
 
 
 def store_in_compute_type(policy: Policy) -> None:
-    """Round the weights of matrix products to the compute type once, for a policy that is not trained.
+    """Round the weights of matrix products to the compute type once, for a policy that is not trained: `use_types`."""
+    types = use_types(policy)
+    for name, parameter in policy.model.named_parameters():
+        parameter.data = parameter.data.to(types[name])
 
-    Every pass would round them so: log-probs stay the same bit for bit. What a pass does not round stays as it is:
-    norms, embeddings and routers.
+
+def use_types(policy: Policy) -> dict[str, Any]:
+    """Torch dtypes, by parameter name, in which a policy that is not trained can be stored.
+
+    Those of matrix products are in the compute type. Every pass would round them so: log-probs stay the same bit for
+    bit. What a pass does not round stays as it is: norms, embeddings and routers.
     """
     import torch
 
+    types = {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
     if policy.compute is None:
-        return
+        return types
     kind, embedding = getattr(torch, policy.compute), policy.model.get_input_embeddings().weight
-    for module in policy.model.modules():
+    for place, module in policy.model.named_modules():
         if isinstance(module, torch.nn.Linear) and module.weight is not embedding:
-            module.to(kind)
-    round_experts(policy.model, kind)
+            types |= {f"{place}.{name}": kind for name, _ in module.named_parameters(recurse=False)}
+    return {name: kind if name.endswith(EXPERT_WEIGHTS) else own for name, own in types.items()}
 
 
 def device_of(options: PolicyOptions) -> str:

@@ -26,7 +26,7 @@ from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
 from geo_sokoban_pipeline.grpo.scoring import newest_version
-from geo_sokoban_pipeline.policies.policy import Policy, load_as
+from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn
@@ -54,7 +54,7 @@ from geo_sokoban_pipeline.training.runtime import (
     resident_bytes,
 )
 from geo_sokoban_pipeline.training.signal_watch import SignalWatch
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -126,18 +126,19 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         layout = layout_of(options, threads)
         freeze_survivors()
         compare_layout(manifest, layout)
-        policy = load_as(options.policy, inputs.policy.path)
+        policy = load_driver_policy(options, inputs.policy.path)
         workers = owned.enter_context(open_worker_group(policy, options))
         backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])
         engine = owned.enter_context(closing(build_engine(policy, options.rollout)))
-        reference = build_scorer(inputs.policy, options) if options.grpo.kl_coefficient > 0 else None
+        needs_reference = options.grpo.kl_coefficient > 0
+        reference = build_scorer(inputs.policy, options, workers) if needs_reference else None
         sampler = build_sampler(inputs.prompts, options, inputs.seed, manifest.get("sampler"))
         history = CheckpointHistory.of(manifest, resume["stored"])
         watch = owned.enter_context(closing(SignalWatch(task)))
-        roll_out = None if workers is None else workers.rollout
+        roll_out = None if workers is None or not engine.in_process else workers.rollout
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
         held_out = len(inputs.validation_prompts[: loop.eval_prompts])
         saving, writing = Stopwatch(), Stopwatch()  # of the previous iteration
@@ -150,7 +151,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             validating = Stopwatch()
             if iteration == 0 and loop.eval_interval:
                 with validating.running():
-                    sync_weights(engine, workers, 0)
+                    sync_weights(engine, backend, workers, 0)
                     episodes, measured = _validate(inputs, 0, policy, engine, roll_out)
                 validations |= episodes
                 # The first row may hold two validations, so version 0's metrics have other names.
@@ -161,7 +162,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             with work.running():
                 collect_garbage(iteration)
                 # A continued loop starts without caches, so an uninterrupted one drops them here too.
-                sync_weights(engine, workers, iteration)
+                sync_weights(engine, backend, workers, iteration)
 
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
                 logger.debug("iteration %d: collect", iteration)
@@ -189,7 +190,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             row["perf/cpu_time"] = work.cpu_seconds
 
             # Sync: from here on the engines sample from the next version.
-            sync_weights(engine, workers, iteration + 1)
+            sync_weights(engine, backend, workers, iteration + 1)
 
             # Validate.
             if loop.eval_interval and is_eval_due(iteration, loop.eval_interval):
@@ -248,11 +249,14 @@ def loop_fingerprint(inputs: RunInputs) -> Fingerprint:
     }
 
 
-def sync_weights(engine: RolloutEngine, workers: WorkerGroup | None, version: int) -> None:
+def sync_weights(engine: RolloutEngine, backend: TrainBackend, workers: WorkerGroup | None, version: int) -> None:
     """Switch every engine to this policy version; each drops what it computed with earlier ones."""
-    engine.update_weights(None, version)
+    if not engine.in_process:  # its servers roll out for all ranks
+        engine.update_weights(backend.weight_source(), version)
+        return
     if workers is not None:
         workers.update_weights(version)
+    engine.update_weights(None, version)
 
 
 def _validate(

@@ -26,6 +26,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations, Demonstrator
+from geo_sokoban_pipeline.training.grpo_loop import sync_weights
 from geo_sokoban_pipeline.training.runtime import Stopwatch, freeze_survivors
 from geo_sokoban_pipeline.training.worker import SetDemonstrations
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -88,7 +89,8 @@ def run_sft(
             if warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below:
                 break
             progress.advance(note=_note(history))
-    backend.renew()
+    if not policy.is_empty:
+        backend.renew()
     return history, backend
 
 
@@ -131,16 +133,13 @@ class _Validator:
             row["validation_loss"] = float(-np.concatenate(backend.log_probs(self._held_out)).mean())
         stops = warm.stop_below is not None and row.get("validation_loss", np.inf) <= warm.stop_below
         if warm.play_every and self._prompts and (last or stops or step % warm.play_every == 0):
-            row |= self._solve_rates(step)
+            row |= self._solve_rates(backend, step)
         return row
 
-    def _solve_rates(self, step: int) -> dict[str, float]:
-        rollout_fn = None
-        if self._workers is not None:
-            self._workers.update_weights(step)
-            rollout_fn = self._workers.rollout
+    def _solve_rates(self, backend: TrainBackend, step: int) -> dict[str, float]:
         with closing(build_engine(self._policy, self._options.rollout)) as engine:
-            engine.update_weights(None, step)
+            sync_weights(engine, backend, self._workers, step)
+            rollout_fn = None if self._workers is None or not engine.in_process else self._workers.rollout
             _, metrics = validate_policy(
                 "warm_start", self._seed, self._options, self._prompts, self._policy, engine, step, rollout_fn
             )

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group, join_group
-from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
+from geo_sokoban_pipeline.policies.policy import Policy, empty_model, freeze_parameters
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -34,6 +35,7 @@ class Worker:
         group: the ranks; None before `JoinGroup`.
         expert: makes demonstrations; None before `SetDemonstrations`.
         backend: this rank's part of the training backend; None before the driver builds one.
+        scorer: this rank's part of a reference policy; None before the driver builds one.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
@@ -41,6 +43,7 @@ class Worker:
         self.group: Group | None = None
         self.expert: Demonstrator | None = None
         self.backend: Any = None
+        self.scorer: Any = None
 
     @cached_property
     def engine(self) -> RolloutEngine:
@@ -54,17 +57,23 @@ class Blueprint:
 
     Attributes:
         config: configuration of the model.
+        generation_config: of the model.
         attention, dtype: those of the driver's model.
         threads: of torch.
+        folder: of the policy; None: built in memory.
+        is_empty: whether the policy has no weights, so that the rank reads its part from the folder.
     """
 
     config: Any
+    generation_config: Any
     attention: str
     dtype: torch.dtype
     tokenizer: Any
     image_processor: Any
     options: TrainOptions
     threads: int
+    folder: Path | None
+    is_empty: bool
 
     @classmethod
     def of(cls, policy: Policy, options: TrainOptions) -> Blueprint:
@@ -72,12 +81,15 @@ class Blueprint:
         model = policy.model
         return cls(
             model.config,
+            model.generation_config,
             model.config._attn_implementation,
             model.dtype,
             policy.tokenizer,
             policy.image_processor,
             options,
             torch.get_num_threads(),
+            policy.folder,
+            policy.is_empty,
         )
 
     def __call__(self) -> Worker:
@@ -91,26 +103,32 @@ class Blueprint:
         """The worker's policy, without the driver's weights yet."""
         from transformers import AutoModelForImageTextToText
 
-        model = AutoModelForImageTextToText.from_config(
-            self.config, attn_implementation=self.attention, dtype=self.dtype
-        )
+        if self.is_empty:
+            model = empty_model(self.config, self.attention, self.dtype, self.generation_config)
+        else:
+            model = AutoModelForImageTextToText.from_config(
+                self.config, attn_implementation=self.attention, dtype=self.dtype
+            ).eval()
+            model.generation_config = self.generation_config  # end tokens
         chosen = self.options.policy
         freeze_parameters(model, chosen.freeze)
-        return Policy(model.eval(), self.tokenizer, self.image_processor, compute=chosen.compute)
+        return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute)
 
 
 @dataclass(frozen=True)
 class JoinGroup:
-    """Join the group of all ranks, and take over the weights of rank 0."""
+    """Join the group of all ranks, and take over the weights of rank 0, unless its policy is empty."""
 
     rank: int
     size: int
     port: int
+    is_empty: bool
 
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
         worker.group = join_group(self.rank, self.size, self.port)
-        worker.group.broadcast(model_tensors(worker.policy.model))
+        if not self.is_empty:
+            worker.group.broadcast(model_tensors(worker.policy.model))
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,18 @@ Rollouts are sharded by whole groups; steps are sharded by the backend that `bac
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group, Meeting
 from geo_sokoban_pipeline.distributed.launch import Job, Ranks
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
@@ -30,7 +32,7 @@ class WorkerGroup:
 
     Args:
         policy: of the driver; the workers take over its weights at the first job. Afterwards only the backend may
-            change them, on all ranks alike.
+            change them, on all ranks alike. An empty one (`load_driver_policy`) gives them none.
         options: of the run; every worker uses as many threads as the driver.
         ranks: idle processes of workers over the same policy and options; None: they are started here.
 
@@ -43,14 +45,14 @@ class WorkerGroup:
     """
 
     def __init__(self, policy: Policy, options: TrainOptions, ranks: Ranks | None = None) -> None:
-        model = policy.model
-        if model.device.type != "cpu":
-            raise ValueError(
-                f"several processes train on the CPU, but the model is on {model.device}; set processes=1."
-            )
+        device = device_of(options.policy) if policy.is_empty else policy.model.device.type
+        if device != "cpu":
+            raise ValueError(f"several processes train on the CPU, but the model is on {device}; set processes=1.")
         self.size, self.options = options.processes, options
         self.before_rollout: Callable[[], None] | None = None
-        self._model = model
+        self._policy = policy
+        # A server that comes back reads its weights from the thread of its engine.
+        self._lock = threading.Lock()
         self._group: Group | None = None
         self._ranks = ranks or Ranks([Blueprint.of(policy, options)] * (self.size - 1))
 
@@ -85,15 +87,16 @@ class WorkerGroup:
         Raises:
             RankError: a worker failed or ended, or the group is closed. Any exception closes the group.
         """
-        try:
-            if self._group is None and self.is_open:
-                meeting = Meeting(self.size)
-                joining = [JoinGroup(rank, self.size, meeting.port) for rank in range(1, self.size)]
-                self._ranks.run(lambda: self._join(meeting), joining)
-            return self._ranks.run(own, jobs)
-        except BaseException:
-            self.leave()
-            raise
+        with self._lock:
+            try:
+                if self._group is None and self.is_open:
+                    meeting, is_empty = Meeting(self.size), self._policy.is_empty
+                    joining = [JoinGroup(rank, self.size, meeting.port, is_empty) for rank in range(1, self.size)]
+                    self._ranks.run(lambda: self._join(meeting, is_empty), joining)
+                return self._ranks.run(own, jobs)
+            except BaseException:
+                self.leave()
+                raise
 
     def broadcast(self, job: Job) -> None:
         """Run a job in every worker."""
@@ -144,9 +147,20 @@ class WorkerGroup:
         if group is not None:
             group.close()
 
-    def _join(self, meeting: Meeting) -> None:
+    def _join(self, meeting: Meeting, is_empty: bool) -> None:
         self._group = meeting.join(self.size)
-        self._group.broadcast(model_tensors(self._model))
+        if not is_empty:
+            self._group.broadcast(model_tensors(self._policy.model))
+
+
+def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
+    """The policy of a driver that trains: empty where the ranks share the weights, and each reads its part.
+
+    Raises:
+        FileNotFoundError, ValueError, RuntimeError: as `load_as`.
+    """
+    is_shared = options.sharding != "none" and options.processes > 1
+    return load_empty(options.policy, folder) if is_shared else load_as(options.policy, folder)
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def test_new_weights_forget_everything_old(tiny_policy, given_tensors):
     talk.hear(first)
     changed = {name: tensor.detach() * 1.3 for name, tensor in policy.model.named_parameters()}
     if given_tensors:
-        engine.update_weights(WeightSource(lambda: iter(changed.items()), lambda: 0), version=7)
+        engine.update_weights(WeightSource(lambda _: iter(changed.items()), lambda: 0), version=7)
     else:
         with torch.no_grad():
             for name, tensor in policy.model.named_parameters():
@@ -188,7 +188,7 @@ def test_a_response_that_was_cut_goes_on_as_if_it_had_not_been(tiny_policy, seed
 
 def test_unknown_weights_are_refused(tiny_policy):
     with pytest.raises(KeyError, match="nonsense"):
-        nonsense = WeightSource(lambda: iter([("nonsense", torch.zeros(1))]), lambda: 0)
+        nonsense = WeightSource(lambda _: iter([("nonsense", torch.zeros(1))]), lambda: 0)
         TransformersEngine(tiny_policy).update_weights(nonsense, 1)
 
 

@@ -84,11 +84,10 @@ def continue_sft(
 
     A generator: Kedro saves what it yields while the ranks still hold their parts of the state.
     """
-    from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
-    from geo_sokoban_pipeline.training.worker_group import open_worker_group
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
     if state is not None:
@@ -97,7 +96,7 @@ def continue_sft(
         return
     options, start = control_options(options, control), began()
     threads = prepare_process(options.threads)
-    policy = load_as(options.policy, start.path)
+    policy = load_driver_policy(options, start.path)
     rows = _prompts(episodes, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])

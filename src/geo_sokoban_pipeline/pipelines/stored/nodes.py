@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,10 @@ def collect_trajectories(
     first = int(manifest.get("policy_version", 0))
     sampler = build_sampler(rows, settings, seed, manifest.get("sampler"))
     yield Rewind(-1), Rewind(-1)
-    with closing(build_engine(policy, settings.rollout)) as engine, open_worker_group(policy, settings) as workers:
+    with ExitStack() as owned:
+        engine = owned.enter_context(closing(build_engine(policy, settings.rollout)))
+        # Servers roll out for all processes.
+        workers = owned.enter_context(open_worker_group(policy, settings)) if engine.in_process else None
         play = None if workers is None else workers.rollout
         collector = Collector(f"rollout_{settings.task}", seed, settings, rows, policy, engine, play)
         for iteration in range(first, first + options.iterations):
@@ -99,29 +102,27 @@ def update_on_stored(
 
     The result is checkpoint k of that run, bit for bit, where its settings are the same.
     """
-    from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
     from geo_sokoban_pipeline.training.grpo_loop import update_policy
     from geo_sokoban_pipeline.training.runtime import prepare_process
-    from geo_sokoban_pipeline.training.worker_group import open_worker_group
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
     from geo_sokoban_pipeline.trajectories.parquet import partition, read_trajectories
     from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
 
     threads = prepare_process(settings.threads)
     iteration, files = stored()
     start = start_policy()
-    policy = load_as(settings.policy, start.path)
+    policy = load_driver_policy(settings, start.path)
     trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
-    reference = None
-    if settings.grpo.kl_coefficient > 0:
-        reference = build_scorer(reference_policy(), settings)
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
     with open_worker_group(policy, settings) as workers:
         backend = build_backend(policy, settings.optimizer, settings.rollout.sampling.temperature, workers)
         if iteration > 0:
             backend.load_state(start.path)
+        needs_reference = settings.grpo.kl_coefficient > 0
+        reference = build_scorer(reference_policy(), settings, workers) if needs_reference else None
         metrics = update_policy(
             trajectories, policy, backend, settings.grpo, settings.optimizer, iteration, seed, reference
         )

@@ -67,16 +67,15 @@ def warm_start(
         yield link_policy(base.path, {"fingerprint": wanted, "history": []})
         return
     from geo_sokoban_pipeline.envs.base import describe_expert
-    from geo_sokoban_pipeline.policies.policy import load_as
     from geo_sokoban_pipeline.training.backends.base import DivergedError
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import run_sft
-    from geo_sokoban_pipeline.training.worker_group import open_worker_group
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
 
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
-    policy = load_as(options.policy, base.path)
+    policy = load_driver_policy(options, base.path)
     with open_worker_group(policy, options) as workers:
         try:
             history, backend = run_sft(policy, rows, held_out, options, seed, workers=workers)

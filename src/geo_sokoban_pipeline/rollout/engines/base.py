@@ -89,21 +89,38 @@ class WeightSource:
     """Weights that can be read again, as for a server that was restarted.
 
     Attributes:
-        read: yields (Hugging Face name, tensor) in the layout of published checkpoints, one tensor at a time.
+        read: yields (Hugging Face name, tensor) in the layout of published checkpoints, one tensor at a time. Its
+            argument names a torch dtype; None: that of the weights.
         state: of the weights; another value after every change.
     """
 
-    read: Callable[[], Iterator[tuple[str, Any]]]
+    read: Callable[[str | None], Iterator[tuple[str, Any]]]
     state: Callable[[], Hashable]
 
     @classmethod
     def of_model(cls, model: Any) -> WeightSource:
-        """The weights that a model has."""
+        """The weights that a model has.
+
+        Raises:
+            ValueError: it has none, see `load_empty`.
+        """
+        if model.device.type == "meta":
+            raise ValueError("this process holds a part of the policy, so an engine needs the weights of the backend.")
 
         def state() -> Hashable:  # counts the changes in place
             return tuple(parameter._version for parameter in model.parameters())
 
-        return cls(lambda: published_weights(model), state)
+        def read(dtype: str | None) -> Iterator[tuple[str, Any]]:
+            return ((name, cast_weight(tensor, dtype)) for name, tensor in published_weights(model))
+
+        return cls(read, state)
+
+
+def cast_weight(tensor: Any, dtype: str | None) -> Any:
+    """A weight in a torch dtype by its name; None: in its own."""
+    import torch
+
+    return tensor.detach() if dtype is None else tensor.detach().to(getattr(torch, dtype))
 
 
 class RolloutEngine(Protocol):

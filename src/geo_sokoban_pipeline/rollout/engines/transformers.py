@@ -327,7 +327,8 @@ class TransformersEngine:
     """`RolloutEngine` over the policy's own model.
 
     Args:
-        policy: its model is shared, not copied; the trainer changes the weights in place.
+        policy: its model is shared, not copied; the trainer changes the weights in place. An empty one gets its weights
+            before the first `update_weights`.
         max_conversations: cached conversations at a time; further requests wait.
         prefill_tokens: padded tokens of one pass at most; a longer conversation has a pass of its own.
         reuse_cache: keep the cache between turns; off prefills every conversation each turn (for measurements).
@@ -355,7 +356,6 @@ class TransformersEngine:
     ) -> None:
         self.policy = policy
         self.version = 0
-        self._banned = torch.from_numpy(policy.banned_ids).to(policy.model.device)
         self._pass_tokens = prefill_tokens
         self._reuse = reuse_cache
         self._draft_share = draft_share
@@ -429,7 +429,7 @@ class TransformersEngine:
         if weights is not None:
             own = dict(self.policy.model.named_parameters())
             with torch.no_grad():
-                for name, tensor in weights.read():
+                for name, tensor in weights.read(None):
                     own[name].copy_(transpose_experts(name, tensor))
         self.version = version
         self._reset()
@@ -447,6 +447,7 @@ class TransformersEngine:
         self._slots = SlotManager(self._cache)
         self._bank = FeatureBank()
         self._device = self.policy.model.device
+        self._banned = torch.from_numpy(self.policy.banned_ids).to(self._device)
         self.proposer = NgramProposer() if self._draft_share is None else NgramProposer(share=self._draft_share)
 
     def _admit(self) -> list[Slot]:

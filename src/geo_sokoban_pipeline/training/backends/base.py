@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from geo_sokoban_pipeline.grpo.loss import Objective
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
@@ -36,11 +37,21 @@ class TrainBackend(Protocol):
             DivergedError: `max_skipped` steps in a row had no finite gradient norm.
         """
 
-    def iter_weights(self) -> Iterator[tuple[str, Any]]:
-        """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time."""
+    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """Weights by Hugging Face name, in the layout of published checkpoints, one tensor at a time.
+
+        Args:
+            dtype: torch dtype by its name; None: that in which they are trained.
+        """
+
+    def weight_source(self) -> WeightSource:
+        """The weights for engines in other processes, which can be read again."""
 
     def renew(self) -> None:
-        """Give the policy's own model, which engines in this process sample with, the trained weights."""
+        """Give the policy's own model, which engines in this process sample with, the trained weights.
+
+        An empty model (`load_empty`) gets them in the types in which an engine uses them.
+        """
 
     def export(self, folder: Path) -> Files:
         """Write the policy as a Hugging Face folder; returns sizes and digests that were taken while writing."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
-from geo_sokoban_pipeline.policies.policy import Policy, load_as, store_in_compute_type
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, store_in_compute_type
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
+from geo_sokoban_pipeline.training.backends.ranks import RankedBackend, RankedScorer
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -32,8 +32,17 @@ def build_backend(
     return TorchBackend(policy, options, temperature)
 
 
-def build_scorer(folder: PolicyFolder, options: TrainOptions) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
-    """Log-probs of a policy that is not trained, for the KL term; between calls it waits in the memory of the CPU."""
+def build_scorer(
+    folder: PolicyFolder, options: TrainOptions, workers: WorkerGroup | None = None
+) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
+    """Log-probs of a policy that is not trained, for the KL term; between calls it waits in the memory of the CPU.
+
+    Args:
+        workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
+    """
+    if workers is not None and options.sharding != "none":
+        temperature = options.rollout.sampling.temperature
+        return RankedScorer(load_empty(options.policy, folder.path), options.optimizer, temperature, workers)
     policy = load_as(options.policy, folder.path)
     device = policy.model.device
     store_in_compute_type(policy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,22 @@ import numpy as np
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.distributed.fsdp import shard_policy
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.launch import RankError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch
-from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_samples
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
+PART_BYTES = 64 << 20  # of weights that are collected by one job
 _OF_THE_STEP = ("grad_norm", "skipped")  # equal on all ranks; other metrics add up
 
 
@@ -35,7 +39,8 @@ class RankedBackend:
     """`TrainBackend` over the ranks of a worker group.
 
     Args:
-        policy: of the driver; trained in place, as the copies of the workers are.
+        policy: of the driver. Copies are trained in place, on all ranks alike. Where the weights are sharded it is that
+            of the engine, and may be empty (`load_empty`): each rank reads its part from the policy's folder.
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
 
@@ -46,7 +51,8 @@ class RankedBackend:
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
         self._workers = workers
         self._cost = StepCost.of(policy.model.config)
-        self._is_stale = False
+        self._is_stale = policy.is_empty
+        self._changes = 0
         shape = workers.options
         build = BuildBackend(options, temperature, shape.sharding, shape.replicas)
         self.own: TorchBackend = self._on_all(
@@ -55,8 +61,8 @@ class RankedBackend:
             ),
             build,
         )
-        self._shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
         self._is_sharded = shape.sharding != "none"  # hybrid may have one shard a copy
+        self._shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
         workers.before_rollout = self.renew if self._is_sharded else None
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -85,7 +91,7 @@ class RankedBackend:
         rows: list[dict[str, float]] = self._workers.run(
             lambda: self.own.step(first, objective, learning_rate, size), jobs
         )
-        self._is_stale = True
+        self._note_change()
         # A rank without samples has no metrics of the objective.
         totals: dict[str, float] = {}
         for row in rows:
@@ -100,10 +106,21 @@ class RankedBackend:
             self._on_all(self.own.renew, Renew())
         self._is_stale = False
 
-    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """See `TrainBackend`; of sharded weights, parts of `PART_BYTES` are sent to this process when they are read."""
+        if not self._is_sharded:
+            yield from self.own.iter_weights(dtype)
+            return
+        for names in self.own.plan_parts(dtype, PART_BYTES):
+            others = [Collect(names, dtype)] * (self._workers.size - 1)
+            part: list[tuple[str, Any]] = self._workers.run(partial(self.own.collect, names, dtype), others)[0]
+            part.reverse()
+            while part:
+                yield part.pop()  # no name for it: the receiver alone holds it
+
+    def weight_source(self) -> WeightSource:
         """See `TrainBackend`."""
-        self.renew()
-        return self.own.iter_weights()
+        return WeightSource(self.iter_weights, lambda: self._changes)
 
     def export(self, folder: Path) -> Files:
         """See `TrainBackend`.
@@ -126,6 +143,7 @@ class RankedBackend:
     def load_state(self, folder: Path) -> None:
         """See `TrainBackend`."""
         self._on_all(lambda: self.own.load_state(folder), LoadState(folder))
+        self._note_change()
 
     def close(self) -> None:
         """See `TrainBackend`."""
@@ -135,6 +153,10 @@ class RankedBackend:
     def _shard(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         """Indices of the samples of each rank."""
         return _filled(shard_samples(samples, self._workers.size, self._cost), [], self._workers.size)
+
+    def _note_change(self) -> None:
+        self._is_stale = True
+        self._changes += 1
 
     def _compare_copies(self) -> None:
         """See that all copies hold the same weights."""
@@ -154,6 +176,31 @@ class RankedBackend:
 
     def _on_all(self, own: Callable[[], Any], job: Callable[[Worker], Any]) -> Any:
         return self._workers.run(own, [job] * (self._workers.size - 1))[0]
+
+
+class RankedScorer:
+    """Log-probs of a policy that is not trained, of which each rank of a worker group holds a part.
+
+    Args:
+        policy: empty; its weights are read from its folder.
+        options: micro-batches.
+        temperature: sampling temperature of the rollouts.
+    """
+
+    def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
+        shape = workers.options
+        assert policy.folder is not None
+        job = BuildScorer(policy.folder, options, temperature, shape.sharding, shape.replicas)
+        self._workers = workers
+        self._own: GradientPass = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
+
+    def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """(M,) float32 log-probs of each sample's trained tokens."""
+        own, *others = _filled(shard_samples(samples, self._workers.size), [], self._workers.size)
+        scored: list[list[np.ndarray]] = self._workers.run(
+            lambda: self._own.log_probs(own), [ReferenceLogProbs(part) for part in others]
+        )
+        return [row for part in scored for row in part]
 
 
 def _filled(parts: list[Any], empty: Any, count: int) -> list[Any]:
@@ -202,6 +249,18 @@ class Renew:
 
 
 @dataclass(frozen=True)
+class Collect:
+    """Send rank 0 this rank's rows of weights."""
+
+    names: Sequence[str]
+    dtype: str | None
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        worker.backend.collect(self.names, self.dtype)
+
+
+@dataclass(frozen=True)
 class Export:
     """Write this rank's part of the policy."""
 
@@ -244,6 +303,41 @@ class LogProbs:
     def __call__(self, worker: Worker) -> list[np.ndarray]:
         """Run in a worker."""
         rows: list[np.ndarray] = worker.backend.log_probs(self.samples)
+        return rows
+
+
+@dataclass(frozen=True)
+class BuildScorer:
+    """Build this rank's part of a `RankedScorer`."""
+
+    folder: Path
+    options: OptimizerOptions
+    temperature: float
+    sharding: str
+    replicas: int
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        assert worker.group is not None
+        worker.scorer = self.build(load_empty(worker.options.policy, self.folder), worker.group)
+
+    def build(self, policy: Policy, group: Group) -> GradientPass:
+        """The scorer of a rank."""
+        mesh = mesh_of(group, self.sharding, self.replicas)
+        assert mesh is not None  # copies have one scorer, in the driver
+        setting = PassSetting.of(self.options, self.temperature)
+        return GradientPass(shard_policy(policy, mesh, is_trained=False), setting, group)
+
+
+@dataclass(frozen=True)
+class ReferenceLogProbs:
+    """Log-probs of the samples' trained tokens under the policy of a `RankedScorer`."""
+
+    samples: Sequence[TrainSample]
+
+    def __call__(self, worker: Worker) -> list[np.ndarray]:
+        """Run in a worker."""
+        rows: list[np.ndarray] = worker.scorer.log_probs(self.samples)
         return rows
 
 

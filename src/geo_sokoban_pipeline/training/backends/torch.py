@@ -11,7 +11,6 @@ threads, unlike that of `x[index]`.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,12 +25,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, gather, shard_modules, synchronise_next
+from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, gather, shard_policy, synchronise_next
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import (
     StoredTensors,
+    collect_weight,
     own_part,
     own_rows,
+    read_weights,
     with_part,
     write_slices,
     write_weights,
@@ -46,10 +47,11 @@ from geo_sokoban_pipeline.grpo.loss import (
     token_log_probs_and_entropy,
 )
 from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
-from geo_sokoban_pipeline.policies.experts import published_weights, transpose_experts
+from geo_sokoban_pipeline.policies.experts import published_spec
 from geo_sokoban_pipeline.policies.patches import EncodedImage
-from geo_sokoban_pipeline.policies.policy import Policy, save_encoding, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, replace_weights, save_encoding, save_policy, use_types
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
+from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files, read_json, write_json
 from geo_sokoban_pipeline.runs.tensor_files import SHARD_BYTES, TensorSpec, write_tensors
 from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
@@ -70,8 +72,8 @@ class TorchBackend:
         temperature: sampling temperature of the rollouts.
         group: the ranks, whose backends take every step together; None: this process alone. Options that offload need a
             group of one rank then.
-        mesh: of the ranks; shards weights, gradients and moments of a copy of the model, while the policy's own model
-            keeps whole weights for the engine, which `renew` sets. None: nothing is sharded.
+        mesh: of the ranks; each holds a part of weights, gradients and moments, and `policy` is that of the engine,
+            which `renew` gives whole weights. None: nothing is sharded, and engine and backend share the model.
 
     Attributes:
         optimizers: what moves the weights.
@@ -92,10 +94,7 @@ class TorchBackend:
             self._group = Group.alone(policy.model.device.type)
             mesh = self._group.mesh()
         self._is_sharded = mesh is not None
-        trained = policy
-        if mesh is not None:
-            trained = replace(policy, model=copy.deepcopy(policy.model))
-            shard_modules(trained.network.language, trained.network.vision, mesh, offload=options.offload)
+        trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
         setting = PassSetting.of(options, temperature)
         self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, policy.model.device)
         self._trained_policy = trained
@@ -144,18 +143,50 @@ class TorchBackend:
             )
         return {**metrics, "grad_norm": norm, "skipped": float(self._skipped > 0)}
 
-    def iter_weights(self) -> Iterator[tuple[str, Any]]:
+    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """See `TrainBackend`; for sharded weights see `collect`."""
+        return self.weight_source().read(dtype)
+
+    def weight_source(self) -> WeightSource:
         """See `TrainBackend`."""
-        for name, parameter in published_weights(self.policy.model):
-            yield name, parameter.detach()
+        return WeightSource.of_model(self.policy.model)
+
+    def plan_parts(self, dtype: str | None, largest: int) -> Iterator[list[str]]:
+        """Names of weights that are collected together: of at most so many bytes, or one."""
+        names: list[str] = []
+        held = 0
+        for name, parameter in self._parameters.items():
+            spec = published_spec(name, parameter)
+            size = replace(spec, dtype=dtype or spec.dtype).bytes
+            if names and held + size > largest:
+                yield names
+                names, held = [], 0
+            names.append(name)
+            held += size
+        yield names
+
+    def collect(self, names: Sequence[str], dtype: str | None) -> list[tuple[str, Tensor]]:
+        """Whole weights by name, in the published layout and a torch dtype, on rank 0; every rank calls this.
+
+        Other ranks send their rows, one tensor at a time, and get nothing.
+        """
+        assert self._group is not None
+        kind = None if dtype is None else getattr(torch, dtype)
+        found = [(name, collect_weight(name, self._parameters[name], 0, self._group, kind)) for name in names]
+        return [(name, tensor) for name, tensor in found if tensor is not None] if self._group.rank == 0 else []
 
     @torch.no_grad()
     def renew(self) -> None:
         """See `TrainBackend`; a collective where the weights are sharded."""
-        if self._is_sharded:
-            whole = dict(self.policy.model.named_parameters())
-            for name, parameter in self._parameters.items():
-                whole[name].copy_(gather(parameter))
+        if not self._is_sharded:
+            return
+        if self.policy.is_empty:
+            types = use_types(self.policy)
+            replace_weights(self.policy.model, lambda name, weight: torch.empty(weight.shape, dtype=types[name]))
+        whole = dict(self.policy.model.named_parameters())
+        for name, parameter in self._parameters.items():
+            # Rounded before it is sent.
+            whole[name].copy_(gather(parameter.detach().to(whole[name].dtype)))
 
     def digest(self) -> str:
         """Hash of what this rank holds of the weights, and of all buffers."""
@@ -190,12 +221,7 @@ class TorchBackend:
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
         """See `TrainBackend`; every rank reads what it holds, one tensor at a time."""
-        weights = StoredTensors(folder, "model")
-        for name, parameter in self._parameters.items():
-            rows = own_rows(parameter)
-            if rows:
-                own_part(parameter).copy_(transpose_experts(name, weights.read(name, rows)))
-        self.renew()
+        read_weights(self._parameters, folder)
         moments, stored = {}, StoredTensors(folder, OPTIMIZER)
         for key in stored.names:
             parameter = self._parameters[key.split(".", 1)[1]]

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from geo_sokoban_pipeline.config.server import ServerOptions
+from geo_sokoban_pipeline.rollout.engines.base import cast_weight
 from geo_sokoban_pipeline.rollout.engines.sglang import weights as weights_module
 from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     BadResponse,
@@ -23,7 +24,6 @@ from geo_sokoban_pipeline.rollout.engines.sglang.update_group import UpdateGroup
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import (
     Receiver,
     WeightSet,
-    cast,
     cut_buckets,
     make_tag,
     send_weights,
@@ -67,8 +67,8 @@ def test_no_tensor_of_the_next_bucket_but_one_is_read_before_it_is_needed():
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
 def test_weights_have_the_servers_type(dtype):
     weight = torch.nn.Parameter(torch.tensor([1.0, 1.001, -3e-5]))
-    ((name, sent),) = cast([("a", weight)], dtype)
-    assert (name, sent.requires_grad) == ("a", False)
+    sent = cast_weight(weight, dtype)
+    assert not sent.requires_grad
     assert sent.dtype == getattr(torch, dtype or "float32")
     assert torch.equal(sent, weight.detach().to(sent.dtype))
 

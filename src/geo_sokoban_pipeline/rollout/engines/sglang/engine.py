@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     WrongServer,
 )
 from geo_sokoban_pipeline.rollout.engines.sglang.servers import Fleet, Server, pause_before
-from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, cast, make_tag, write_folder
+from geo_sokoban_pipeline.rollout.engines.sglang.weights import WeightSet, make_tag, write_folder
 from geo_sokoban_pipeline.rollout.engines.sglang.wire import (
     ModelLimits,
     Response,
@@ -196,14 +196,14 @@ class SglangEngine:
             return WeightSet(version, tag, lambda: iter(()), weights)
         if self._options.update == "disk":
             folder = Path(self._scratch.name) / tag
-            write_folder(folder, cast(weights.read(), self._dtype), self._options.bucket_bytes)
+            write_folder(folder, weights.read(self._dtype), self._options.bucket_bytes)
             return WeightSet(version, tag, lambda: iter(()), folder)
         return WeightSet(version, tag, partial(self._read_again, weights, version, weights.state()))
 
     def _read_again(self, weights: WeightSource, version: int, state: Hashable) -> Iterator[tuple[str, Any]]:
         """Weights that a version has; checks before and after that they have not changed since."""
         _check_state(weights, version, state)
-        yield from cast(weights.read(), self._dtype)
+        yield from weights.read(self._dtype)
         _check_state(weights, version, state)
 
 

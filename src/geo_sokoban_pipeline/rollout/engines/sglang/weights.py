@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -71,12 +70,6 @@ class Receiver:
 def make_tag(version: int) -> str:
     """A unique tag for weights of a version."""
     return f"{version}-{uuid.uuid4().hex[:12]}"
-
-
-def cast(tensors: Iterable[tuple[str, Tensor]], dtype: str | None) -> Named:
-    """Weights in a torch dtype; None: in their own."""
-    for name, tensor in tensors:
-        yield name, tensor.detach() if dtype is None else tensor.detach().to(getattr(torch, dtype))
 
 
 def write_folder(folder: Path, tensors: Named, bucket_bytes: int) -> None:
