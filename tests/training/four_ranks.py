@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.fsdp import gather
 from geo_sokoban_pipeline.distributed.launch import Ranks
 from geo_sokoban_pipeline.policies.policy import Policy
@@ -39,9 +40,15 @@ class FourRanks:
         self._ranks = Ranks([Blueprint.of(policy, self._options)] * 3)
 
     @contextmanager
-    def group(self, policy: Policy, layout: str) -> Iterator[WorkerGroup | None]:
-        """A worker group with a layout, for the `with` block; None for one process."""
+    def group(self, policy: Policy, layout: str, chosen: PolicyOptions | None = None) -> Iterator[WorkerGroup | None]:
+        """A worker group with a layout, for the `with` block; None for one process.
+
+        Args:
+            chosen: other options of the policy.
+        """
         options = self._options.model_copy(update={"sharding": "none", "replicas": 1, **LAYOUTS[layout]})
+        if chosen is not None:
+            options = options.model_copy(update={"policy": chosen})
         if options.processes == 1:
             yield None
             return

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import LoopOptions, TrainOptions
 from geo_sokoban_pipeline.envs.inspection import Check
-from geo_sokoban_pipeline.policies.policy import Policy, load_as, save_policy
+from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.preflight.checks import Subject
 from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
@@ -336,15 +336,16 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.factory import build_backend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.grpo_loop import update_policy
+    from geo_sokoban_pipeline.training.grpo_loop import sync_weights, update_policy
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
     options, seed = subject.options, subject.parameters.seed
-    engine = build_engine(policy, options.rollout)
     sampler = build_sampler(rows, options, seed, None)
     with open_worker_group(policy, options) as workers:
         backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
-        rollout_fn = None if workers is None else workers.rollout
+        engine = build_engine(policy, options.rollout)
+        sync_weights(engine, backend, workers, 0)
+        rollout_fn = None if workers is None or not engine.in_process else workers.rollout
         began = time.perf_counter()
         trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, rollout_fn).collect(0, sampler)
         collected = time.perf_counter()
@@ -381,34 +382,41 @@ def ready_policy(
     """A policy after a short warm start, or the run's stored one; and the seconds of a step, None without steps.
 
     Args:
-        folder: for a policy that is built from a seed.
+        folder: for policies that are made here.
     """
+    from geo_sokoban_pipeline.training.sft import run_sft
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
+
     options = subject.options
     if subject.learnt_policy is not None:
         stored = open_policy(subject.learnt_policy)
-        return load_as(options.policy, stored.path), None
+        return load_driver_policy(options, stored.path), None
     policy = _starting_policy(subject, model, folder)
     steps = min(options.warm_start.steps, subject.settings.imitation_steps)
     if options.policy.source != "tiny":
         steps = min(steps, _FEW_STEPS)
     if not steps:
         return policy, None
-    from geo_sokoban_pipeline.training.sft import run_sft
-    from geo_sokoban_pipeline.training.worker_group import open_worker_group
-
     few = {"steps": steps, "warmup_steps": min(options.warm_start.warmup_steps, steps // 4), "validate_every": steps}
     warm = options.warm_start.model_copy(update={**few, "validation_episodes": 1, "play_every": 0})
     brief = options.model_copy(update={"warm_start": warm})
     with open_worker_group(policy, brief) as workers:
-        history, _ = run_sft(policy, rows, rows[:1], brief, subject.parameters.seed, workers=workers)
+        history, backend = run_sft(policy, rows, rows[:1], brief, subject.parameters.seed, workers=workers)
+        if policy.is_empty:
+            (folder / "trained").mkdir(parents=True)
+            backend.export(folder / "trained")
+    if policy.is_empty:
+        policy = load_driver_policy(options, folder / "trained")
     return policy, history[-1]["seconds"] / steps
 
 
 def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -> Policy:
     """The starting policy, with the dtype and the attention of the options."""
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy
+
     options = subject.options.policy
     if model is not None and model.folder is not None:
-        return load_as(options, model.folder)
+        return load_driver_policy(subject.options, model.folder)
     if options.source != "tiny":
         raise FileNotFoundError(
             f"policy.path={options.path}: its weights are not available, so an iteration cannot be timed."
@@ -416,7 +424,7 @@ def _starting_policy(subject: Subject, model: ModelShape | None, folder: Path) -
     from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 
     save_policy(build_tiny_policy(options.tiny, subject.parameters.seed), folder)
-    return load_as(options, folder)
+    return load_driver_policy(subject.options, folder)
 
 
 def _save(folder: Path, policy: Policy, backend: TrainBackend, trajectories: Sequence[Trajectory]) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
-PART_BYTES = 64 << 20  # of weights that are collected by one job
+PART_BYTES = 16 << 20  # of weights that are collected by one job; held beside a bucket for servers
 _OF_THE_STEP = ("grad_norm", "skipped")  # equal on all ranks; other metrics add up
 
 

@@ -196,7 +196,7 @@ class SglangEngine:
             return WeightSet(version, tag, lambda: iter(()), weights)
         if self._options.update == "disk":
             folder = Path(self._scratch.name) / tag
-            write_folder(folder, weights.read(self._dtype), self._options.bucket_bytes)
+            write_folder(folder, weights.read(self._dtype), self._options.bucket_bytes // 2)
             return WeightSet(version, tag, lambda: iter(()), folder)
         return WeightSet(version, tag, partial(self._read_again, weights, version, weights.state()))
 

@@ -73,7 +73,10 @@ def make_tag(version: int) -> str:
 
 
 def write_folder(folder: Path, tensors: Named, bucket_bytes: int) -> None:
-    """Write weights into a new folder as safetensors files of one bucket each, for servers to read."""
+    """Write weights into a new folder as safetensors files of one bucket each, for servers to read.
+
+    The library holds a copy of a file while it writes it.
+    """
     folder.mkdir(parents=True)
     for number, (bucket, _) in enumerate(cut_buckets(tensors, bucket_bytes)):
         save_file({name: tensor.cpu().contiguous() for name, tensor in bucket}, folder / f"{number:05d}.safetensors")
@@ -135,16 +138,21 @@ async def send_weights(
 
 
 async def _post(delivery: Delivery, weights: WeightSet, options: ServerOptions) -> None:
-    """Send buckets in requests; each is encoded once."""
+    """Send buckets in requests."""
     async with aclosing(_read_buckets(weights, options.bucket_bytes)) as buckets:
         async for bucket, fields in buckets:
             if not delivery.receivers:
                 return
-            packed = await asyncio.to_thread(pack_tensors, bucket)
-            await delivery.each(partial(_post_bucket, packed, fields))
+            await _post_bucket(delivery, bucket, fields)
 
 
-async def _post_bucket(packed: Sequence[bytes], fields: dict[str, Any], receiver: Receiver) -> None:
+async def _post_bucket(delivery: Delivery, bucket: Bucket, fields: dict[str, Any]) -> None:
+    """Send a bucket, which is empty afterwards; its text is made once, and dropped before the next bucket is read."""
+    packed = await asyncio.to_thread(pack_tensors, bucket)
+    await delivery.each(partial(_post_packed, packed, fields))
+
+
+async def _post_packed(packed: Sequence[bytes], fields: dict[str, Any], receiver: Receiver) -> None:
     beginning = json.dumps(fields).removesuffix("}") + ', "serialized_named_tensors": ['
     payloads = [b'"', *packed, b'"', *([b', "', *packed, b'"'] * (receiver.ranks - 1))]
     await receiver.client.command("/update_weights_from_tensor", [beginning.encode(), *payloads, b"]}"])
@@ -255,6 +263,7 @@ def cut_buckets(tensors: Named, limit: int) -> Iterator[tuple[Bucket, bool]]:
             bucket, held = [], 0
         bucket.append((name, tensor))
         held += tensor.nbytes
+        del tensor  # the bucket alone holds it, until the caller takes it out
     if bucket:
         yield bucket, True
 

@@ -1,0 +1,179 @@
+"""No rank has the whole model: each reads its part of a folder, and what leaves the ranks leaves tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.distributed.slices import read_weights
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.experts import published_weights
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, save_policy, use_types
+from geo_sokoban_pipeline.rollout.engines.base import Request
+from geo_sokoban_pipeline.rollout.engines.factory import build_engine
+from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
+from geo_sokoban_pipeline.training.backends import ranks
+from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
+from geo_sokoban_pipeline.training.batch import TrainSample
+from policies.mixtures import build_mixture
+from training.four_ranks import FourRanks
+from training.setup import Setup, copied
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = ("two shards", "two copies of two shards")
+OPTIONS = OptimizerOptions(matrices="muon", eps=1e-5)
+OBJECTIVE = GrpoObjective(GrpoOptions())
+
+
+def holds_nothing(policy: Policy) -> bool:
+    return all(parameter.is_meta for parameter in policy.model.parameters())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_that_read_their_parts_compute_what_ranks_with_whole_weights_do(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path, layout: str
+) -> None:
+    """Bit for bit; the driver has no weights until its engine needs them."""
+    save_policy(setup.trained, tmp_path)
+    found = []
+    for policy in (copied(setup.trained), load_empty(setup.options.policy, tmp_path)):
+        with four_ranks.group(policy, layout) as workers:
+            backend = build_backend(policy, OPTIONS, 0.9, workers)
+            scores = backend.log_probs(batches["mixed"])
+            metrics = [backend.step(batches["all"], OBJECTIVE, 1e-3) for _ in range(2)]
+            weights = {name: weight.clone() for name, weight in backend.iter_weights()}
+            found.append((scores, metrics, weights))
+            assert policy.is_empty == (len(found) == 2), "nobody asked for whole weights"
+            backend.renew()
+            for name, weight in published_weights(policy.model):
+                assert torch.equal(weight, weights[name]), name
+    (scores, metrics, weights), (scores_2, metrics_2, weights_2) = found
+    np.testing.assert_array_equal(np.concatenate(scores), np.concatenate(scores_2))
+    assert metrics == metrics_2
+    assert list(weights) == list(weights_2) == [name for name, _ in setup.trained.model.named_parameters()]
+    assert all(torch.equal(weight, weights_2[name]) for name, weight in weights.items())
+
+
+def test_an_empty_policy_knows_what_its_folder_says(setup: Setup, tmp_path: Path) -> None:
+    save_policy(setup.trained, tmp_path)
+    whole, empty = load_as(setup.options.policy, tmp_path), load_empty(setup.options.policy, tmp_path)
+    assert holds_nothing(empty) and not whole.is_empty
+    assert (empty.end_ids, empty.banned_ids.tolist()) == (whole.end_ids, whole.banned_ids.tolist())
+    for (name, one), (other_name, other) in zip(empty.model.named_buffers(), whole.model.named_buffers(), strict=True):
+        assert name == other_name and torch.equal(one, other)
+    with pytest.raises(ValueError, match="weights of the backend"):
+        next(build_backend(empty, OPTIONS).iter_weights())
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_weights_are_collected_in_parts_and_in_the_servers_type(
+    four_ranks: FourRanks, setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    policy = copied(setup.trained) if kind == "dense" else build_mixture(setup.policy)
+    save_policy(policy, tmp_path)
+    limit = 20_000
+    monkeypatch.setattr(ranks, "PART_BYTES", limit)
+    empty = load_empty(setup.options.policy, tmp_path)
+    with four_ranks.group(empty, "two shards") as workers:
+        backend: Any = build_backend(empty, OPTIONS, 0.9, workers)
+        jobs = []
+        run = workers.run
+        monkeypatch.setattr(workers, "run", lambda own, others: jobs.append(others[0].names) or run(own, others))
+        source = backend.weight_source()
+        for _ in range(2):  # it can be read again
+            jobs.clear()
+            state = source.state()
+            read = source.read("bfloat16")
+            name, first = next(read)
+            assert len(jobs) == 1, "what is not needed yet has not been sent"
+            sent = {name: first, **dict(read)}
+            assert source.state() == state
+            whole = dict(published_weights(policy.model))
+            assert list(sent) == list(whole)
+            for name, weight in sent.items():
+                assert torch.equal(weight, whole[name].detach().bfloat16()), name
+            sizes = [[sent[name].nbytes for name in names] for names in jobs]
+            assert len(sizes) > 5 and all(len(part) == 1 or sum(part) <= limit for part in sizes)
+        assert holds_nothing(empty)
+
+
+@pytest.mark.parametrize("compute", [None, "bfloat16"])
+def test_a_sharded_reference_scores_as_one_process_does(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path, compute: str | None
+) -> None:
+    save_policy(setup.trained, tmp_path)
+    chosen = setup.options.policy.model_copy(update={"compute": compute})
+    options = setup.options.model_copy(update={"policy": chosen, "sharding": "full", "processes": 2})
+    expected = build_scorer(PolicyFolder(tmp_path, {}), options)(batches["all"])
+    driver = load_empty(chosen, tmp_path)
+    with four_ranks.group(driver, "two shards", chosen) as workers:
+        score = build_scorer(PolicyFolder(tmp_path, {}), options, workers)
+        for _ in range(2):
+            found = score(batches["all"])
+        held = dict(score._own.policy.model.named_parameters())
+    tolerance = 1e-5 if compute is None else 0.02  # products of other batches are rounded otherwise
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=tolerance)
+    types = use_types(driver)
+    assert {weight.dtype for weight in held.values()} == {torch.float32} | ({torch.bfloat16} if compute else set())
+    for name, weight in held.items():
+        assert weight.dtype == types[name] and not weight.requires_grad
+        assert len(weight.to_local()) == -(-len(weight) // 2)
+
+
+def test_an_engine_of_sharded_ranks_samples_with_the_weights_in_the_compute_type(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path
+) -> None:
+    """Responses and log-probs are those of one process, whose passes round the weights."""
+    save_policy(setup.trained, tmp_path)
+    chosen = setup.options.policy.model_copy(update={"compute": "bfloat16"})
+    whole, empty = load_as(chosen, tmp_path), load_empty(chosen, tmp_path)
+    with four_ranks.group(empty, "two shards", chosen) as workers:
+        backend = build_backend(empty, OPTIONS, 0.9, workers)
+        engines = {}
+        for name, policy in (("one", whole), ("ranks", empty)):
+            if policy is empty:
+                workers.update_weights(1)
+            engine = build_engine(policy, setup.options.rollout)
+            engine.update_weights(None, 1)
+            engines[name] = engine
+        assert {weight.dtype for weight in empty.model.parameters()} == {torch.float32, torch.bfloat16}
+        sample = batches["all"][0]
+        ids = sample.input_ids[: sample.targets[0]].astype(np.int32)
+        request = Request(0, ids, sample.images[:1], SamplingOptions(), 12, 3)
+        results = []
+        for engine in engines.values():
+            engine.submit([request])
+            results += engine.poll()
+        one, other = results
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_array_equal(one.log_probs, other.log_probs)
+        backend.step(batches["all"], OBJECTIVE, 1e-3)
+        workers.update_weights(2)
+        trained = dict(backend.iter_weights())
+        types = use_types(whole)
+        for name, weight in published_weights(empty.model):
+            assert torch.equal(weight, trained[name].to(types[name])), name
+        for engine in engines.values():
+            engine.close()
+
+
+def test_a_checkpoint_without_a_weight_is_named(four_ranks: FourRanks, setup: Setup, tmp_path: Path) -> None:
+    save_policy(setup.trained, tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = next(iter(tensors))
+    parameters = dict(setup.trained.model.named_parameters())
+    save_file({other: tensor for other, tensor in tensors.items() if other != name}, path)
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        read_weights(parameters, tmp_path)
+    save_file({**tensors, name: tensors[name][:1].clone()}, path)
+    with pytest.raises(ValueError, match="but the model of its config.json has"):
+        read_weights(parameters, tmp_path)
