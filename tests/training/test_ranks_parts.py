@@ -115,10 +115,10 @@ def test_a_sharded_reference_scores_as_one_process_does(
     expected = build_scorer(PolicyFolder(tmp_path, {}), options)(batches["all"])
     driver = load_empty(chosen, tmp_path)
     with four_ranks.group(driver, "two shards", chosen) as workers:
-        score = build_scorer(PolicyFolder(tmp_path, {}), options, workers)
+        score: Any = build_scorer(PolicyFolder(tmp_path, {}), options, workers)
         for _ in range(2):
             found = score(batches["all"])
-        held = dict(score._own.policy.model.named_parameters())
+        held = dict(score.own.policy.model.named_parameters())
     tolerance = 1e-5 if compute is None else 0.02  # products of other batches are rounded otherwise
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=tolerance)
     types = use_types(driver)

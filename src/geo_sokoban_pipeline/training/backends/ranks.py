@@ -185,6 +185,9 @@ class RankedScorer:
         policy: empty; its weights are read from its folder.
         options: micro-batches.
         temperature: sampling temperature of the rollouts.
+
+    Attributes:
+        own: the driver's part.
     """
 
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
@@ -192,13 +195,13 @@ class RankedScorer:
         assert policy.folder is not None
         job = BuildScorer(policy.folder, options, temperature, shape.sharding, shape.replicas)
         self._workers = workers
-        self._own: GradientPass = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
+        self.own: GradientPass = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
         own, *others = _filled(shard_samples(samples, self._workers.size), [], self._workers.size)
         scored: list[list[np.ndarray]] = self._workers.run(
-            lambda: self._own.log_probs(own), [ReferenceLogProbs(part) for part in others]
+            lambda: self.own.log_probs(own), [ReferenceLogProbs(part) for part in others]
         )
         return [row for part in scored for row in part]
 
