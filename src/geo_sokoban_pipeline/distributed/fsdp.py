@@ -54,6 +54,14 @@ def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, o
     return sharded
 
 
+def device_of_mesh(mesh: DeviceMesh) -> torch.device:
+    """The device on which this rank computes."""
+    return (
+        torch.device("cpu")
+        if mesh.device_type == "cpu"
+        else torch.device(mesh.device_type, torch.cuda.current_device())
+    )
+
 
 def shard_modules(language: Any, vision: nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Shard the weights of a policy in place; the parameters become DTensors.

@@ -254,6 +254,7 @@ def sync_weights(engine: RolloutEngine, backend: TrainBackend, workers: WorkerGr
     if not engine.in_process:  # its servers roll out for all ranks
         engine.update_weights(backend.weight_source(), version)
         return
+    backend.renew()
     if workers is not None:
         workers.update_weights(version)
     engine.update_weights(None, version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.distributed.fsdp import shard_policy
+from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, shard_policy
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.launch import RankError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
@@ -67,13 +68,11 @@ class RankedBackend:
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        shards = self._shard(samples)
+        shards = _shard(samples, self._workers.size, self._cost)
         own, *others = [[samples[index] for index in shard] for shard in shards]
         jobs = [LogProbs(part) for part in others]
         scored: list[list[np.ndarray]] = self._workers.run(lambda: self.own.log_probs(own), jobs)
-        indices = [index for shard in shards for index in shard]
-        rows = dict(zip(indices, [row for part in scored for row in part], strict=True))
-        return [rows[index] for index in range(len(samples))]
+        return _in_order(scored, shards)
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
@@ -86,7 +85,7 @@ class RankedBackend:
             jobs = [SftStep(part, objective, learning_rate) for part in others]
         else:
             size = StepSize.of(batch)
-            first, *parts = [[batch[index] for index in shard] for shard in self._shard(batch)]
+            first, *parts = [[batch[index] for index in shard] for shard in _shard(batch, count, self._cost)]
             jobs = [Step(part, objective, learning_rate, size) for part in parts]
         rows: list[dict[str, float]] = self._workers.run(
             lambda: self.own.step(first, objective, learning_rate, size), jobs
@@ -150,10 +149,6 @@ class RankedBackend:
         self._workers.before_rollout = None
         self.own.close()
 
-    def _shard(self, samples: Sequence[TrainSample]) -> list[list[int]]:
-        """Indices of the samples of each rank."""
-        return _filled(shard_samples(samples, self._workers.size, self._cost), [], self._workers.size)
-
     def _note_change(self) -> None:
         self._is_stale = True
         self._changes += 1
@@ -194,16 +189,28 @@ class RankedScorer:
         shape = workers.options
         assert policy.folder is not None
         job = BuildScorer(policy.folder, options, temperature, shape.sharding, shape.replicas)
-        self._workers = workers
+        self._workers, self._cost = workers, StepCost.of(policy.model.config)
         self.own: GradientPass = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
-        own, *others = _filled(shard_samples(samples, self._workers.size), [], self._workers.size)
+        shards = _shard(samples, self._workers.size, self._cost)
+        own, *others = [[samples[index] for index in shard] for shard in shards]
         scored: list[list[np.ndarray]] = self._workers.run(
             lambda: self.own.log_probs(own), [ReferenceLogProbs(part) for part in others]
         )
-        return [row for part in scored for row in part]
+        return _in_order(scored, shards)
+
+
+def _shard(samples: Sequence[TrainSample], count: int, cost: StepCost) -> list[list[int]]:
+    """Indices of the samples of each rank."""
+    return _filled(shard_samples(samples, count, cost), [], count)
+
+
+def _in_order(scored: Sequence[Sequence[np.ndarray]], shards: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Rows of all ranks, in the order of the samples."""
+    rows = dict(zip(chain(*shards), chain(*scored), strict=True))
+    return [rows[index] for index in range(len(rows))]
 
 
 def _filled(parts: list[Any], empty: Any, count: int) -> list[Any]:
@@ -329,7 +336,7 @@ class BuildScorer:
         mesh = mesh_of(group, self.sharding, self.replicas)
         assert mesh is not None  # copies have one scorer, in the driver
         setting = PassSetting.of(self.options, self.temperature)
-        return GradientPass(shard_policy(policy, mesh, is_trained=False), setting, group)
+        return GradientPass(shard_policy(policy, mesh, is_trained=False), setting, group, device_of_mesh(mesh))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, gather, shard_policy, synchronise_next
+from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, device_of_mesh, gather, shard_policy, synchronise_next
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import (
     StoredTensors,
@@ -96,13 +96,14 @@ class TorchBackend:
         self._is_sharded = mesh is not None
         trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
         setting = PassSetting.of(options, temperature)
-        self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, policy.model.device)
+        device = policy.model.device if mesh is None else device_of_mesh(mesh)
+        self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, device)
         self._trained_policy = trained
         self._parameters = dict(trained.model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
         # Muon deals sharded matrices to the ranks by itself.
         self.optimizers = Optimizers(self._trained, options, None if self._is_sharded else group)
-        self._skipped = 0
+        self._skipped = self._changes = 0
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
@@ -136,6 +137,7 @@ class TorchBackend:
         else:
             self._skipped += 1
         self.optimizers.clear_gradients()
+        self._changes += 1
         if self._skipped >= self.options.max_skipped:
             raise DivergedError(
                 f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm}), "
@@ -144,12 +146,18 @@ class TorchBackend:
         return {**metrics, "grad_norm": norm, "skipped": float(self._skipped > 0)}
 
     def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """See `TrainBackend`; for sharded weights see `collect`."""
-        return self.weight_source().read(dtype)
+        """See `TrainBackend`; where several ranks share the weights, see `collect`."""
+        if not self._is_sharded:
+            yield from WeightSource.of_model(self.policy.model).read(dtype)
+            return
+        for name in self._parameters:
+            yield from self.collect([name], dtype)
 
     def weight_source(self) -> WeightSource:
         """See `TrainBackend`."""
-        return WeightSource.of_model(self.policy.model)
+        if not self._is_sharded:
+            return WeightSource.of_model(self.policy.model)
+        return WeightSource(self.iter_weights, lambda: self._changes)
 
     def plan_parts(self, dtype: str | None, largest: int) -> Iterator[list[str]]:
         """Names of weights that are collected together: of at most so many bytes, or one."""
@@ -222,6 +230,7 @@ class TorchBackend:
     def load_state(self, folder: Path) -> None:
         """See `TrainBackend`; every rank reads what it holds, one tensor at a time."""
         read_weights(self._parameters, folder)
+        self._changes += 1
         moments, stored = {}, StoredTensors(folder, OPTIMIZER)
         for key in stored.names:
             parameter = self._parameters[key.split(".", 1)[1]]
