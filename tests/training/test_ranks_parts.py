@@ -48,7 +48,7 @@ def test_ranks_that_read_their_parts_compute_what_ranks_with_whole_weights_do(
         with four_ranks.group(policy, layout) as workers:
             backend = build_backend(policy, OPTIONS, 0.9, workers)
             scores = backend.log_probs(batches["mixed"])
-            metrics = [backend.step(batches["all"], OBJECTIVE, 1e-3) for _ in range(2)]
+            metrics = [backend.step(batches["boards"], OBJECTIVE, 1e-3) for _ in range(2)]
             weights = {name: weight.clone() for name, weight in backend.iter_weights()}
             found.append((scores, metrics, weights))
             assert policy.is_empty == (len(found) == 2), "nobody asked for whole weights"
@@ -112,12 +112,12 @@ def test_a_sharded_reference_scores_as_one_process_does(
     save_policy(setup.trained, tmp_path)
     chosen = setup.options.policy.model_copy(update={"compute": compute})
     options = setup.options.model_copy(update={"policy": chosen, "sharding": "full", "processes": 2})
-    expected = build_scorer(PolicyFolder(tmp_path, {}), options)(batches["all"])
+    expected = build_scorer(PolicyFolder(tmp_path, {}), options)(batches["boards"])
     driver = load_empty(chosen, tmp_path)
     with four_ranks.group(driver, "two shards", chosen) as workers:
         score: Any = build_scorer(PolicyFolder(tmp_path, {}), options, workers)
         for _ in range(2):
-            found = score(batches["all"])
+            found = score(batches["boards"])
         held = dict(score.own.policy.model.named_parameters())
     tolerance = 1e-5 if compute is None else 0.02  # products of other batches are rounded otherwise
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=tolerance)
@@ -145,7 +145,7 @@ def test_an_engine_of_sharded_ranks_samples_with_the_weights_in_the_compute_type
             engine.update_weights(None, 1)
             engines[name] = engine
         assert {weight.dtype for weight in empty.model.parameters()} == {torch.float32, torch.bfloat16}
-        sample = batches["all"][0]
+        sample = batches["boards"][0]
         ids = sample.input_ids[: sample.targets[0]].astype(np.int32)
         request = Request(0, ids, sample.images[:1], SamplingOptions(), 12, 3)
         results = []
@@ -155,7 +155,7 @@ def test_an_engine_of_sharded_ranks_samples_with_the_weights_in_the_compute_type
         one, other = results
         np.testing.assert_array_equal(one.token_ids, other.token_ids)
         np.testing.assert_array_equal(one.log_probs, other.log_probs)
-        backend.step(batches["all"], OBJECTIVE, 1e-3)
+        backend.step(batches["boards"], OBJECTIVE, 1e-3)
         workers.update_weights(2)
         trained = dict(backend.iter_weights())
         types = use_types(whole)
