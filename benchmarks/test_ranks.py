@@ -44,7 +44,7 @@ SIZES: dict[str, Any] = {
     "heads": 12,
     "kv_heads": 4,
     "head_dim": 64,
-    "mlp": 2048,
+    "mlp": 1792,
     "vision_hidden": 256,
     "vision_layers": 4,
     "vision_mlp": 512,
