@@ -49,6 +49,8 @@ UNITS = {
     "random_seed": "seed",
     # Loop
     "report_share": "share",
+    "newest": "iterations",
+    "train_*.loop.retention.episodes": "episodes",
     # Tracking
     "system_metrics": "seconds",
     # Policy

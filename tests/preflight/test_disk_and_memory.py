@@ -364,3 +364,27 @@ def test_pages_of_files_are_free_for_whoever_needs_them(
         (tmp_path / name).write_text(f"{text}\n")
     assert group_limit(tmp_path) == free
     assert group_limit(tmp_path / "no_group") is None
+
+
+@pytest.mark.parametrize(
+    ("retention", "share"),
+    [
+        ({}, 1.0),
+        ({"episodes": 4}, (2 + 98 / 4) / 100),
+        ({"episodes": 4, "newest": 50}, (51 + 49 / 4) / 100),
+        ({"tokens": False}, None),
+        ({"images": "run"}, 1.0),  # how often images repeat is not known before
+    ],
+)
+def test_retention_lowers_the_plan(make_subject: Any, retention: dict[str, Any], share: float | None) -> None:
+    def trajectories(**kept: Any) -> int:
+        loop = {"iterations": 100, "eval_interval": 0, "keep_best": False, "retention": kept}
+        options = {"loop": loop, "evaluation": {"greedy": False, "samples": 1}}
+        subject = make_subject(train_sokoban=options)
+        return plan_disk(subject.options, MB, SHAPE, validation=0, evaluation=0, stored=Stored()).trajectories
+
+    whole, less = trajectories(), trajectories(**retention)
+    if share is None:
+        assert 0.1 * whole < less < 0.95 * whole
+    else:
+        assert less == pytest.approx(share * whole, rel=0.001)

@@ -200,6 +200,24 @@ class PromptOptions(StrictModel):
     smoothing: float = Field(0.1, gt=0, le=1, description="Share of a new observation in the moving solve rate.")
 
 
+class RetentionOptions(StrictModel):
+    """What is kept of the training episodes of older iterations; validations and evaluations stay whole."""
+
+    newest: Count = Field(1, description="Newest committed iterations that stay whole.")
+    tokens: bool = Field(True, description="Keep tokens, masks and log-probs of older iterations.")
+    episodes: Count = Field(1, description="Of older iterations one episode of so many is kept. 1: all.")
+    images: Literal["file", "run"] = Field(
+        "file",
+        description="Images of older iterations: `file`, in each of their files; `run`, once per run, in files named "
+        "by their content, which only this package finds.",
+    )
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is thinned."""
+        return self.tokens and self.episodes == 1 and self.images == "file"
+
+
 class LoopOptions(StrictModel):
     """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
 
@@ -209,6 +227,7 @@ class LoopOptions(StrictModel):
     eval_prompts: Count | None = Field(160, description="Validation prompts that are rolled out. None: all.")
     keep_last: Count | None = Field(3, description="Newest checkpoints kept. None: all.")
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
+    retention: RetentionOptions = Field(default_factory=RetentionOptions)
     report_share: float = Field(
         0.01,
         ge=0,
@@ -327,6 +346,11 @@ class TrainOptions(StrictModel):
                 f"optimizer.offload=true with processes={self.processes} and sharding=none: only sharded weights leave "
                 "the device; take sharding=full or hybrid."
             )
+        if self.loop.retention.episodes > self.grpo.group_size:
+            raise ValueError(
+                f"loop.retention.episodes={self.loop.retention.episodes} with grpo.group_size={self.grpo.group_size}: "
+                "no episode of some groups would be left; take at most the size of a group."
+            )
         if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
             raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
         return self
@@ -402,6 +426,11 @@ class ExportPipelineOptions(StrictModel):
     )
     best_of_group: bool = Field(False, description="`tokens`, `chat`: only the best episode of each group.")
     min_gap: float = Field(1e-6, gt=0, le=1_000_000, description="`pairs`: least difference of the two rewards.")
+    inspect: tuple[Literal["train", "validation", "evaluation"], ...] = Field(
+        (),
+        description="Splits whose episodes are written as logs of Inspect AI (`.eval`) too: all of them, of training "
+        "those of the iterations above.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ExportPipelineOptions:

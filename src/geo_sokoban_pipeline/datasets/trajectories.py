@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow.parquet as pq
 from kedro.utils import load_obj
 
-from geo_sokoban_pipeline.datasets.iterations import IterationPartitions
+from geo_sokoban_pipeline.datasets.iterations import IterationPartitions, read_iteration
 from geo_sokoban_pipeline.datasets.tables import shorten
-from geo_sokoban_pipeline.trajectories.index import tidy_index, write_index
+from geo_sokoban_pipeline.runs.storage import Rewind, Thin, explain_storage_errors
+from geo_sokoban_pipeline.trajectories.index import measure_tokens, tidy_index, write_index
 from geo_sokoban_pipeline.trajectories.parquet import (
     OtherVersionError,
     TornFileError,
@@ -19,6 +21,7 @@ from geo_sokoban_pipeline.trajectories.parquet import (
     write_trajectories,
 )
 from geo_sokoban_pipeline.trajectories.schema import TrajectoryContract
+from geo_sokoban_pipeline.trajectories.thinning import read_thinning, thin_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,6 +74,25 @@ class TrajectoriesDataset(IterationPartitions):
                 raise
             except TornFileError:
                 pass  # reading it names the damaged file; a run that continues need not read it
+
+    def save(self, data: dict[str, Any] | Rewind | Thin) -> None:
+        """As in the base; a `Thin` thins stored partitions, each atomically."""
+        if not isinstance(data, Thin):
+            super().save(data)
+            return
+        for name in self.partitions():
+            if data.first <= read_iteration(name) <= data.last:
+                with explain_storage_errors(self._place(name)):
+                    self._thin(self._place(name), data)
+
+    def _thin(self, path: Path, order: Thin) -> None:
+        if read_thinning(pq.read_schema(path)) is not None:
+            return
+        table = read_trajectories(path)
+        thinned = thin_table(table, order, self._path.parent, measure_tokens(table))
+        write_trajectories(path, thinned)
+        if self._tasks is not None and order.episodes > 1:  # else the index is as before
+            write_index(path, thinned, load_obj(self._tasks))
 
     def _write(self, path: Path, value: Any) -> None:
         table = TrajectoryContract.to_table(value)

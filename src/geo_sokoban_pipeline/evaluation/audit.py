@@ -40,6 +40,7 @@ from geo_sokoban_pipeline.runs.fingerprint import changed_code, hash_rows, unfla
 from geo_sokoban_pipeline.runs.storage import CorruptFolderError, read_manifest
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.thinning import Thinning, read_thinning
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_trajectories
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class _EntryAudit:
         self.found: dict[str, list[tuple[str | None, str]]] = defaultdict(list)
         self.checked: dict[str, int] = {}
         self.signals, self.texts = SignalCount(), TextCount()
+        self.thinned = 0  # episodes of which retention has kept a part
         self._ids: set[str] = set()
         self._separator = rules.rollout.effective_rules.turn_separator
 
@@ -186,7 +188,9 @@ class _EntryAudit:
         for iteration in chosen:
             self._check_iteration(iterations[iteration], each)
         self.checked["texts"] = self.texts.responses
+        left_out = "thinned by loop.retention: what needs tokens, or whole groups, is not checked for them"
         notes = {
+            "contract": [f"{self.thinned} episodes are {left_out}"] if self.thinned else [],
             "texts": self.texts.notes(),
             "groups": self.signals.notes() if self.entry.trained else [],
             "replay": [f"not replayed: {why_not_replayed}"] if why_not_replayed else [],
@@ -225,11 +229,14 @@ class _EntryAudit:
                 self.checked["contract"] += table.num_rows
                 validate_trajectories(table)
                 stored = table_to_trajectories(table)
+                thinning = read_thinning(table.schema) or Thinning()
             except Exception as error:  # noqa: BLE001 - every error of reading is a finding
                 self._note("contract", [(getattr(error, "trajectory_id", None), str(error))], name)
                 whole = False
                 continue
-            self._check_episodes(name, stored, each)
+            self._check_episodes(name, stored, each, thinning.tokens)
+            self.thinned += len(stored) * (not thinning.tokens or thinning.episodes > 1)
+            whole = whole and thinning.episodes == 1
             episodes += stored
         self.texts.add(episodes)
         if not whole:  # scores are of whole iterations
@@ -246,10 +253,14 @@ class _EntryAudit:
         scored = check_advantages(episodes, grpo, self.rules.task, self.rules.reward.args, over_sampled=over_sampled)
         self._note("advantages", scored, names[0])
 
-    def _check_episodes(self, name: str, stored: Sequence[Trajectory], each: int | None) -> None:
+    def _check_episodes(
+        self, name: str, stored: Sequence[Trajectory], each: int | None, has_tokens: bool = True
+    ) -> None:
         twice = [(episode.trajectory_id, "its id occurs in another part too") for episode in stored]
         self._note("contract", [one for one in twice if one[0] in self._ids], name)
         self._ids |= {episode.trajectory_id for episode in stored}
+        if not has_tokens:  # retention has left them out; what follows compares tokens
+            return
         chosen = stored if each is None else [stored[place] for place in spread(len(stored), each)]
         codec = self.policy.codec
         errors = check_token_parity(chosen, codec, turn_separator=self._separator)

@@ -88,7 +88,13 @@ def plan_disk(
     validations = count_validations(loop, stored.iterations) * 2 * validation
     evaluations = 2 * evaluation * (options.evaluation.samples + int(options.evaluation.greedy))
     episodes = options.grpo.groups * options.grpo.group_size
-    iterations = left * (stored.iteration_bytes or episodes * per_episode)
+    if stored.iteration_bytes is None:
+        # One iteration more than the newest is whole until it is thinned.
+        whole = min(left, loop.retention.newest + 1)
+        kept = per_episode if loop.retention.tokens else per_episode - token_bytes(options, shape)
+        iterations = episodes * (whole * per_episode + (left - whole) * kept // loop.retention.episodes)
+    else:
+        iterations = left * stored.iteration_bytes
     one = stored.checkpoint_bytes or _TENSORS_PER_CHECKPOINT * weight_bytes + _TEXT_BYTES
     base = 0 if stored.base_policy or linked else weight_bytes + _TEXT_BYTES
     # The policy after the warm start has optimizer state; without a warm start its files are the base policy's.
@@ -126,9 +132,14 @@ def _checkpoints(options: TrainOptions, left: int, stored: Stored) -> int:
 def episode_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
     """Upper bound on the bytes of a stored episode: all turns are used, and no image is shared."""
     turns = options.rollout.max_turns
+    return token_bytes(options, shape) + (turns + 1) * (shape.image_bytes + 2 * _TURN_BYTES)
+
+
+def token_bytes(options: TrainOptions, shape: EpisodeShape) -> int:
+    """Upper bound on the bytes of a stored episode's tokens, masks and log-probs."""
     response = options.rollout.max_tokens_per_turn or max(shape.response, 1)
-    tokens = shape.prompt + turns * (response + shape.observation)
-    return tokens * _TOKEN_BYTES + (turns + 1) * (shape.image_bytes + 2 * _TURN_BYTES)
+    tokens = shape.prompt + options.rollout.max_turns * (response + shape.observation)
+    return tokens * _TOKEN_BYTES
 
 
 def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
@@ -140,7 +151,7 @@ def check_space(plan: DiskPlan, root: Path, free: int | None = None) -> Check:
     there = free_bytes(root) if free is None else free
     parts = f"checkpoints {size(plan.checkpoints)}, policies {size(plan.policies)}, trajectories "
     text = f"{size(plan.total)} needed at most ({parts}{size(plan.trajectories)}), {size(there)} free at {root}"
-    way_out = "free space, move data_root, or lower loop.keep_last or loop.iterations"
+    way_out = "free space, move data_root, lower loop.keep_last or loop.iterations, or set loop.retention"
     if plan.certain > there:
         return Check(_DISK, "space", "failure", text, way_out)
     if plan.total > there:

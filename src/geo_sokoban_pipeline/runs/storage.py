@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MANIFEST = "manifest.json"
 COMPLETE_FILE = "COMPLETE.json"  # beside the checkpoints of a loop that has reached its goal
@@ -163,6 +163,20 @@ class Rewind:
     """
 
     after: int
+
+
+@dataclass(frozen=True)
+class Thin:
+    """Saved in place of training episodes: thin those of the iterations `first` to `last` (`trajectories/thinning.py`).
+
+    A file is thinned once; what is thinned already stays as it is.
+    """
+
+    first: int
+    last: int
+    tokens: bool
+    episodes: int
+    images: Literal["file", "run"]
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, RetentionOptions, TrainOptions
 from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names, validate_policy
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
@@ -32,7 +32,7 @@ from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.rollout import RolloutFn
 from geo_sokoban_pipeline.runs.fingerprint import Fingerprint, check_fingerprint, hash_files, hash_rows, loop_parameters
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
-from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind
+from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.training.backends.base import DivergedError, TrainBackend
@@ -63,9 +63,10 @@ logger = logging.getLogger(__name__)
 _GAP = "train_rollout_logprob_abs_diff"
 
 # One value for each of the four outputs (trajectories, eval trajectories, metrics, checkpoints): partitions to save, or
-# a `Rewind` that deletes all after an iteration; for checkpoints also `Complete`, the mark of a finished loop.
+# a `Rewind` that deletes all after an iteration; for trajectories also `Thin`, and for checkpoints `Complete`, the mark
+# of a finished loop.
 Chunk = tuple[
-    dict[str, Any] | Rewind, dict[str, Any] | Rewind, dict[str, Any] | Rewind, dict[str, Any] | Rewind | Complete
+    dict[str, Any] | Rewind | Thin, dict[str, Any] | Rewind, dict[str, Any] | Rewind, dict[str, Any] | Rewind | Complete
 ]
 Scorer = Callable[[Sequence[TrainSample]], list[np.ndarray]]
 
@@ -114,10 +115,13 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         check_fingerprint("the training", manifest["fingerprint"], fingerprint)
     newest, first = resume["iteration"], resume["iteration"] + 1
     if first >= loop.iterations:
+        yield from thin(loop.retention, 0, newest)
         yield {}, {}, {}, Complete(first)
         return
     # Validations are numbered by policy version, and checkpoint k holds version k + 1.
     yield Rewind(newest), Rewind(first if newest >= 0 else -1), Rewind(newest), Rewind(newest)
+    yield from thin(loop.retention, 0, newest)
+    committed = newest
 
     with ExitStack() as owned:
         # Everything that holds state; closed in reverse order.
@@ -235,8 +239,23 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                     del trajectories  # the tables hold them now
                     yield parts, validations, {}, {}
                 yield {}, {}, {partition(iteration): row}, checkpoint
+                if is_saved:
+                    yield from thin(loop.retention, committed + 1 - loop.retention.newest, iteration)
+                    committed = iteration
             progress.advance(note=note)
     yield {}, {}, {}, Complete(loop.iterations)
+
+
+def thin(retention: RetentionOptions, first: int, committed: int) -> Iterator[Chunk]:
+    """The order to thin iterations from `first` on, up to those that retention keeps whole; nothing where all is kept.
+
+    Args:
+        committed: newest iteration that a checkpoint commits.
+    """
+    last = committed - retention.newest
+    if not retention.keeps_all and last >= max(first, 0):
+        order = Thin(max(first, 0), last, retention.tokens, retention.episodes, retention.images)
+        yield order, {}, {}, {}
 
 
 def loop_fingerprint(inputs: RunInputs) -> Fingerprint:

@@ -102,6 +102,11 @@ class Selection:
     best_of_group: bool = False
     min_gap: float = 1e-6
 
+    def includes(self, iteration: int) -> bool:
+        """Whether an iteration is among the chosen ones."""
+        last = math.inf if self.last_iteration is None else self.last_iteration
+        return self.first_iteration <= iteration <= last
+
 
 @dataclass
 class ExportCounts:
@@ -193,7 +198,7 @@ def chat_row(episode: Mapping[str, Any]) -> dict[str, Any]:
     turns = episode["turns"]
     return {
         **{name: episode[name] for name, _ in _NAMED},
-        "messages": [_message(turn) for turn in turns],
+        "messages": [message_of(turn) for turn in turns],
         "images": _images_of(episode, turns),
     }
 
@@ -221,9 +226,9 @@ def pair_rows(episodes: Sequence[dict[str, Any]], selection: Selection) -> Itera
             "rejected_id": worst["trajectory_id"],
             "chosen_reward": best["reward"],
             "rejected_reward": worst["reward"],
-            "prompt": [_message(turn) for turn in prompt],
-            "chosen": [_message(turn) for turn in chosen],
-            "rejected": [_message(turn) for turn in rejected],
+            "prompt": [message_of(turn) for turn in prompt],
+            "chosen": [message_of(turn) for turn in chosen],
+            "rejected": [message_of(turn) for turn in rejected],
             "images": _images_of(best, prompt),
             "chosen_images": _images_of(best, chosen),
             "rejected_images": _images_of(worst, rejected),
@@ -274,7 +279,7 @@ def _split_prompt(episode: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     return turns[:first], turns[first:]
 
 
-def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
+def message_of(turn: Mapping[str, Any]) -> dict[str, Any]:
     """A turn as a message; only as many marks become images as the turn has, so that a written mark stays text."""
     left = len(turn["image_indices"])
     content = []

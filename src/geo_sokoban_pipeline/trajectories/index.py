@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from geo_sokoban_pipeline.runs.storage import write_atomic
 from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS, Ragged, find_responses, flags, list_lengths, one_array
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.thinning import read_thinning
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,8 @@ def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
     count = table.num_rows
     columns = {name: one_array(table, name) for name in NEEDED}
     made: dict[str, Any] = {name: columns[name] for name in _COPIED}
-    made |= _measure_tokens(columns)
+    thinning = read_thinning(table.schema)
+    made |= _measure_tokens(columns) if thinning is None or thinning.tokens else thinning.measures
     made["n_images"] = list_lengths(columns["image_grid_thw"])
     answers, tags = _describe(columns, find_task)
     made["answer"] = answers
@@ -180,6 +182,17 @@ def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
         for name, value in ((name, made[name]) for name in INDEX_SCHEMA.names)
     ]
     return pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA)
+
+
+def measure_tokens(table: pa.Table) -> dict[str, list[Any]]:
+    """Columns of the index that follow from tokens, one value per episode; an index is made of them without tokens."""
+    names = ("loss_mask", "rollout_log_probs", "old_log_probs")
+    measured = _measure_tokens({name: one_array(table, name) for name in names})
+    measured["prompt_length"] = table["prompt_length"].to_numpy()
+    return {
+        name: values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
+        for name, values in measured.items()
+    }
 
 
 def _measure_tokens(columns: Mapping[str, pa.Array]) -> dict[str, Any]:

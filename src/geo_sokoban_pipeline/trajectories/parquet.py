@@ -24,6 +24,7 @@ from geo_sokoban_pipeline.trajectories.schema import (
     read_context,
     validate_schema,
 )
+from geo_sokoban_pipeline.trajectories.thinning import fill_images
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from geo_sokoban_pipeline.trajectories.validation import TrajectoryError
 
@@ -99,16 +100,18 @@ def read_trajectories(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
 
     Raises:
         TornFileError: the file is no parquet, is cut off, or holds another schema than the contract's.
+        CorruptFolderError: an image that retention keeps once per run is not there.
         FileNotFoundError: no such file.
     """
     check_file(path)
     try:
         with pq.ParquetFile(path, read_dictionary=[IMAGE_BYTES], page_checksum_verification=True) as file:
-            return file.read(columns=None if columns is None else list(columns))
+            table = file.read(columns=None if columns is None else list(columns))
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
         raise _torn(path, error) from error
+    return fill_images(table, path)
 
 
 def check_file(path: Path) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from geo_sokoban_pipeline.formats import type_name
-from geo_sokoban_pipeline.runs.storage import Rewind
+from geo_sokoban_pipeline.runs.storage import Rewind, Thin
 from geo_sokoban_pipeline.trajectories.arrow import PART_COLUMNS
-from geo_sokoban_pipeline.trajectories.validation import TrajectoryError, check_episodes
+from geo_sokoban_pipeline.trajectories.thinning import Thinning, read_thinning
+from geo_sokoban_pipeline.trajectories.validation import Exemptions, TrajectoryError, check_episodes
 
 SCHEMA_VERSION = "2"
 
@@ -229,7 +230,9 @@ def validate_trajectories(table: pa.Table) -> None:
     """
     validate_schema(table.schema)
     context = read_context(table.schema)
-    check_episodes(table, _NULLABLE, image_pad_id=context.image_pad_id, merge_size=context.merge_size)
+    thinning = read_thinning(table.schema) or Thinning()
+    rules = Exemptions(no_tokens=not thinning.tokens, no_groups=thinning.episodes > 1)
+    check_episodes(table, _NULLABLE, image_pad_id=context.image_pad_id, merge_size=context.merge_size, exemptions=rules)
 
 
 class TrajectoryContract:
@@ -238,8 +241,8 @@ class TrajectoryContract:
     On load such an entry gives callables; the dataset checks their tables when they are called.
     """
 
-    def validate(self, data: dict[str, Any] | Rewind) -> dict[str, Any] | Rewind:
-        """Check every table of a {partition: table} dict; a `Rewind` passes.
+    def validate(self, data: dict[str, Any] | Rewind | Thin) -> dict[str, Any] | Rewind | Thin:
+        """Check every table of a {partition: table} dict; orders pass.
 
         Args:
             data: tables, or anything with `to_table()` (a `TrajectoryBatch`).
@@ -250,7 +253,7 @@ class TrajectoryContract:
         Raises:
             TrajectoryError: as in `validate_trajectories`; the message starts with the partition.
         """
-        if isinstance(data, Rewind):
+        if isinstance(data, Rewind | Thin):
             return data
         return {name: self._validate_part(name, value) for name, value in data.items()}
 

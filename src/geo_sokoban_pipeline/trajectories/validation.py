@@ -8,6 +8,7 @@ array always leads back to its row.
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -51,21 +52,42 @@ class TrajectoryError(ValueError):
         self.column, self.trajectory_id, self.value = column, trajectory_id, value
 
 
-def check_episodes(table: pa.Table, nullable: Set[str], *, image_pad_id: int, merge_size: int) -> None:
+@dataclass(frozen=True)
+class Exemptions:
+    """Rules that thinned episodes need not keep.
+
+    Attributes:
+        no_tokens: there are no tokens, so no image pads.
+        no_groups: groups are not complete, so equal rewards may have advantages.
+    """
+
+    no_tokens: bool = False
+    no_groups: bool = False
+
+
+def check_episodes(
+    table: pa.Table, nullable: Set[str], *, image_pad_id: int, merge_size: int, exemptions: Exemptions = Exemptions()
+) -> None:
     """Run every check on a table whose types are already known to be those of the trajectory schema.
 
     Args:
         table: N episodes.
         nullable: names of the columns that may be null.
         image_pad_id, merge_size: as in the table's context.
+        exemptions: of thinned episodes.
 
     Raises:
         TrajectoryError: the first broken rule.
     """
     episodes = Episodes(table, image_pad_id, merge_size)
     check_nulls(episodes, nullable)
+    left_out: dict[Callable[[Episodes], None], bool] = {
+        check_image_pads: exemptions.no_tokens,
+        check_group_advantages: exemptions.no_groups,
+    }
     for check in _CHECKS:
-        check(episodes)
+        if not left_out.get(check):
+            check(episodes)
 
 
 class Episodes:

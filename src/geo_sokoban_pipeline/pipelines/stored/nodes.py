@@ -22,9 +22,10 @@ from geo_sokoban_pipeline.config.grpo import (
     TrainOptions,
     UpdatePipelineOptions,
 )
+from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
-from geo_sokoban_pipeline.runs.folders import SourceError
+from geo_sokoban_pipeline.runs.folders import SourceError, iteration_of
 from geo_sokoban_pipeline.runs.provenance import read_versions
 from geo_sokoban_pipeline.runs.storage import NewCheckpoint, Rewind
 
@@ -112,6 +113,7 @@ def update_on_stored(
 
     threads = prepare_process(settings.threads)
     iteration, files = stored()
+    whole(files, f"update_{settings.task}", tokens=True, groups=True)
     start = start_policy()
     policy = load_driver_policy(settings, start.path)
     trajectories = [episode for file in files for episode in table_to_trajectories(read_trajectories(file))]
@@ -189,11 +191,13 @@ def regrade_stored(
 
     rows, task = read_rows(prompts), task_of(settings.task)
     check_prompts(trained_on(), options.source, rows)
+    files = stored()
+    whole(files, f"regrade_{settings.task}", tokens=True, groups=True)
     known = prompts_by_key(rows, task)
     replayer = Replayer(load_encoding(start_policy().path), settings.env, settings.reward, settings.rollout, task)
     yield Rewind(-1), Rewind(-1)
-    for folder, files in groupby(stored(), key=lambda path: path.parent):
-        tables = [read_trajectories(file) for file in files]
+    for folder, own in groupby(files, key=lambda path: path.parent):
+        tables = [read_trajectories(file) for file in own]
         episodes = [episode for table in tables for episode in table_to_trajectories(table)]
         regraded, metrics = regrade_episodes(episodes, replayer, known, settings.grpo)
         iteration, context = regraded[0].iteration, read_context(tables[0].schema)
@@ -209,17 +213,29 @@ def export_episodes(
 ) -> Callable[[Path], dict[str, Any]]:
     """A writer of the chosen episodes as tables and a card; it runs when the export is saved."""
     from geo_sokoban_pipeline.trajectories.exports import Selection, write_export
+    from geo_sokoban_pipeline.trajectories.index import SPLITS, trajectory_files
+    from geo_sokoban_pipeline.trajectories.inspect_log import FOLDER, write_logs
 
     source = options.source
-    selection = Selection(**options.model_dump(exclude={"source", "tables"}))
-    about = {"run": f"{source.run}/{source.run_id}", **read_versions()}
+    selection = Selection(**options.model_dump(exclude={"source", "tables", "inspect"}))
+    name = f"{source.run}/{source.run_id}"
+    about = {"run": name, **read_versions()}
     files = stored()
+    outputs = files[0].parents[2]
+    inside = [file for file in files if selection.includes(iteration_of(file.parent.name) or 0)]
+    whole(inside, "the table tokens", tokens="tokens" in options.tables)
+    whole(inside, "the table pairs", groups="pairs" in options.tables)
 
     def write(folder: Path) -> dict[str, Any]:
         counts = write_export(files, folder, options.tables, selection, about)
-        for name in options.tables:
-            logger.info("%s: %d rows from %d episodes", name, counts.rows[name], counts.read)
-        return {"source": source.model_dump(), "rows": counts.rows}
+        for table in options.tables:
+            logger.info("%s: %d rows from %d episodes", table, counts.rows[table], counts.read)
+        logs: dict[str, int] = {}
+        for kind, split in SPLITS.items():
+            if split in options.inspect:
+                chosen = inside if split == "train" else trajectory_files(outputs / kind)
+                logs |= write_logs(chosen, folder / FOLDER, name, about)
+        return {"source": source.model_dump(), "rows": counts.rows, "inspect": logs}
 
     return write
 
@@ -279,6 +295,8 @@ def score_stored(
     chosen = found.take(spread(found.num_rows, limit)).select(["trajectory_id", "partition", "row"]).to_pylist()
     mapped = {chosen[place]["trajectory_id"] for place in spread(len(chosen), options.occlusion)}
     scored_by = policy_of()
+    places = dict.fromkeys(one["partition"] for one in chosen)
+    whole([folder / f"{place}.parquet" for place in places], f"score_{settings.task}", tokens=True)
     prepare_process(settings.threads)
     policy = load_as(settings.policy, scored_by.path)
     about = {
@@ -305,6 +323,16 @@ def score_stored(
         chunk = {name: scores}, maps
         yield chunk
         release(chunk)
+
+
+def whole(files: Sequence[Path], doing: str, *, tokens: bool = False, groups: bool = False) -> None:
+    """End a command that needs more of the files than retention has kept."""
+    from geo_sokoban_pipeline.trajectories.thinning import ThinnedError, refuse_thinned
+
+    try:
+        refuse_thinned(files, doing, tokens=tokens, groups=groups)
+    except ThinnedError as error:
+        refuse(error)
 
 
 def check_prompts(trained: str | None, source: SourceOptions, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,0 +1,165 @@
+"""Thinned episodes: what is left, what readers get, what is refused; orders leave the same files whenever they come."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from builders import CONTEXT, make_trajectories
+from geo_sokoban_pipeline.datasets.trajectories import TrajectoriesDataset
+from geo_sokoban_pipeline.runs.storage import CorruptFolderError, Rewind, Thin
+from geo_sokoban_pipeline.tasks import task_or_plain
+from geo_sokoban_pipeline.trajectories.index import index_folder, read_index
+from geo_sokoban_pipeline.trajectories.parquet import name_parts, read_trajectories
+from geo_sokoban_pipeline.trajectories.schema import validate_trajectories
+from geo_sokoban_pipeline.trajectories.thinning import ThinnedError, read_thinning, refuse_thinned
+from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+
+NAME = "trajectories/iter={:05d}/part-000.parquet"
+TOKENS = ("token_ids", "loss_mask", "rollout_log_probs", "weight_spans")
+
+
+def store(outputs: Path, iterations: int = 3) -> TrajectoriesDataset:
+    """Twelve episodes each, three groups of four; the images of the iterations are the same."""
+    dataset = TrajectoriesDataset(str(outputs / "trajectories"), tasks="geo_sokoban_pipeline.tasks.task_or_plain")
+    for number in range(iterations):
+        dataset.save(name_parts(number, make_trajectories(12, iteration=number), CONTEXT))
+    return dataset
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return read_trajectories(path).to_pylist()
+
+
+def files(outputs: Path) -> dict[str, bytes]:
+    return {path.relative_to(outputs).as_posix(): path.read_bytes() for path in outputs.rglob("*") if path.is_file()}
+
+
+def order(last: int, first: int = 0, **kept: Any) -> Thin:
+    return Thin(first, last, **{"tokens": True, "episodes": 1, "images": "file", **kept})
+
+
+def test_tokens_are_left_out_and_nothing_else(tmp_path: Path) -> None:
+    dataset = store(tmp_path)
+    before, index = rows(tmp_path / NAME.format(0)), read_index(tmp_path, task_or_plain)
+    dataset.save(order(1, tokens=False))
+    table = read_trajectories(tmp_path / NAME.format(0))
+    validate_trajectories(table)
+    found = table.to_pylist()
+    for one, other in zip(before, found, strict=True):
+        assert [other[name] for name in TOKENS] == [[]] * 4
+        assert (other["old_log_probs"], other["ref_log_probs"], other["prompt_length"]) == (None, None, 0)
+        for name in set(one) - {*TOKENS, "old_log_probs", "ref_log_probs", "prompt_length", "turns"}:
+            assert one[name] == other[name], name
+        for turn, kept in zip(one["turns"], other["turns"], strict=True):
+            assert kept == {**turn, "token_start": 0, "token_end": 0}
+    assert read_thinning(table.schema) is not None
+    assert read_thinning(pq.read_schema(tmp_path / NAME.format(2))) is None  # the newest stays whole
+    # The index keeps its numbers, also where it is made again.
+    assert read_index(tmp_path, task_or_plain).equals(index)
+    shutil.rmtree(index_folder(tmp_path / "trajectories"))
+    assert read_index(tmp_path, task_or_plain).to_pylist() == index.to_pylist()
+    assert (tmp_path / NAME.format(0)).stat().st_size < (tmp_path / NAME.format(2)).stat().st_size
+
+
+def test_one_episode_of_several_is_kept_with_its_index(tmp_path: Path) -> None:
+    dataset = store(tmp_path)
+    before = rows(tmp_path / NAME.format(0))
+    dataset.save(order(1, episodes=4, tokens=False))
+    table = read_trajectories(tmp_path / NAME.format(0))
+    validate_trajectories(table)
+    assert [row["trajectory_id"] for row in table.to_pylist()] == [before[k]["trajectory_id"] for k in (0, 4, 8)]
+    index = read_index(tmp_path, task_or_plain)
+    of_first = [row for row in index.to_pylist() if row["iteration"] == 0]
+    assert [row["row"] for row in of_first] == [0, 1, 2] and all(row["tokens"] > 0 for row in of_first)
+    shutil.rmtree(index_folder(tmp_path / "trajectories"))
+    assert read_index(tmp_path, task_or_plain).to_pylist() == index.to_pylist()
+
+
+def test_images_are_kept_once_per_run_and_read_as_before(tmp_path: Path) -> None:
+    dataset = store(tmp_path)
+    before = [rows(tmp_path / NAME.format(number)) for number in range(3)]
+    dataset.save(order(1, images="run"))
+    assert [rows(tmp_path / NAME.format(number)) for number in range(3)] == before
+    table = read_trajectories(tmp_path / NAME.format(0))
+    validate_trajectories(table)
+    whole = read_trajectories(tmp_path / NAME.format(2))
+    assert table.schema.types == whole.schema.types
+    assert table_to_trajectories(table)[0].images == [image["bytes"] for image in before[0][0]["images"]]
+    distinct = {image["bytes"] for found in before[:2] for row in found for image in row["images"]}
+    stored = list((tmp_path / "images").glob("*/*.png"))
+    assert {path.read_bytes() for path in stored} == distinct and len(stored) == len(distinct)
+    # Other tools see paths below the run's outputs.
+    raw = pq.ParquetFile(tmp_path / NAME.format(0)).read(columns=["images"]).to_pylist()
+    assert all(
+        image["bytes"] is None and (tmp_path / image["path"]).is_file() for row in raw for image in row["images"]
+    )
+
+
+def test_a_missing_or_changed_image_is_named(tmp_path: Path) -> None:
+    store(tmp_path).save(order(0, images="run"))
+    place = sorted((tmp_path / "images").glob("*/*.png"))[0]
+    image = place.read_bytes()
+    place.write_bytes(image[:-1])
+    with pytest.raises(CorruptFolderError, match=f"{place.name} is another image"):
+        read_trajectories(tmp_path / NAME.format(0))
+    place.unlink()
+    with pytest.raises(CorruptFolderError, match=r"is missing, an image of .*part-000.parquet.*copies the folder"):
+        read_trajectories(tmp_path / NAME.format(0))
+    assert read_trajectories(tmp_path / NAME.format(0), ["reward"]).num_rows == 12  # needs no image
+
+
+RULES = [
+    {"tokens": False},
+    {"episodes": 4},
+    {"images": "run"},
+    {"tokens": False, "episodes": 4, "images": "run"},
+]
+
+
+@pytest.mark.parametrize("kept", RULES)
+def test_orders_again_and_in_pieces_leave_the_same_files(tmp_path: Path, kept: dict[str, Any]) -> None:
+    """A killed run repeats orders, and one that was stopped between two has them in other pieces."""
+    store(tmp_path / "once").save(order(1, **kept))
+    pieces = store(tmp_path / "pieces")
+    pieces.save(order(0, **kept))
+    pieces.save(Rewind(2))
+    pieces.save(order(1, 0, **kept))
+    pieces.save(order(1, 0, **kept))
+    once, again = files(tmp_path / "once"), files(tmp_path / "pieces")
+    assert sorted(once) == sorted(again)
+    for name, data in once.items():
+        if name.startswith("episodes/"):
+            left, right = (pq.read_table(pa.BufferReader(one)).to_pylist() for one in (data, again[name]))
+            assert [{**row, "run": "", "run_id": ""} for row in left] == [
+                {**row, "run": "", "run_id": ""} for row in right
+            ]
+        else:
+            assert data == again[name], name
+
+
+def test_an_index_of_merged_blocks_follows(tmp_path: Path) -> None:
+    dataset = store(tmp_path, 66)  # the first 64 iterations lie in one file
+    assert (index_folder(tmp_path / "trajectories") / "block-00000.parquet").is_file()
+    dataset.save(order(10, episodes=4))
+    index = read_index(tmp_path, task_or_plain)
+    counts = index["iteration"].value_counts().to_pylist()
+    assert {entry["values"]: entry["counts"] for entry in counts} == {k: 3 if k <= 10 else 12 for k in range(66)}
+
+
+def test_what_needs_more_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    dataset = store(tmp_path)
+    dataset.save(order(0, tokens=False))
+    dataset.save(order(1, 1, episodes=4))
+    places = [tmp_path / NAME.format(number) for number in range(3)]
+    with pytest.raises(ThinnedError, match=r"update_x needs tokens.*iter=00000/part-000.parquet has none.*tokens=true"):
+        refuse_thinned(places, "update_x", tokens=True)
+    with pytest.raises(ThinnedError, match=r"needs whole groups.*one episode of 4 of iter=00001.*episodes=1"):
+        refuse_thinned(places, "regrade_x", groups=True)
+    refuse_thinned(places[2:], "update_x", tokens=True, groups=True)
+    refuse_thinned(places, "browse_x")
