@@ -61,12 +61,13 @@ class StepLoad:
         Args:
             longest: tokens of the longest episode.
         """
-        grpo = options.grpo
-        in_step = min(grpo.groups_per_step or grpo.groups, grpo.groups) * grpo.group_size
-        episodes = -(-in_step // options.processes)
+        grpo, turns = options.grpo, options.rollout.max_turns
+        groups = min(grpo.groups_per_step or grpo.groups, grpo.groups)
+        episodes = -(-groups * grpo.group_size // options.processes)
         sft = options.warm_start.max_tokens if options.warm_start.steps else 0
         tokens = max(options.optimizer.max_tokens, sft, longest)
-        images = episodes * (options.rollout.max_turns + 1 if shape.patches else 0)
+        # A group shares the image of its prompt; those of observations differ.
+        images = min(groups, episodes) + (episodes * turns if turns > 1 else 0) if shape.patches else 0
         return cls(
             tokens=tokens,
             passes=max(1, -(-episodes * longest // tokens)),

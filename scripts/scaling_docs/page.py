@@ -1,0 +1,178 @@
+"""The tables of `docs/scaling.md`: which layout of a training fits which GPUs, by the plan of the pre-flight.
+
+Every figure is a count of `preflight/memory.py` with the launch values of `train_geo3k` in `conf/qwen3vl`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kedro.config import OmegaConfigLoader
+from scripts.published_sizes import PUBLISHED, published_config
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.parameters import ProjectParameters
+from geo_sokoban_pipeline.preflight.memory import Gpu, RankPlan, StepLoad, place_on_gpus, plan_rank
+from geo_sokoban_pipeline.preflight.model import ModelShape
+from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
+from geo_sokoban_pipeline.settings import CONFIG_LOADER_ARGS
+from geo_sokoban_pipeline.studies.plan import merge
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "scaling.md"
+MACHINES = {"1 × 80 GB": (1, 80), "8 × 80 GB": (8, 80), "1 × 141 GB": (1, 141)}
+SHARE = 0.9  # of a GPU, as `check_*.memory_share`
+# A problem of Geometry3K with its largest diagram: 1,248 patches.
+EPISODE = EpisodeShape(prompt=600, observation=0, response=4096, patches=1248, image_tokens=312, image_bytes=100_000)
+_GB = 1e9
+_LEAST_CACHE = 4  # GB of keys and values for a server
+_OWN_FRACTION = 0.85
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parameters of `train_geo3k` that spread a run over GPUs.
+
+    Attributes:
+        training: of the trainer.
+        servers: of `rollout.server`.
+    """
+
+    training: dict[str, Any]
+    servers: dict[str, Any]
+
+    @property
+    def ranks(self) -> int:
+        """Number of training ranks."""
+        return int(self.training.get("processes", 1))
+
+    def options(self, base: TrainOptions) -> TrainOptions:
+        """The options of a run with this layout."""
+        server = base.rollout.server.model_copy(update=self.servers)
+        changes = {
+            **self.training,
+            "rollout": base.rollout.model_copy(update={"server": server}),
+            "optimizer": base.optimizer.model_copy(update=self.training.get("optimizer", {})),
+        }
+        return base.model_copy(update=changes)
+
+
+@lru_cache(maxsize=1)
+def launch_options() -> TrainOptions:
+    """Options of `train_geo3k` with `--env=qwen3vl`, without the variables of a launcher."""
+    loader = OmegaConfigLoader(conf_source=str(ROOT / "conf"), env="qwen3vl", runtime_params={}, **CONFIG_LOADER_ARGS)
+    found: TrainOptions = ProjectParameters.model_validate(loader["parameters"]).train_geo3k
+    return found
+
+
+def layouts(model: ModelShape, gpus: int, gigabytes: int) -> Iterator[Layout]:
+    """Layouts to be tried, the simplest first."""
+    weights = 2 * model.parameters / _GB
+    offload = {"optimizer": {"offload": True}}
+    if gpus == 1:
+        fraction = math.ceil(20 * (weights + _LEAST_CACHE) / gigabytes) / 20
+        for training in ({}, offload):
+            yield Layout(training, {"first_gpu": 0, "count": 1, "memory_fraction": fraction})
+        return
+    each = 1 if weights + _LEAST_CACHE <= _OWN_FRACTION * gigabytes else 2
+    for ranks in (1, 2, 4, 6):
+        servers = {"first_gpu": ranks, "count": (gpus - ranks) // each, "tensor_parallel": each}
+        servers["memory_fraction"] = _OWN_FRACTION
+        spread = {} if ranks == 1 else {"processes": ranks, "threads": 4, "sharding": "full"}
+        yield Layout(spread, servers)
+        if ranks == 6:
+            yield Layout({**spread, **offload}, servers)
+
+
+def plan(name: str, layout: Layout) -> tuple[RankPlan, TrainOptions]:
+    """Plan of a rank with a published model."""
+    options = layout.options(launch_options())
+    model = shape_of(name)
+    longest = EPISODE.prompt + EPISODE.response
+    return plan_rank(options, model, StepLoad.of(options, EPISODE, longest), on_gpu=True), options
+
+
+@lru_cache
+def shape_of(name: str) -> ModelShape:
+    """A published model without weights."""
+    return ModelShape.of(launch_options().policy, published_config(name))
+
+
+def fits(name: str, layout: Layout, gpus: int, gigabytes: int) -> bool:
+    """Whether every GPU has room for what lies on it; of one with a server alone, for what the server is given."""
+    rank, options = plan(name, layout)
+    size = int(gigabytes * _GB)
+    places = place_on_gpus(options, rank, [Gpu(size, size)] * gpus)
+    return all(place.total <= SHARE * size for place in places)
+
+
+def write_page(page: str) -> str:
+    """The page with both tables as they are now, between their marks."""
+    for name, table in (("layouts", layout_table()), ("parts", part_table())):
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->")
+        page = f"{before}{begin}\n{table}\n\n{end}{after}"
+    return page
+
+
+def layout_table() -> str:
+    """Which layout fits, by model and machine."""
+    rows = [
+        "| model | GPUs | training | servers | peak of a rank | parameters of `train_geo3k` |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in PUBLISHED:
+        for machine, (gpus, gigabytes) in MACHINES.items():
+            tried = list(layouts(shape_of(name), gpus, gigabytes))
+            found = next((layout for layout in tried if fits(name, layout, gpus, gigabytes)), None)
+            rows.append(f"| {name} | {machine} | {_cells(name, found, tried[-1])} |")
+    return "\n".join(rows)
+
+
+def _cells(name: str, found: Layout | None, last: Layout) -> str:
+    rank, _ = plan(name, found or last)
+    peak = f"{rank.total / _GB:.0f} GB"
+    if found is None:
+        return f"no layout tried fits | | {peak} with `{_parameters(last.training)}`, in the phase {rank.phase} | "
+    training = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks, `full`"
+    if "optimizer" in found.training:
+        training += f", {sum(rank.host.values()) / _GB:.0f} GB a rank in the memory of the CPU"
+    server = found.servers
+    where = "on the same GPU" if server["first_gpu"] == 0 else f"{server['count']} on GPUs of their own"
+    return f"{training} | {where} | {peak} | `{_parameters(merge(found.training, {'rollout': {'server': server}}))}` |"[
+        :-2
+    ]
+
+
+def _parameters(changes: dict[str, Any], prefix: str = "") -> str:
+    words = []
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            words.append(_parameters(value, f"{prefix}{name}."))
+        else:
+            words.append(f"{prefix}{name}={str(value).lower() if isinstance(value, bool) else value}")
+    return " ".join(words)
+
+
+def part_table() -> str:
+    """Parts of one rank that trains alone, without and with what bounds its memory."""
+    plain = {"optimizer": {"gradient_checkpointing": False, "vision_patches": None}}
+    plans = {
+        (name, kind): plan(name, Layout(training, {}))[0]
+        for name in PUBLISHED
+        for kind, training in (("nothing bounded", plain), ("`conf/qwen3vl`", {}))
+    }
+    parts = list(dict.fromkeys(part for found in plans.values() for part, count in found.parts.items() if count))
+    head = "| GB | " + " | ".join(f"{name}, {kind}" for name, kind in plans) + " |"
+    lines = [head, "|---|" + "---|" * len(plans)]
+    for part in parts:
+        lines.append(
+            f"| {part} | " + " | ".join(f"{found.parts.get(part, 0) / _GB:.1f}" for found in plans.values()) + " |"
+        )
+    lines.append("| **peak** | " + " | ".join(f"**{found.total / _GB:.1f}**" for found in plans.values()) + " |")
+    return "\n".join(lines)
