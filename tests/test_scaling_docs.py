@@ -41,13 +41,15 @@ def test_layouts_are_tried_from_the_simplest_to_the_most_shared() -> None:
     for layout in several:
         servers = layout.servers
         assert servers["first_gpu"] + servers["count"] * servers["tensor_parallel"] == 8
-    assert {layout.servers["tensor_parallel"] for layout in layouts(shape_of("30B-A3B"), 8, 80)} == {2}
+    mixture = shape_of("30B-A3B")
+    wide = {size: {layout.servers["tensor_parallel"] for layout in layouts(mixture, 8, size)} for size in (80, 40)}
+    assert wide == {80: {1}, 40: {2}}
 
 
-@pytest.mark.parametrize(
-    ("training", "gigabytes", "expected"),
-    [({}, 141, True), ({}, 80, False), ({"optimizer": {"offload": True}}, 80, True)],
-)
+OFFLOAD = {"optimizer": {"offload": True}}
+
+
+@pytest.mark.parametrize(("training", "gigabytes", "expected"), [({}, 141, True), ({}, 80, False), (OFFLOAD, 80, True)])
 def test_a_layout_fits_where_every_gpu_has_room(training: dict[str, Any], gigabytes: int, expected: bool) -> None:
     """4B takes 80 GB alone."""
     layout = Layout(training, {"first_gpu": 0, "count": 1, "memory_fraction": 0.2})

@@ -29,6 +29,7 @@ MACHINES = {"1 × 80 GB": (1, 80), "8 × 80 GB": (8, 80), "1 × 141 GB": (1, 141
 SHARE = 0.9  # of a GPU, as `check_*.memory_share`
 # A problem of Geometry3K with its largest diagram: 1,248 patches.
 EPISODE = EpisodeShape(prompt=600, observation=0, response=4096, patches=1248, image_tokens=312, image_bytes=100_000)
+_RUN = "train_geo3k"
 _GB = 1e9
 _LEAST_CACHE = 4  # GB of keys and values for a server
 _OWN_FRACTION = 0.85
@@ -57,7 +58,7 @@ class Layout:
         changes = {
             **self.training,
             "rollout": base.rollout.model_copy(update={"server": server}),
-            "optimizer": base.optimizer.model_copy(update=self.training.get("optimizer", {})),
+            "optimizer": base.optimizer.model_copy(update={"offload": False, **self.training.get("optimizer", {})}),
         }
         return base.model_copy(update=changes)
 
@@ -66,7 +67,7 @@ class Layout:
 def launch_options() -> TrainOptions:
     """Options of `train_geo3k` with `--env=qwen3vl`, without the variables of a launcher."""
     loader = OmegaConfigLoader(conf_source=str(ROOT / "conf"), env="qwen3vl", runtime_params={}, **CONFIG_LOADER_ARGS)
-    found: TrainOptions = ProjectParameters.model_validate(loader["parameters"]).train_geo3k
+    found: TrainOptions = getattr(ProjectParameters.model_validate(loader["parameters"]), _RUN)
     return found
 
 
@@ -81,7 +82,7 @@ def layouts(model: ModelShape, gpus: int, gigabytes: int) -> Iterator[Layout]:
         return
     each = 1 if weights + _LEAST_CACHE <= _OWN_FRACTION * gigabytes else 2
     for ranks in (1, 2, 4, 6):
-        servers = {"first_gpu": ranks, "count": (gpus - ranks) // each, "tensor_parallel": each}
+        servers: dict[str, Any] = {"first_gpu": ranks, "count": (gpus - ranks) // each, "tensor_parallel": each}
         servers["memory_fraction"] = _OWN_FRACTION
         spread = {} if ranks == 1 else {"processes": ranks, "threads": 4, "sharding": "full"}
         yield Layout(spread, servers)
@@ -122,10 +123,7 @@ def write_page(page: str) -> str:
 
 def layout_table() -> str:
     """Which layout fits, by model and machine."""
-    rows = [
-        "| model | GPUs | training | servers | peak of a rank | parameters of `train_geo3k` |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = ["| model | GPUs | training | servers | peak of a rank | parameters of `train_geo3k` |", _rule(6)]
     for name in PUBLISHED:
         for machine, (gpus, gigabytes) in MACHINES.items():
             tried = list(layouts(shape_of(name), gpus, gigabytes))
@@ -138,15 +136,14 @@ def _cells(name: str, found: Layout | None, last: Layout) -> str:
     rank, _ = plan(name, found or last)
     peak = f"{rank.total / _GB:.0f} GB"
     if found is None:
-        return f"no layout tried fits | | {peak} with `{_parameters(last.training)}`, in the phase {rank.phase} | "
+        return f"no layout tried fits | – | {peak} in the phase `{rank.phase}` | with `{_parameters(last.training)}`"
     training = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks, `full`"
     if "optimizer" in found.training:
         training += f", {sum(rank.host.values()) / _GB:.0f} GB a rank in the memory of the CPU"
     server = found.servers
     where = "on the same GPU" if server["first_gpu"] == 0 else f"{server['count']} on GPUs of their own"
-    return f"{training} | {where} | {peak} | `{_parameters(merge(found.training, {'rollout': {'server': server}}))}` |"[
-        :-2
-    ]
+    parameters = _parameters(merge(found.training, {"rollout": {"server": server}}))
+    return f"{training} | {where} | {peak} | `{parameters}`"
 
 
 def _parameters(changes: dict[str, Any], prefix: str = "") -> str:
@@ -169,10 +166,13 @@ def part_table() -> str:
     }
     parts = list(dict.fromkeys(part for found in plans.values() for part, count in found.parts.items() if count))
     head = "| GB | " + " | ".join(f"{name}, {kind}" for name, kind in plans) + " |"
-    lines = [head, "|---|" + "---|" * len(plans)]
+    lines = [head, _rule(1 + len(plans))]
     for part in parts:
-        lines.append(
-            f"| {part} | " + " | ".join(f"{found.parts.get(part, 0) / _GB:.1f}" for found in plans.values()) + " |"
-        )
+        sizes = (found.parts.get(part, 0) / _GB for found in plans.values())
+        lines.append(f"| {part} | " + " | ".join(f"{size:.1f}" for size in sizes) + " |")
     lines.append("| **peak** | " + " | ".join(f"**{found.total / _GB:.1f}**" for found in plans.values()) + " |")
     return "\n".join(lines)
+
+
+def _rule(columns: int) -> str:
+    return "|" + "---|" * columns
