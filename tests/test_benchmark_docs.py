@@ -83,6 +83,21 @@ def test_writing_is_told_by_both_clocks(project: Path, monkeypatch: pytest.Monke
     assert "writing every episode takes 2.5 % of the default run" in (project / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_browser_is_told_with_its_sizes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    building = {"episodes": 10_000, "pages": 10_000, "images": 5, "seconds": 12.34, "site_mb": 30.4}
+    run = {"trajectories": 25.0, "episodes": 1.55}
+    listed = {"episodes": 100_000, "seconds": 1.234, "mb": 9.6, "query_seconds": 0.056}
+    opened = {"seconds": 0.0449, "by_address_seconds": 0.345}
+    keep("browser", {"building": {**building, "run_mb": run}, "list": listed, "episode": opened}, project)
+    page = project / "docs/benchmarks.md"
+    section = read_section(page.read_text(encoding="utf-8"), "bench:browser", page)
+    assert "10,000 episodes with a page each is built in 12.3 s (30 MB; " in section
+    assert "25 MB of trajectories, 2.5 kB an episode" in section
+    assert "100,000 episodes (10 MB) opens in 1.23 s, and a query with an order takes 0.06 s" in section
+    assert "An episode opens in 0.04 s from the list, in 0.34 s by its address" in section
+
+
 def test_memory_is_told_with_its_growth(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_DOCS", "1")
     recipes = [

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from geo_sokoban_pipeline.formats import find_row
 from reporting.sites import read_columns, read_script
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def test_the_site_of_a_run(clone):
 
 def test_scores_and_a_second_run_are_shown(clone):
     source = {"run": "train_sokoban", "run_id": "default", "checkpoint": "latest"}
-    clone.run("score_sokoban", params={"score_sokoban": {"source": source, "limit": 4}})
+    clone.run("score_sokoban", params={"score_sokoban": {"source": source, "limit": 4, "occlusion": 1}})
     shutil.copytree(clone.folder("07_model_output"), clone.folder("07_model_output", run_id="seed2"))
     clone.run("browse_sokoban", params={"browse_sokoban": {"source": source, "runs": ["seed2"], "pages": None}})
     folder = clone.load("browse_sokoban.site").parent
@@ -47,6 +48,19 @@ def test_scores_and_a_second_run_are_shown(clone):
     pages = [read_script(folder / "data" / "episodes" / f"{row['chunk']}.js")["episodes"][row["place"]] for row in rows]
     shown = {(row["run"], row["trajectory_id"]) for row, page in zip(rows, pages, strict=True) if page["scores"]}
     assert shown == {("train_sokoban/default", name) for name in scored}
+    mapped = set(clone.load("score_sokoban.occlusion@pandas")["trajectory_id"])
+    assert len(mapped) == 1
+    found = {(row["run"], row["trajectory_id"]) for row, page in zip(rows, pages, strict=True) if page["maps"]}
+    assert found == {("train_sokoban/default", name) for name in mapped}
+    assert {row["trajectory_id"] for row in rows if row["image_reliance"] is not None} == scored
+    # What the evaluation loses without images is shown as the summary has it.
+    tables = read_script(folder / "data" / "site.js")["runs"]["train_sokoban/default"]["ablations"]
+    blank = find_row(clone.load("train_sokoban.eval_summary"), "final_blank", "sampled")
+    sampled = next(table for table in tables if table["mode"] == "sampled")
+    assert sampled["policy"] == "final" and sampled["names"][1] == "blank"
+    assert [cells[1] for _, cells in sampled["lines"]] == [
+        [one["solved"], one["episodes"]] for one in blank["by_length"]
+    ]
 
 
 @pytest.mark.parametrize(
