@@ -308,6 +308,13 @@ def test_the_occlusion_map_lies_over_its_image(page: Page, episodes: list[Trajec
     )
     (left, width, height), first, second = boxes
     assert first == pytest.approx([left, width / 2, height]) and second[0] == pytest.approx(left + width / 2)
+    # In a narrow window the large image keeps its shape, too.
+    page.look(400)
+    shape = page.run(
+        "(box => box.width / box.height)(document.querySelector('.player .mapped').getBoundingClientRect())"
+    )
+    page.look(1300)
+    assert shape == pytest.approx(1, abs=0.01)
     # A token that the map knows has one of its own; the address holds both.
     token = int(np.flatnonzero(episode.loss_mask)[1])
     page.open(page.run("location.href") + f"&token={token}")

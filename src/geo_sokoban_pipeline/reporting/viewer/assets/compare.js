@@ -133,9 +133,9 @@ function comparison(first, second, tasks) {
       ": p ", m("strong", writeP(sums.p)), sums.p < 0.05 ? "." : ", no significant difference."),
     buttons("Which pairs are listed", show, choices.map(([value, text, size]) => ({ value, text: `${text} ${count(size)}` })), (value) => setArgs({ show: value })),
     route.args.task ? [m(PlaySideBySide, { key: `${compared.key} ${route.args.task} ${route.args.pair}`, tasks })] : m("p.hint", `Choose a ${words.unit} to play both.`),
-    m("table.grid.pairs",
+    m("div.scroll", m("table.grid.pairs",
       m("thead", m("tr", m("th.wide", words.unit), m("th.wide", words.difficulty), m("th.wide", "first"), m("th.wide", "second"), sums.single ? null : m("th", "flips"))),
-      m("tbody", shown.slice(0, SHOWN_PAIRS).map((task) => pairRow(task, sums.single)))),
+      m("tbody", shown.slice(0, SHOWN_PAIRS).map((task) => pairRow(task, sums.single))))),
     shown.length > SHOWN_PAIRS ? m("p.hint", `The first ${SHOWN_PAIRS} of ${count(shown.length)} are shown.`) : null,
     kindsView(tasks, words),
   ];
@@ -149,7 +149,7 @@ function pairRow(task, single) {
   const shown = (one) => m("td.wide.text", mark(one), " ", spaced(cell("answer", one)));
   return m("tr", { key: row, class: id === route.args.task ? "on" : "", title: kinds.map((kind) => `${CLASSES[kind]}: ${task[kind]}`).join(", ") },
     m("td.wide", m("a", { href: href("compare", { ...route.args, task: id, pair: at || "" }) }, m("code", short(id, 7)))),
-    m("td.wide.text", cell("difficulty", row) ?? "–"), shown(pair.rows[0]), shown(pair.rows[1]), single ? null : m("td", `${flips(task)} of ${task.pairs.length}`));
+    m("td.wide.kind", kindText(cell("difficulty", row))), shown(pair.rows[0]), shown(pair.rows[1]), single ? null : m("td", `${flips(task)} of ${task.pairs.length}`));
 }
 
 // By difficulty.
@@ -165,7 +165,7 @@ function kindsView(tasks, words) {
     m("thead", m("tr", m("th.wide", words.difficulty), ["pairs", "first", "second", "difference", CLASSES.win, CLASSES.loss].map((head) => m("th", head)))),
     m("tbody", [...kinds].sort(([a], [b]) => compareWords(a, b)).map(([kind, own]) => {
       const sums = sumPairs(own), gain = (sums.win - sums.loss) / sums.pairs;
-      return m("tr", { key: String(kind) }, m("td.wide.text", kind?.replaceAll("_", " ") ?? "–"), m("td", count(sums.pairs)), m("td", percent((sums.both + sums.loss) / sums.pairs)),
+      return m("tr", { key: String(kind) }, m("td.wide.kind", kindText(kind)), m("td", count(sums.pairs)), m("td", percent((sums.both + sums.loss) / sums.pairs)),
         m("td", percent((sums.both + sums.win) / sums.pairs)), m("td", { class: tone(gain) }, `${signed(gain * 100, 1)} points`), m("td", sums.win), m("td", sums.loss));
     }))))];
 }

@@ -23,10 +23,11 @@ const ImagesPage = {
 
 function ablationView(table) {
   const total = table.names.map((_, at) => [0, 1].map((part) => table.lines.reduce((sum, [, cells]) => sum + cells[at][part], 0)));
-  const line = (kind, cells, key) => m("tr", { key }, m("td.wide.text", kind.replaceAll("_", " ")), m("td", cells[0][1]), cells.map((cell) => m("td", percent(rateOf(cell)))),
-    cells.slice(1).map((cell) => m("td", { class: tone(rateOf(cell) - rateOf(cells[0])) }, `${signed(100 * (rateOf(cell) - rateOf(cells[0])), 1)} points`)));
+  const line = (kind, cells, key) => m("tr", { key }, m("td.wide.kind", kindText(kind)), m("td", cells[0][1]), m("td", percent(rateOf(cells[0]))),
+    cells.slice(1).map((cell) => [m("td", percent(rateOf(cell))),
+      m("td", { class: tone(rateOf(cell) - rateOf(cells[0])) }, `${signed(100 * (rateOf(cell) - rateOf(cells[0])), 1)} points`)]));
   return m("section", m("h2", `${table.policy}, ${table.mode}, by ${table.by}`, runNames().length > 1 ? m("span.quiet", ` ${table.run}`) : null),
     m("div.scroll", m("table.grid",
-      m("thead", m("tr", m("th.wide", table.by), m("th", "prompts"), table.names.map((name) => m("th", name)), table.names.slice(1).map((name) => m("th", `${name} − images`)))),
+      m("thead", m("tr", m("th.wide", table.by), m("th", "prompts"), table.names.map((name, at) => [m("th", name), at ? m("th", "difference") : null]))),
       m("tbody", sortLosses(table).map(([kind, cells]) => line(kind, cells, kind))), m("tfoot", line("all", total)))));
 }

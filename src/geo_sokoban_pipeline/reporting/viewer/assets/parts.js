@@ -52,6 +52,7 @@ const signed = (value, digits = 3) => (isNothing(value, digits) ? number(value &
 const count = (value) => value.toLocaleString("en");
 const percent = (value) => (Number.isFinite(value) ? `${Math.round(value * 1000) / 10} %` : "–");
 const plural = (value, unit, units = `${unit}s`) => `${count(value)} ${value === 1 ? unit : units}`;
+const kindText = (kind) => kind?.replaceAll("_", " ") ?? "–"; // a difficulty: a number, or the name of a family
 const short = (text, length = 8) => (text !== null && text.length > length + 1 ? `${text.slice(0, length)}…` : text);
 const tone = (value) => (isNothing(value, 6) ? "" : value > 0 ? "good" : "bad");
 const spaced = (text) => text?.replaceAll(",", ", ") ?? "–"; // lists of actions may break into lines

@@ -48,12 +48,12 @@ const TasksPage = {
         m("label", "episodes that count", m("input", { type: "search", value: q, placeholder: "split:train", oninput: (event) => setArgs({ q: event.target.value }) })),
         m("label", "first solved by version", m("span.range", m("input", { type: "number", min: 0, value: after, placeholder: "from", oninput: (event) => setArgs({ after: event.target.value }) })))),
       m("p.summary", m("strong", count(found.length)), ` ${found.length === 1 ? words.unit : words.units}, `, m("strong", count(solved)), ` ${words.solved} at least once`),
-      m("table.grid",
+      m("div.scroll", m("table.grid",
         m("thead", m("tr", head("id", words.unit, false), head("difficulty", words.difficulty, false), head("episodes", "episodes"), head("solved", "solved"),
           head("first", "first solved"), head("last", "last solved"))),
         m("tbody", found.slice(0, SHOWN_TASKS).map((one) => m("tr", { key: one.row },
-          m("td.wide", m("a", { href: taskLink(one.row) }, m("code", short(cell("task_id", one.row), 7)))), m("td.wide.text", cell("difficulty", one.row) ?? "–"),
-          m("td", count(one.episodes)), m("td", percent(one.solved / one.episodes)), m("td", number(one.first)), m("td", number(one.last)))))),
+          m("td.wide", m("a", { href: taskLink(one.row) }, m("code", short(cell("task_id", one.row), 7)))), m("td.wide.kind", kindText(cell("difficulty", one.row))),
+          m("td", count(one.episodes)), m("td", percent(one.solved / one.episodes)), m("td", number(one.first)), m("td", number(one.last))))))),
       found.length > SHOWN_TASKS ? m("p.hint", `The first ${SHOWN_TASKS} are shown.`) : null,
       m("p.hint", "Versions are those of the policy: version k is the policy after k iterations of training."));
   },
@@ -70,8 +70,10 @@ function TaskPage() {
 
 function promptView(e) {
   const given = e.turns.slice(0, e.turns.findIndex((turn) => turn.role === "assistant"));
-  return m("div.said", given.flatMap((turn) => turn.images).map((image) => picture(image, { class: "seen large" })),
-    given.map((turn) => m(LongText, { text: turn.text })), e.label === null ? null : facts([["label", e.label]]));
+  return [
+    m("div.said", given.flatMap((turn) => turn.images).map((image) => picture(image, { class: "seen large" })), given.map((turn) => m(LongText, { text: turn.text }))),
+    e.label === null ? null : facts([["label", e.label]]),
+  ];
 }
 
 function taskView(own, prompt) {
