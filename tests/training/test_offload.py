@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
+from runs import finish, kedro_command, read_run
 from task_options import TrainOptions
 from training.four_ranks import keep_gradients
 from training.setup import Setup, copied
@@ -94,3 +95,28 @@ def test_replicas_have_nothing_to_offload() -> None:
     with pytest.raises(ValueError, match=r"optimizer.offload=true with processes=2 and sharding=none: .*full or hyb"):
         TrainOptions.model_validate(values)
     assert TrainOptions.model_validate({**values, "sharding": "full"}).optimizer.offload
+
+
+@pytest.mark.slow
+def test_a_run_with_offload_is_the_run_without(tmp_path: Path) -> None:
+    """Warm start, reference policy, checkpoints, and the same command after the end, which loads the newest."""
+    episodes, losses = [], []
+    for offload in (False, True):
+        root = tmp_path / str(offload)
+        for iterations in (1, 2):
+            finish(
+                kedro_command(
+                    "--pipelines=train_sokoban",
+                    "--params=train_sokoban.processes=1,train_sokoban.warm_start.steps=4,"
+                    f"train_sokoban.grpo.kl_coefficient=0.01,train_sokoban.loop.iterations={iterations},"
+                    f"train_sokoban.optimizer.offload={str(offload).lower()}",
+                    data_root=root,
+                )
+            )
+        found = read_run(root)
+        episodes.append({name: rows for name, rows in found["episodes"].items() if name.startswith("trajectories/")})
+        losses.append([row["train/loss"] for row in found["metrics"].values()])
+        assert any(name.endswith("optimizer-00001-of-00001.safetensors") for name in found["weights"]) == offload
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6) and len(losses[0]) == 2
+    tokens = [[row["token_ids"] for rows in found.values() for row in rows] for found in episodes]
+    assert tokens[0] == tokens[1] and len(tokens[0]) > 0

@@ -25,7 +25,7 @@ from training.setup import Setup, copied
 
 pytestmark = pytest.mark.slow
 
-LAYOUTS = ("one process", "two replicas", "two shards", "two copies of two shards")
+LAYOUTS = ("one process", "two replicas", "two shards", "two copies of one shard", "two copies of two shards")
 # Moments of AdamW and of Muon. A larger epsilon: moments near 0 would turn rounding into steps of full size.
 OPTIONS = OptimizerOptions(matrices="muon", eps=1e-5)
 OBJECTIVE = GrpoObjective(GrpoOptions())
@@ -110,10 +110,10 @@ def test_a_checkpoint_is_a_hugging_face_folder_with_slices_of_moments(
             for name in file.keys()  # noqa: SIM118
         }
     moments = sorted(name for name in manifest["files"] if name.startswith("optimizer"))
-    if "shards" not in layout:
+    if "shard" not in layout:
         assert moments == ["optimizer.safetensors"]
         return
-    count = {"two shards": 2, "two copies of two shards": 4}[layout]
+    count = 4 if "two copies of two" in layout else 2
     parts = [f"optimizer-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
     assert moments == [*parts, "optimizer.safetensors.index.json"]
     slices = read_json(folder / moments[-1])["slices"]
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_a_hugging_face_folder_with_slices_of_moments(
     assert max(sizes) <= 1.3 * min(sizes), "each rank writes its part"
 
 
-@pytest.mark.parametrize("layout", ["two shards", "four shards", "two copies of two shards"])
+@pytest.mark.parametrize("layout", ["two shards", "four shards", "two copies of one shard", "two copies of two shards"])
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
 def test_ranks_write_the_files_that_one_process_writes(
     four_ranks: FourRanks, setup: Setup, tmp_path: Path, layout: str, kind: str
