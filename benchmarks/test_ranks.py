@@ -2,8 +2,8 @@
 
 Run with `pytest benchmarks/test_ranks.py -s` on an idle machine with two cores or more. A policy of 40 million weights
 takes GRPO steps over the same episodes, alone and on two ranks, one thread each: alternately in one run, the least of
-three steps each after one that fills caches. Threshold: with replicas and with shards, two ranks take at most 0.6 of one
-rank's seconds. CPU-seconds of the one rank tell whether the machine did something else.
+three steps each after one that fills caches. Threshold: with replicas and with shards, two ranks take at most 0.6 of
+one rank's seconds. CPU-seconds of the one rank tell whether the machine did something else.
 """
 
 from __future__ import annotations
