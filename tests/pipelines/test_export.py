@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import zipfile
 from typing import Any
 
 import pytest
@@ -12,7 +16,19 @@ from runs import ROOT
 
 pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
-(COLLATE,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+COLLATE, SFT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+TRL = ROOT / ".venv-trl/bin/python"
+STEP = """
+import json
+with torch.no_grad():
+    expected = model(**collate(list(rows.select(range(8))))).loss.item()
+rows = rows.select(range(8))  # one batch of all rows, in whatever order
+before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+"""
+RESULT = """
+changed = sum(not torch.equal(before[name], weight) for name, weight in model.named_parameters())
+print(json.dumps([expected, trainer.state.log_history[-1]["train_loss"], changed, len(before)]))
+"""
 OPTIONS = "export_sokoban.solved=false,export_sokoban.last_iteration=0,export_sokoban.tables=[tokens]"
 
 
@@ -44,6 +60,48 @@ def test_the_page_gives_the_log_probs_of_the_rollout(clone, tmp_path, monkeypatc
     whole = model(**batch).loss
     assert torch.isfinite(whole)
     assert names["loss"].requires_grad
+
+
+@pytest.mark.skipif(not TRL.exists(), reason="`make bench-peer` has not made .venv-trl")
+def test_trl_trains_one_step_on_the_page(clone, tmp_path):
+    """SFTTrainer's own loss is that of the collator's labels, and its step moves the weights."""
+    result = clone.command("--pipelines=export_sokoban", f"--params={OPTIONS}")
+    assert result.exit_code == 0, result.output
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "data").symlink_to(clone.root)
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "CUDA_VISIBLE_DEVICES": ""}
+    words = [str(TRL), "-c", COLLATE + STEP + SFT + RESULT]
+    done = subprocess.run(
+        words, cwd=tmp_path / "place", env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected, loss, changed, weights = json.loads(done.stdout.splitlines()[-1])
+    assert loss == pytest.approx(expected, rel=1e-4)
+    assert changed > weights / 2
+
+
+def test_logs_of_inspect_beside_the_tables(clone):
+    chosen = {"solved": False, "tables": ["chat"], "inspect": ["train", "evaluation"], "last_iteration": 1}
+    clone.run("export_sokoban", params={"export_sokoban": chosen})
+    logs = clone.folder("07_model_output", "export_sokoban") / "export" / "inspect"
+    assert sorted(path.name for path in logs.iterdir()) == [
+        "evaluation-00000-greedy.eval",
+        "evaluation-00000.eval",
+        "evaluation-00001-greedy.eval",
+        "evaluation-00001.eval",
+        "train-00000.eval",
+        "train-00001.eval",
+    ]
+    with zipfile.ZipFile(logs / "evaluation-00001-greedy.eval") as archive:
+        header = json.loads(archive.read("header.json"))
+    (row,) = [
+        row
+        for row in clone.load("train_sokoban.eval_summary")["rows"]
+        if (row["policy"], row["mode"]) == ("final", "greedy")
+    ]
+    success = next(score for score in header["results"]["scores"] if score["name"] == "success")
+    assert success["metrics"]["mean"]["value"] == pytest.approx(row["solve_rate"])
+    assert header["eval"]["model"] == "train_sokoban/default@3"
 
 
 def test_tables_in_the_catalog(clone):
