@@ -1,4 +1,4 @@
-"""The GPU check proves itself on the CPU: a thin model plays, trains and is counted."""
+"""The GPU check proves itself on the CPU: a thin model plays, trains in three cases, and is counted and planned."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check"
-SMALL = ("--thin", "--episodes=4", "--turns=2", "--tokens=3", "--updates=2", "--peak-tflops=1")
+SMALL = (
+    "--thin", "--episodes=4", "--turns=2", "--tokens=3", "--updates=2", "--sequences=3", "--length=240",
+    "--batch-tokens=500", "--peak-tflops=1",
+)  # fmt: skip
 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The script's modules can be imported."""
-    monkeypatch.syspath_prepend(str(SCRIPT))
+    monkeypatch.syspath_prepend(str(SCRIPT))  # beside the root, which pytest has on the path
 
 
 @pytest.mark.slow
@@ -32,12 +35,19 @@ def test_a_thin_model_on_the_cpu(tmp_path):
     )
     assert process.returncode == 0, process.stderr[-2000:]
     page = output.read_text(encoding="utf-8")
-    found = dict(line.strip("| ").split(" | ", 1) for line in page.splitlines() if line.startswith("| "))
-    assert found["rollout"].startswith("4 episodes, 2 responses of 3 tokens")
-    assert "24 of them trained" in found["an update"]
-    assert found["model FLOP utilisation"].endswith("of 1.0·10¹² a second (dense bfloat16)")
-    assert float(found["gradient norm of the last update"]) > 0
-    assert "GB" in found["peak memory"]
+    found = dict(
+        line.strip("| ").split(" | ", 1) for line in page.splitlines() if line.startswith("| ") and line[2] != "|"
+    )
+    assert "4 episodes, 2 responses of 3 tokens" in found["rollout"]
+    assert found["an update"].startswith("3 sequences of 240 tokens")
+    rows = {what: [cell.strip() for cell in cells.split(" | ")] for what, cells in found.items()}
+    assert (rows["checkpointing"], rows["offload"]) == (["on", "off", "on"], ["off", "off", "on"])
+    assert all(cell.endswith("of 1.0·10¹² a second (dense bfloat16)") for cell in rows["model FLOP utilisation"])
+    norms = [float(norm) for norm in rows["last gradient norm"]]
+    assert all(norm > 0 for norm in norms)
+    assert all(float(rate.replace(",", "")) > 0 for rate in rows["tokens per second"])
+    planned = [float(size.removesuffix(" GB")) for size in rows["peak memory, planned"]]
+    assert 0 < planned[0] <= planned[1] and len(rows["peak memory, measured"]) == 3
     assert (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8") == before
 
 
@@ -54,10 +64,10 @@ def test_without_a_gpu_nothing_is_done(parts):
 def test_operations_are_those_that_torch_counts(parts):
     """Against torch's own counter, over the library's forward pass of one episode with an image."""
     import torch
-    from model import SIZES, VOCABULARY, Load, build_policy, forward_flops
+    from model import THIN, VOCABULARY, Load, build_policy, forward_flops
     from torch.utils.flop_counter import FlopCounterMode
 
-    policy = build_policy(SIZES["thin"], "cpu", seed=0)
+    policy = build_policy(THIN, "cpu", seed=0)
     policy.compute = None
     ids = torch.zeros(1, 90, dtype=torch.long)
     ids[0, 10:74] = policy.codec.image_pad_id
@@ -84,3 +94,27 @@ def test_peaks(parts):
     assert peak_of("some device") is None
     assert "not stated" in utilisation(1.0, None)
     assert utilisation(100.0, 989.5).startswith("10.1%")
+
+
+def test_a_case_without_room_is_not_run_and_says_so(parts):
+    from measuring import Case, Figures, Played, Work
+    from page import Row, describe
+
+    work = Work(4, 2, 3, 2, 3, 240, 500)
+    ran = Figures([2.0, 1.0, 1.0], 720, 360, 3, 1e12, 0.5, 5_000_000_000)
+    cases = [Row(Case("2B", True), 10, 4_000_000_000, ran), Row(Case("8B", True, True), 20, 90_000_000_000, None)]
+    lines = describe("NVIDIA H100", work, Played(1.0, 24), cases).splitlines()
+    assert "| seconds of an update | 1.000 (first 2.000) | not run |" in lines
+    assert "| peak memory, measured | 5.00 GB | – |" in lines
+    assert "| peak memory, planned | 4.00 GB | 90.00 GB |" in lines
+    assert "| tokens per second | 720 | – |" in lines
+
+
+def test_the_2b_is_the_published_architecture(parts):
+    import torch
+    from model import build_policy
+
+    policy = build_policy("2B", "meta", seed=0)
+    assert sum(parameter.numel() for parameter in policy.model.parameters()) == 2_127_532_032
+    assert policy.model.config.image_token_id == policy.codec.image_pad_id
+    assert policy.model.dtype == torch.float32

@@ -1,7 +1,8 @@
-"""Timing: one rollout by the engine, then optimizer steps on its episodes, on a clock that waits for the device."""
+"""Timing: a rollout, and optimizer steps on sequences of one length, on a clock that waits for the device."""
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from collections.abc import Callable
@@ -11,20 +12,24 @@ from typing import TypeVar
 import numpy as np
 import torch
 from model import Load, forward_flops
+from PIL import Image
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
-from geo_sokoban_pipeline.envs.sokoban.task import ENV, REWARD
+from geo_sokoban_pipeline.envs.sokoban.task import ENV, REWARD, SOKOBAN
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.preflight.memory import RankPlan, StepLoad, plan_rank
+from geo_sokoban_pipeline.preflight.model import ModelShape
 from geo_sokoban_pipeline.rollout.engines.base import Result as EngineResult
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import rollout
 from geo_sokoban_pipeline.training.backends.factory import build_backend
-from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
+from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 _GROUP = 4
@@ -34,31 +39,61 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Work:
-    """How much is done: episodes, responses of each, tokens of a response, optimizer steps, tokens of a micro-batch."""
+    """How much is done.
+
+    Attributes:
+        episodes, turns, tokens: of the rollout: episodes, responses of each, tokens of a response.
+        updates: optimizer steps of each case.
+        sequences, length: of a step: number, and tokens of each.
+        batch_tokens: padded tokens of a micro-batch.
+    """
 
     episodes: int
     turns: int
     tokens: int
     updates: int
+    sequences: int
+    length: int
     batch_tokens: int
 
 
 @dataclass(frozen=True)
+class Case:
+    """A model and the options that bound the memory of its updates."""
+
+    name: str
+    gradient_checkpointing: bool
+    offload: bool = False
+
+    def optimizer(self, work: Work) -> OptimizerOptions:
+        """Options of its optimizer."""
+        return OptimizerOptions(
+            learning_rate=_RATE, max_tokens=work.batch_tokens, logit_chunk=2048, vision_patches=8192, clip=1.0,
+            weight_decay=0.1, gradient_checkpointing=self.gradient_checkpointing, offload=self.offload,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Played:
+    """A rollout: its seconds, and tokens that were sampled in it."""
+
+    seconds: float
+    sampled: int
+
+
+@dataclass(frozen=True)
 class Figures:
-    """What was measured.
+    """What was measured of the updates of a case.
 
     Attributes:
-        rollout_seconds, sampled: of the rollout, and tokens that were sampled in it.
-        update_seconds: of each optimizer step.
-        tokens, scored, images: of one step: tokens of the episodes, trained ones, images.
+        seconds: of each optimizer step.
+        tokens, scored, images: of one step: tokens of the sequences, trained ones, images.
         step_flops: operations of one step, a backward pass counting as two forward passes.
         gradient_norm: of the last step; finite, or the step was none.
         peak_bytes: largest memory: of torch's allocator on a GPU, of the process on a CPU.
     """
 
-    rollout_seconds: float
-    sampled: int
-    update_seconds: list[float]
+    seconds: list[float]
     tokens: int
     scored: int
     images: int
@@ -75,41 +110,76 @@ class FullResponses(TransformersEngine):
         return [replace(result, finish_reason="stop") for result in super().poll()]
 
 
-def measure(policy: Policy, work: Work) -> Figures:
-    """Roll out and train once.
+def play(policy: Policy, work: Work) -> Played:
+    """One rollout by the engine."""
+    seconds, episodes = _timed(policy.model.device.type, lambda: _roll_out(policy, work))
+    return Played(seconds, sum(int(episode.loss_mask.sum()) for episode in episodes))
+
+
+def train(policy: Policy, case: Case, work: Work) -> Figures:
+    """The updates of a case.
 
     Raises:
         RuntimeError: an optimizer step had no finite gradient.
     """
     device = policy.model.device.type
+    gc.collect()
     if device == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    rollout_seconds, episodes = _timed(device, lambda: _roll_out(policy, work))
-    samples = [_with_advantage(build_sample(episode, policy), number) for number, episode in enumerate(episodes)]
-    options = OptimizerOptions(
-        learning_rate=_RATE, max_tokens=work.batch_tokens, logit_chunk=2048, clip=1.0, weight_decay=0.1
-    )
-    backend = build_backend(policy, options)
+    samples = [_sequence(policy, work.length, number) for number in range(work.sequences)]
+    backend = build_backend(policy, case.optimizer(work))
     objective = GrpoObjective(GrpoOptions(reduction="sample_mean", credit="episode", entropy_coefficient=0.0))
     seconds, norm = [], 0.0
-    for _ in range(work.updates):
-        spent, metrics = _timed(device, lambda: backend.step(samples, objective, _RATE))
-        if metrics["skipped"]:
-            raise RuntimeError("an optimizer step had no finite gradient")
-        seconds.append(spent)
-        norm = metrics["grad_norm"]
+    try:
+        for _ in range(work.updates):
+            spent, metrics = _timed(device, lambda: backend.step(samples, objective, _RATE))
+            if metrics["skipped"]:
+                raise RuntimeError("an optimizer step had no finite gradient")
+            seconds.append(spent)
+            norm = metrics["grad_norm"]
+        peak = _peak_bytes(device)
+    finally:
+        backend.close()
     load = _load(samples)
-    return Figures(
-        rollout_seconds=rollout_seconds,
-        sampled=sum(int(episode.loss_mask.sum()) for episode in episodes),
-        update_seconds=seconds,
-        tokens=sum(load.lengths),
-        scored=load.scored,
-        images=len(load.patches),
-        step_flops=3 * forward_flops(policy, load),
-        gradient_norm=norm,
-        peak_bytes=_peak_bytes(device),
+    flops = 3 * forward_flops(policy, load)
+    return Figures(seconds, sum(load.lengths), load.scored, len(load.patches), flops, norm, peak)
+
+
+def plan(policy: Policy, case: Case, work: Work) -> RankPlan:
+    """What the pre-flight plans for the updates of a case."""
+    options = SOKOBAN.train_config.model_validate({
+        "policy": {"compute": policy.compute}, "optimizer": case.optimizer(work).model_dump(),
+        "warm_start": {"steps": 0},
+    })  # fmt: skip
+    load = _load([_sequence(policy, work.length, number) for number in range(work.sequences)])
+    rows = max(1, work.batch_tokens // work.length)
+    merged = sum(load.patches) // policy.model.config.vision_config.spatial_merge_size**2
+    step = StepLoad(
+        tokens=rows * work.length,
+        passes=-(-work.sequences // rows),
+        patches=sum(load.patches),
+        largest=max(load.patches),
+        image_tokens=merged,
     )
+    shape = ModelShape.of(options.policy, policy.model.config)
+    return plan_rank(options, shape, step, on_gpu=policy.model.device.type == "cuda")
+
+
+def _sequence(policy: Policy, length: int, number: int) -> TrainSample:
+    """A sequence with one image, of whose random tokens the second half is trained."""
+    rng = np.random.default_rng(number)
+    image = policy.reader.read(Image.fromarray(rng.integers(0, 256, (384, 384, 3), np.uint8)))
+    pads = int(np.prod(image.grid)) // policy.model.config.vision_config.spatial_merge_size**2
+    ids = rng.integers(0, 200, length)
+    ids[1 : 1 + pads] = policy.codec.image_pad_id
+    positions, _ = extend_positions(ids, [image.grid], policy.codec.image_pad_id, 2)
+    targets = np.arange(max(1 + pads, length // 2), length)
+    values = {
+        name: np.full(len(targets), -1, np.float32) for name in ("old_log_probs", "rollout_log_probs", "ref_log_probs")
+    }
+    advantages = np.full(len(targets), rng.standard_normal(), np.float32)
+    return TrainSample(ids, positions, targets, ids[targets], [image], advantages=advantages, **values)
 
 
 def _roll_out(policy: Policy, work: Work) -> list[Trajectory]:
@@ -137,13 +207,6 @@ def _prompts(count: int) -> list[dict[str, object]]:
     levels, _, _ = read_levels(options)
     rows: list[dict[str, object]] = make_prompts(levels, options)[0].to_dict("records")
     return rows
-
-
-def _with_advantage(sample: TrainSample, number: int) -> TrainSample:
-    """The sample with an advantage of its own: random responses earn nothing that could be learnt from."""
-    value = np.random.default_rng(number).standard_normal()
-    sample.advantages[:] = value
-    return sample
 
 
 def _load(samples: list[TrainSample]) -> Load:

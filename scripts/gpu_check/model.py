@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from transformers import Qwen3VLForConditionalGeneration
+from scripts.published_sizes import published_config
+from transformers import AutoModelForImageTextToText
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.policies.patches import build_image_processor
@@ -17,37 +18,35 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_config, build_tokenizer
 
 VOCABULARY = 151_936
-_ROPE_THETA = 5e6
+THIN = "thin"
 _MIN_PIXELS, _MAX_PIXELS = 65_536, 16_777_216
-
-SIZES = {
-    "2B": TinyPolicyOptions(
-        texts="sokoban",
-        hidden=2048, layers=28, heads=16, kv_heads=8, head_dim=128, mlp=6144, vision_hidden=1024, vision_layers=24,
-        vision_heads=16, vision_mlp=4096, vision_grid=48, deepstack=(5, 11, 17), initializer_range=0.02,
-        min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS,
-    ),
-    "thin": TinyPolicyOptions(
-        texts="sokoban",
-        hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=96, vision_hidden=64, vision_layers=2,
-        vision_heads=2, vision_mlp=96, vision_grid=48, deepstack=(0,), initializer_range=0.02,
-        min_pixels=_MIN_PIXELS, max_pixels=_MAX_PIXELS,
-    ),
-}  # fmt: skip
+_THIN = TinyPolicyOptions(
+    texts="sokoban",
+    hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=96, vision_hidden=64, vision_layers=2, vision_heads=2,
+    vision_mlp=96, vision_grid=48, deepstack=(0,), initializer_range=0.02,
+)  # fmt: skip
 
 
-def build_policy(sizes: TinyPolicyOptions, device: str, seed: int) -> Policy:
-    """Policy of these sizes with random weights on a device."""
-    tokenizer = build_tokenizer(sizes.vocabulary, sizes.texts)
-    config = build_config(sizes, tokenizer)
-    config.text_config.vocab_size = VOCABULARY
-    config.text_config.rope_parameters["rope_theta"] = _ROPE_THETA
+def build_policy(name: str, device: str, seed: int) -> Policy:
+    """Policy of a published size, or a thin one, with random weights on a device.
+
+    Args:
+        name: one of `PUBLISHED`, or `THIN`.
+    """
+    tokenizer = build_tokenizer(_THIN.vocabulary, _THIN.texts)
+    config = own = build_config(_THIN, tokenizer)
+    if name == THIN:
+        config.text_config.vocab_size = VOCABULARY
+    else:
+        config = published_config(name)
+        for mark in ("image", "video", "vision_start", "vision_end"):
+            setattr(config, f"{mark}_token_id", getattr(own, f"{mark}_token_id"))
     torch.manual_seed(seed)
     with torch.device(device):
-        model = Qwen3VLForConditionalGeneration(config)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     model.config._attn_implementation = "sdpa"
-    processor = build_image_processor(sizes.min_pixels, sizes.max_pixels)
-    return Policy(model.float().eval(), tokenizer, processor, compute="bfloat16")
+    processor = build_image_processor(_MIN_PIXELS, _MAX_PIXELS)
+    return Policy(model.eval(), tokenizer, processor, compute="bfloat16")
 
 
 @dataclass(frozen=True)

@@ -1,54 +1,111 @@
-"""The page: what was measured, on what, and against which peak."""
+"""The page: what was measured, on what, against which peak, and against which plan."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import transformers
-from measuring import Figures, Work
-
-from geo_sokoban_pipeline.policies.policy import Policy
+from measuring import Case, Figures, Played, Work
 
 # Dense bfloat16 with float32 sums, in 10^12 operations a second, from the makers' data sheets (half of what they give
 # with sparsity). By a part of the device's name; the first that fits counts.
 PEAKS = {"B200": 2250.0, "H200": 989.5, "H100 PCIe": 756.5, "H100": 989.5, "A100": 312.0, "L40S": 362.0, "L4": 121.0}
 
 
-def describe(name: str, policy: Policy, work: Work, figures: Figures, peak: float | None = None) -> str:
+@dataclass(frozen=True)
+class Row:
+    """A case of the page.
+
+    Attributes:
+        parameters: of the model.
+        planned: bytes of the plan's peak.
+        figures: None: the plan has no room on this device, so nothing was run.
+    """
+
+    case: Case
+    parameters: int
+    planned: int
+    figures: Figures | None
+
+
+def describe(device: str, work: Work, played: Played, rows: Sequence[Row], peak: float | None = None) -> str:
     """The page as Markdown.
 
     Args:
-        name: of the sizes.
+        device: its name.
+        played: by the first case's model.
         peak: of the device, in 10^12 operations a second; None: from the table, where it is there.
     """
-    device, peak = _device(policy), peak or peak_of(_device(policy))
-    # The first step allocates and warms up; the median of the others is what a run sees.
-    step = statistics.median(figures.update_seconds[1:] or figures.update_seconds)
-    rate = figures.step_flops / step / 1e12
-    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
-    rows = [
+    peak = peak or peak_of(device)
+    thin = " --thin" if all(row.case.name == "thin" for row in rows) else ""
+    first = rows[0]
+    about = [
         ("device", device),
         ("versions", f"torch {torch.__version__}, transformers {transformers.__version__}"),
-        ("model", f"{name}: {parameters:,} random weights in float32, matrix products in bfloat16"),
-        ("rollout", f"{work.episodes} episodes, {work.turns} responses of {work.tokens} tokens, 384×384 boards"),
-        ("rollout time", f"{figures.rollout_seconds:.2f} s, {figures.sampled / figures.rollout_seconds:,.0f} sampled "
-         "tokens/s (transformers engine)"),
-        ("an update", f"{figures.tokens:,} tokens, {figures.scored:,} of them trained, {figures.images} images"),
-        ("update time", f"{step:.3f} s (median of steps 2 to {work.updates}; first {figures.update_seconds[0]:.3f} s), "
-         f"{figures.tokens / step:,.0f} tokens/s"),
-        ("model FLOPs of an update", f"{figures.step_flops / 1e12:.3g}·10¹², {rate:,.3g}·10¹² a second"),
-        ("model FLOP utilisation", utilisation(rate, peak)),
-        ("peak memory", f"{figures.peak_bytes / 1e9:.2f} GB"),
-        ("gradient norm of the last update", f"{figures.gradient_norm:.3g}"),
+        ("rollout", f"{first.case.name}: {work.episodes} episodes, {work.turns} responses of {work.tokens} tokens, "
+         f"384×384 boards: {played.seconds:.2f} s, {played.sampled / played.seconds:,.0f} sampled tokens/s "
+         "(transformers engine)"),
+        ("an update", f"{work.sequences} sequences of {work.length:,} tokens with an image each, the second half "
+         f"trained; micro-batches of {work.batch_tokens:,} tokens"),
     ]  # fmt: skip
-    table = "\n".join(f"| {what} | {found} |" for what, found in rows)
-    return (
-        f"# Full size on a GPU\n\nMeasured by `python scripts/gpu_check{' --thin' if name == 'thin' else ''}`: one "
-        f"rollout, then {work.updates} updates on its episodes.\n\n| what | found |\n|---|---|\n{table}\n\n"
-        "FLOPs are those that the model needs: two per weight of every matrix and token, attention, a backward pass as "
-        "two forward passes, the output layer at trained tokens only. What is computed twice counts once."
+    table = "\n".join(f"| {what} | {found} |" for what, found in about)
+    measured = {
+        "model": [f"{row.case.name}, {row.parameters:,} weights" for row in rows],
+        "checkpointing": ["on" if row.case.gradient_checkpointing else "off" for row in rows],
+        "offload": ["on" if row.case.offload else "off" for row in rows],
+        "seconds of an update": [_seconds(row.figures) for row in rows],
+        "tokens per second": [_rate(row.figures) for row in rows],
+        "model FLOPs of an update": [_flops(row.figures) for row in rows],
+        "model FLOP utilisation": [_utilisation(row.figures, peak) for row in rows],
+        "peak memory, measured": ["–" if row.figures is None else _gb(row.figures.peak_bytes) for row in rows],
+        "peak memory, planned": [_gb(row.planned) for row in rows],
+        "last gradient norm": ["–" if row.figures is None else f"{row.figures.gradient_norm:.3g}" for row in rows],
+    }
+    head, rule = "| |" + " |" * len(rows), "|---|" + "---|" * len(rows)
+    lines = [head, rule, *(f"| {what} | " + " | ".join(found) + " |" for what, found in measured.items())]
+    heading = (
+        f"Measured by `python scripts/gpu_check{thin}`: one rollout, then {work.updates} updates of each case, with"
     )
+    return "\n".join(
+        ["# Full size on a GPU", "", f"{heading} random weights.", "", "| what | found |", "|---|---|"]
+        + [table, "", *lines, "", _NOTES]
+    )
+
+
+_NOTES = (
+    "Weights and moments are float32, matrix products bfloat16. FLOPs are those that the model needs: two per weight "
+    "of every matrix and token, attention, a backward pass as two forward passes, the output layer at trained tokens "
+    "only. What is computed twice counts once. Planned memory is what the pre-flight counts (`preflight/memory.py`); "
+    "a case whose plan is larger than the device was not run."
+)
+
+
+def _step(figures: Figures) -> float:
+    """Seconds; the first step allocates and warms up, the median of the others is what a run sees."""
+    return statistics.median(figures.seconds[1:] or figures.seconds)
+
+
+def _seconds(figures: Figures | None) -> str:
+    return "not run" if figures is None else f"{_step(figures):.3f} (first {figures.seconds[0]:.3f})"
+
+
+def _rate(figures: Figures | None) -> str:
+    return "–" if figures is None else f"{figures.tokens / _step(figures):,.0f}"
+
+
+def _flops(figures: Figures | None) -> str:
+    return "–" if figures is None else f"{figures.step_flops / 1e12:.3g}·10¹²"
+
+
+def _utilisation(figures: Figures | None, peak: float | None) -> str:
+    return "–" if figures is None else utilisation(figures.step_flops / _step(figures) / 1e12, peak)
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
 
 
 def utilisation(rate: float, peak: float | None) -> str:
@@ -61,9 +118,3 @@ def utilisation(rate: float, peak: float | None) -> str:
 def peak_of(device: str) -> float | None:
     """Peak of a device by its name; None where it is not in the table."""
     return next((peak for part, peak in PEAKS.items() if part in device), None)
-
-
-def _device(policy: Policy) -> str:
-    if policy.model.device.type == "cuda":
-        return str(torch.cuda.get_device_name())
-    return f"CPU, {torch.get_num_threads()} threads of torch"
