@@ -38,27 +38,30 @@ class Join:
 
 @dataclass(frozen=True)
 class FailThenSum:
-    """One rank fails before a collective that the others wait in."""
+    """One rank fails before a collective that the others wait in: of counts, or of gradients by shared memory."""
 
     how: str = ""
+    gradients: bool = False
 
-    def __call__(self, state: State) -> list[int]:
+    def __call__(self, state: State) -> Any:
         if self.how == "raise":
             raise ValueError("out of luck")
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         assert state.group is not None
-        return state.group.sum_counts([1])
+        return SumGradients()(state) if self.gradients else state.group.sum_counts([1])
 
 
 @dataclass(frozen=True)
 class SumGradients:
-    """Sum of (40,001,) and (3,) gradients that differ by rank; the last parameter has one on the second rank alone."""
+    """Sum of (count,) and (3,) gradients that differ by rank; one is on the second rank alone, one nowhere."""
+
+    count: int = 40_001
 
     def __call__(self, state: State) -> list[torch.Tensor | None]:
         assert state.group is not None
         generator = torch.Generator().manual_seed(state.group.rank)
-        parameters = [torch.nn.Parameter(torch.zeros(count)) for count in (40_001, 3, 2, 1)]
+        parameters = [torch.nn.Parameter(torch.zeros(count)) for count in (self.count, 3, 2, 1)]
         for parameter in parameters[:2]:
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         if state.group.rank == 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,28 +13,33 @@ from rank_jobs import FailThenSum, SumGradients, start
 
 @pytest.mark.slow
 def test_sums_of_four_ranks() -> None:
-    found = []
+    # The second is longer than what is mapped by then, the last too large for shared memory.
+    counts = (101, 40_001, 9_000_000)
+    found: dict[int, list[list[torch.Tensor | None]]] = {}
     ranks, own = start(4)
     try:
-        for _ in range(2):
-            found += ranks.run(lambda: SumGradients()(own), [SumGradients()] * 3)
+        for count in [*counts, *counts[:2]]:
+            job = SumGradients(count)
+            found.setdefault(count, []).extend(ranks.run(partial(job, own), [job] * 3))
     finally:
         ranks.close()
         assert own.group is not None
         own.group.close()
-    parts = []
-    for rank in range(4):
-        generator = torch.Generator().manual_seed(rank)
-        parts.append([torch.randn(count, generator=generator) for count in (40_001, 3)])
-    for gradients in found:
-        for gradient, *terms in zip(gradients, *parts, strict=False):
-            torch.testing.assert_close(gradient, torch.stack(terms).sum(0))
-        torch.testing.assert_close(gradients[2], torch.ones(2))
-        assert gradients[3] is None, "no rank had one"
-        assert all(torch.equal(one, other) for one, other in zip(gradients[:3], found[0], strict=False))
+    for count, answers in found.items():
+        parts = []
+        for rank in range(4):
+            generator = torch.Generator().manual_seed(rank)
+            parts.append([torch.randn(length, generator=generator) for length in (count, 3)])
+        for gradients in answers:
+            for gradient, *terms in zip(gradients, *parts, strict=False):
+                torch.testing.assert_close(gradient, torch.stack(terms).sum(0))
+            torch.testing.assert_close(gradients[2], torch.ones(2))
+            assert gradients[3] is None, "no rank had one"
+            assert all(torch.equal(one, other) for one, other in zip(gradients[:3], answers[0], strict=False))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -40,11 +47,12 @@ def test_sums_of_four_ranks() -> None:
         ("kill", r"process 3 of 3 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"),
     ],
 )
-def test_a_rank_that_fails_while_the_others_wait_for_it_is_named(how: str, message: str) -> None:
+def test_a_rank_that_fails_while_the_others_wait_for_it_is_named(how: str, message: str, gradients: bool) -> None:
     ranks, own = start(3)
     try:
         with pytest.raises(RankError, match=message):
-            ranks.run(lambda: FailThenSum()(own), [FailThenSum(), FailThenSum(how)])
+            others = [FailThenSum(gradients=gradients), FailThenSum(how, gradients)]
+            ranks.run(lambda: others[0](own), others)
         with pytest.raises(RankError, match="closed"):
             ranks.run(lambda: None, [])
     finally:
