@@ -23,6 +23,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD = 4 << 20
 # Bytes. glibc's own maximum: twice its largest mmap threshold.
 _TRIM_THRESHOLD = 64 << 20
+# Bytes, where ranks share weights. Parts of weights, gradients and moments stay while gathered weights come and go: in
+# one heap with them they would leave holes, a quarter of the state at 80 million weights.
+PART_THRESHOLD = 256 << 10
 _USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _USER_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
@@ -35,19 +38,22 @@ def prepare_process(threads: int | None) -> int:
     return torch.get_num_threads()
 
 
-def limit_heap() -> None:
-    """Give blocks of 4 MiB and more mappings of their own, so that the heap does not grow with them.
+def limit_heap(threshold: int = _MMAP_THRESHOLD) -> None:
+    """Give large blocks mappings of their own, so that the heap does not grow with them.
 
     glibc's mmap threshold begins at 128 KiB and rises, up to 32 MiB, to the largest mapped block freed so far. Then the
     tensors of a step, whose sizes change every time, lie in the heap between long-lived objects, and the heap grows for
     hundreds of iterations. Nothing is set without glibc, or where the environment sets one of the two thresholds.
+
+    Args:
+        threshold: bytes of a large block.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     is_set = any(name in os.environ for name in _USER_SETTINGS) or any(name in tunables for name in _USER_TUNABLES)
     if platform.libc_ver()[0] == "glibc" and not is_set:
         library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
-        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
+        library.mallopt(_M_MMAP_THRESHOLD, threshold)
+        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD * threshold // _MMAP_THRESHOLD)
 
 
 def freeze_survivors() -> None:

@@ -28,6 +28,7 @@ from geo_sokoban_pipeline.training.backends.base import Batch
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
+from geo_sokoban_pipeline.training.runtime import PART_THRESHOLD, limit_heap
 from geo_sokoban_pipeline.training.sharding import StepCost, shard_range, shard_samples
 from geo_sokoban_pipeline.training.worker import Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
@@ -57,9 +58,7 @@ class RankedBackend:
         shape = workers.options
         build = BuildBackend(options, temperature, shape.sharding, shape.replicas)
         self.own: TorchBackend = self._on_all(
-            lambda: TorchBackend(
-                policy, options, temperature, workers.group, mesh_of(workers.group, shape.sharding, shape.replicas)
-            ),
+            lambda: build.build(policy, workers.group),
             build,
         )
         self._is_sharded = shape.sharding != "none"  # hybrid may have one shard a copy
@@ -234,8 +233,14 @@ class BuildBackend:
 
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
-        mesh = None if worker.group is None else mesh_of(worker.group, self.sharding, self.replicas)
-        worker.backend = TorchBackend(worker.policy, self.options, self.temperature, worker.group, mesh)
+        worker.backend = self.build(worker.policy, worker.group)
+
+    def build(self, policy: Policy, group: Group | None) -> TorchBackend:
+        """The backend of a rank."""
+        mesh = None if group is None else mesh_of(group, self.sharding, self.replicas)
+        if mesh is not None:
+            limit_heap(PART_THRESHOLD)
+        return TorchBackend(policy, self.options, self.temperature, group, mesh)
 
 
 @dataclass(frozen=True)

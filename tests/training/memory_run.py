@@ -1,0 +1,143 @@
+"""What `test_ranks_memory.py` runs as a program of its own: ranks that load, train, save and send a policy they share.
+
+    python -m training.memory_run FOLDER RANKS
+
+FOLDER holds the policy. Prints JSON: bytes by which each process has grown at most, driver first, and what each holds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.distributed.slices import own_part
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
+from geo_sokoban_pipeline.rollout.engines.sglang.weights import cut_buckets
+from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.runtime import prepare_process
+from geo_sokoban_pipeline.training.worker import Worker
+from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
+from rollout.engines.sglang.material import request_with
+from task_options import TrainOptions
+from training.large import forget_peak, peak
+
+BUCKET = 32 << 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function of a rank's backend, or of nothing."""
+
+    work: Callable[..., Any]
+    takes_backend: bool
+
+    def __call__(self, worker: Worker) -> Any:
+        return self.work(worker.backend) if self.takes_backend else self.work()
+
+
+def watch_gradients(backend: Any) -> None:
+    """Have a backend note the bytes of its gradients before it drops them."""
+    clear = backend.optimizers.clear_gradients
+
+    def note() -> None:
+        backend.gradient_bytes = held(parameter.grad for parameter in trained(backend) if parameter.grad is not None)
+        clear()
+
+    backend.optimizers.clear_gradients = note
+
+
+def trained(backend: Any) -> list[torch.Tensor]:
+    groups = [group for optimizer in backend.optimizers.in_force for group in optimizer.param_groups]
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def held(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes that this rank holds of tensors; gradients of a unit share their memory."""
+    storages = [own_part(tensor).untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def state_bytes(backend: Any) -> dict[str, int]:
+    """Bytes of parameters, gradients and moments of a rank."""
+    moments, _ = backend.optimizers.state()
+    return {
+        "parameters": held(trained(backend)),
+        "gradients": backend.gradient_bytes,
+        "moments": held(moments.values()),
+    }
+
+
+def samples_of(policy: Policy, count: int) -> list[TrainSample]:
+    """Samples with an image and a few trained tokens each."""
+    made = []
+    for number in range(count):
+        request = request_with(policy, [number])
+        ids, codec = request.token_ids.astype(np.int64), policy.codec
+        grids = [image.grid for image in request.images]
+        positions, _ = extend_positions(ids, grids, codec.image_pad_id, codec.merge_size)
+        targets = np.arange(len(ids) - 4, len(ids))
+        values = np.full(4, -6.0, np.float32)
+        made.append(
+            TrainSample(
+                ids[:-1],
+                positions[:, :-1],
+                targets,
+                ids[targets],
+                list(request.images),
+                old_log_probs=values,
+                rollout_log_probs=values,
+                advantages=np.full(4, 1.0 - number, np.float32),
+            )
+        )
+    return made
+
+
+def main(folder: str, count: int) -> None:
+    """Run it."""
+    values = {"processes": count, "threads": 1, "sharding": "full", "policy": {"device": "cpu"}}
+    options = TrainOptions.model_validate(values)
+    prepare_process(1)
+    policy = load_driver_policy(options, Path(folder))
+    samples = samples_of(policy, 4)
+    with open_worker_group(policy, options) as workers, tempfile.TemporaryDirectory() as place:
+        assert workers is not None
+
+        def everywhere(work: Callable[..., Any], *own: Any) -> list[Any]:
+            return workers.run(lambda: work(*own), [Job(work, bool(own))] * (count - 1))
+
+        before = everywhere(forget_peak)
+        backend: Any = build_backend(policy, OptimizerOptions(), 1.0, workers)
+        everywhere(watch_gradients, backend.own)
+        norms = [backend.step(samples, GrpoObjective(GrpoOptions()), 1e-4)["grad_norm"] for _ in range(3)]
+        states = everywhere(state_bytes, backend.own)
+        saved = backend.export(Path(place)) | backend.save_state(Path(place))
+        sent = 0
+        for bucket, _ in cut_buckets(backend.weight_source().read("bfloat16"), BUCKET):
+            sent += sum(map(len, pack_tensors(bucket)))
+        after = everywhere(peak)
+    found = {
+        "grown": [most - first for most, first in zip(after, before, strict=True)],
+        "states": states,
+        "norms": norms,
+        "saved": sum(file["bytes"] for file in saved.values()),
+        "sent": sent,
+        "is_empty": policy.is_empty,
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
