@@ -1,0 +1,129 @@
+"""Weights of sharded ranks at a real server, in each of the three ways; a server that comes back gets them again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.rollout import SamplingOptions
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
+from geo_sokoban_pipeline.policies.qwen3_vl import extend_positions
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result
+from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from rollout.engines.sglang.material import TOLERANCE, ask, request_with
+from servers import all_gone, attached, launch_options, strays, tree
+from training.four_ranks import FourRanks
+from training.large import forget_peak, peak, write_random_policy
+from training.setup import SIZES, Setup
+
+pytestmark = pytest.mark.slow
+
+WAYS = ("tensors", "disk", "group")
+SAMPLING = SamplingOptions()
+OBJECTIVE = GrpoObjective(GrpoOptions())
+MIB = 1 << 20
+# 45 million weights: three buckets of 64 MiB.
+LARGE = {**SIZES, "layers": 6, "hidden": 768, "heads": 12, "kv_heads": 4, "head_dim": 64, "mlp": 2304}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    yield
+    assert strays() == []
+
+
+def sample_of(policy: Policy, request: Request, result: Result) -> TrainSample:
+    """A response as the trainer takes it."""
+    ids = np.concatenate([request.token_ids, result.token_ids]).astype(np.int64)
+    codec = policy.codec
+    grids = [image.grid for image in request.images]
+    positions, _ = extend_positions(ids, grids, codec.image_pad_id, codec.merge_size)
+    targets = np.arange(len(request.token_ids), len(ids))
+    return TrainSample(ids[:-1], positions[:, :-1], targets, ids[targets], list(request.images))
+
+
+def check(backend: TrainBackend, policy: Policy, pairs: list[tuple[Request, Result]]) -> None:
+    """The server's log-probs are those of the trainer."""
+    assert all(len(result.token_ids) for _, result in pairs)
+    scored = backend.log_probs([sample_of(policy, *pair) for pair in pairs])
+    for (_, result), expected in zip(pairs, scored, strict=True):
+        np.testing.assert_allclose(result.log_probs, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_servers_sample_with_what_sharded_ranks_have_trained(
+    four_ranks: FourRanks,
+    setup: Setup,
+    batches: dict[str, list[TrainSample]],
+    sglang_server: str,
+    tiny_policy: Policy,
+    tmp_path: Path,
+    way: str,
+) -> None:
+    save_policy(tiny_policy, tmp_path)
+    policy = load_empty(setup.options.policy, tmp_path)
+    seen = request_with(policy, [0, 1], SAMPLING, identity=0)
+    before: Any = None
+    with four_ranks.group(policy, "two shards") as workers:
+        backend = build_backend(policy, OptimizerOptions(), SAMPLING.temperature, workers)
+        with attached(policy, sglang_server, update=way, bucket_bytes=100_000) as engine:
+            for version in (1, 2, 3):
+                engine.update_weights(backend.weight_source(), version)
+                new = request_with(policy, [version + 1], SAMPLING, identity=version)
+                results = ask(engine, seen, new)
+                assert {result.weight_version for result in results.values()} == {version}
+                check(backend, policy, [(request, results[request.id]) for request in (seen, new)])
+                after = backend.log_probs([sample_of(policy, seen, results[seen.id])])[0]
+                if before is not None:
+                    moved = backend.log_probs([before[0]])[0] - before[1]
+                    assert np.abs(moved).max() > 10 * TOLERANCE, "the step has changed what is sampled"
+                before = sample_of(policy, seen, results[seen.id]), after
+                backend.step(batches["boards"], OBJECTIVE, 3e-3)
+    assert policy.is_empty, "the driver never had the weights"
+
+
+def test_the_senders_memory_and_a_server_that_is_killed(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path
+) -> None:
+    """With each way the driver grows by two buckets at most."""
+    bucket = 64 * MIB
+    write_random_policy(tmp_path, setup.policy, LARGE)
+    policy = load_empty(setup.options.policy, tmp_path)
+    assert sum(weight.numel() for weight in policy.model.parameters()) * 4 > 2 * bucket
+    options = launch_options(bucket_bytes=bucket)
+    request = request_with(policy, [3], SAMPLING, identity=7)
+    with four_ranks.group(policy, "two shards") as workers:
+        backend = build_backend(policy, OptimizerOptions(), SAMPLING.temperature, workers)
+        for version, way in enumerate(WAYS, start=1):
+            engine = SglangEngine(
+                policy, options.model_copy(update={"update": way})
+            )  # the next one takes over the server
+            try:
+                backend.step(batches["one"], OBJECTIVE, 1e-3)
+                first = forget_peak()
+                engine.update_weights(backend.weight_source(), version)
+                assert peak() - first <= 2 * bucket, way
+                check(backend, policy, [(request, ask(engine, request)[request.id])])
+                if version == len(WAYS):
+                    (server,) = engine.servers
+                    assert server.launched is not None
+                    life, processes = server.life, tree(server.launched.pid)
+                    os.kill(server.launched.pid, signal.SIGKILL)
+                    assert all_gone(processes)
+                    again = replace(request, id=8)
+                    check(backend, policy, [(again, ask(engine, again)[again.id])])
+                    assert server.life > life
+            finally:
+                engine.close()
