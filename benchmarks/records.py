@@ -19,6 +19,7 @@ from benchmarks.tables import (
     render_engine,
     render_maker,
     render_memory,
+    render_notebook,
     render_ranks,
     render_scaling,
     render_speed,
@@ -38,6 +39,7 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "memory": render_memory,
     "engine": render_engine,
     "browser": render_browser,
+    "notebook": render_notebook,
 }
 
 

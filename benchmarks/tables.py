@@ -113,6 +113,14 @@ def render_browser(found: Found) -> str:
     )
 
 
+def render_notebook(found: Found) -> str:
+    """Results of `benchmarks/test_first_notebook.py`."""
+    return (
+        f"On a run of {found['episodes']:,} episodes all cells of `notebooks/01_explore_trajectories.ipynb` take "
+        f"{found['gib']:.2f} GiB at most, libraries included, and {found['seconds']:.0f} s."
+    )
+
+
 def memory_growth(recipe: Found) -> float:
     """Share by which the memory of a run grows from the first of its stored iterations to the last."""
     return float(recipe["memory_gb"][-1][1] / recipe["memory_gb"][0][1] - 1)

@@ -14,32 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from benchmarks.records import ROOT
-from benchmarks.runs import run_training
+from benchmarks.runs import repeat_iterations, run_training
 
 from geo_sokoban_pipeline.runs.storage import read_json
-from geo_sokoban_pipeline.trajectories.parquet import read_trajectories, write_trajectories
 
 ITERATIONS, EPISODES = 4, 10_000
 SECONDS, GIB = 60.0, 1.0
-
-
-def repeat(folder: Path, wanted: int) -> int:
-    """Repeat the iterations of a folder until it holds so many episodes; returns their number."""
-    tables = [read_trajectories(folder / f"iter={number:05d}" / "part-000.parquet") for number in range(ITERATIONS)]
-    count, number = sum(table.num_rows for table in tables), ITERATIONS
-    while count < wanted:
-        table = tables[number % ITERATIONS]
-        ids = pc.replace_substring_regex(table.column("trajectory_id"), r"/i\d+/", f"/i{number:05d}/")
-        own = {"trajectory_id": ids, "iteration": pa.array([number] * table.num_rows, pa.int32())}
-        for name, values in own.items():
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, table.schema.field(name), values)
-        write_trajectories(folder / f"iter={number:05d}" / "part-000.parquet", table)
-        count, number = count + table.num_rows, number + 1
-    return count
 
 
 def test_an_audit_without_a_model(tmp_path: Path) -> None:
@@ -49,7 +30,8 @@ def test_an_audit_without_a_model(tmp_path: Path) -> None:
         {"warm_start": {"steps": 240}, "loop": {"iterations": ITERATIONS, "eval_interval": 0}},
     )
     root = tmp_path / "data"
-    episodes = repeat(root / "07_model_output/train_sokoban/default/trajectories", EPISODES)
+    folder = root / "07_model_output/train_sokoban/default/trajectories"
+    episodes = repeat_iterations(folder, ITERATIONS, EPISODES)
     words = ("--pipelines=audit_sokoban", "--params=audit.versions=0")
     environment = {**os.environ, "GEO_SOKOBAN_DATA_ROOT": str(root), "KEDRO_DISABLE_TELEMETRY": "1"}
     began = time.perf_counter()
