@@ -1,4 +1,4 @@
-"""Runs of `train_sokoban` in a data root of their own, for benchmarks that read stored runs, repeated for larger ones."""
+"""Runs of `train_sokoban` in a data root of their own, for benchmarks that read stored runs; larger by repeats."""
 
 from __future__ import annotations
 
