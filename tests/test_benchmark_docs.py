@@ -98,6 +98,14 @@ def test_the_browser_is_told_with_its_sizes(project: Path, monkeypatch: pytest.M
     assert "An episode opens in 0.04 s from the list, in 0.34 s by its address" in section
 
 
+def test_the_first_notebook_is_told_with_its_memory(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    keep("notebook", {"episodes": 384_000, "gib": 0.567, "seconds": 12.3}, project)
+    page = project / "docs/benchmarks.md"
+    section = read_section(page.read_text(encoding="utf-8"), "bench:notebook", page)
+    assert "run of 384,000 episodes" in section and "0.57 GiB at most, libraries included, and 12 s." in section
+
+
 def test_memory_is_told_with_its_growth(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_DOCS", "1")
     recipes = [
