@@ -46,6 +46,7 @@ LAYOUT = {
     "optimizer.vision_patches": "how many patches pass at once",
     "optimizer.gradient_checkpointing": "the same gradients, of layers that run twice",
     "optimizer.offload": "where the same weights lie",
+    "optimizer.gradient_sync": "the same gradients, added after each pass",
     "policy.attention": "the same products, by another implementation",
     "policy.device": "where they are computed",
     "threads": "by how many threads",

@@ -35,9 +35,13 @@ def test_models_are_those_that_are_published(name: str) -> None:
 
 def test_layouts_are_tried_from_the_simplest_to_the_most_shared() -> None:
     model = shape_of("8B")
-    assert [layout.training.get("optimizer") for layout in layouts(model, 1, 80)] == [None, {"offload": True}]
+    assert [layout.training.get("optimizer") for layout in layouts(model, 1, 80)] == [
+        None,
+        {"offload": True},
+        {"offload": True, "gradient_sync": "micro_batch"},
+    ]
     several = list(layouts(model, 8, 80))
-    assert [layout.ranks for layout in several] == [1, 2, 4, 6, 6]
+    assert [layout.ranks for layout in several] == [1, 2, 4, 6, 6, 6, 6]
     for layout in several:
         servers = layout.servers
         assert servers["first_gpu"] + servers["count"] * servers["tensor_parallel"] == 8

@@ -33,6 +33,7 @@ _RUN = "train_geo3k"
 _GB = 1e9
 _LEAST_CACHE = 4  # GB of keys and values for a server
 _OWN_FRACTION = 0.85
+_BASE = {"offload": False, "gradient_sync": "step"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Layout:
         changes = {
             **self.training,
             "rollout": base.rollout.model_copy(update={"server": server}),
-            "optimizer": base.optimizer.model_copy(update={"offload": False, **self.training.get("optimizer", {})}),
+            "optimizer": base.optimizer.model_copy(update={**_BASE, **self.training.get("optimizer", {})}),
         }
         return base.model_copy(update=changes)
 
@@ -75,9 +76,10 @@ def layouts(model: ModelShape, gpus: int, gigabytes: int) -> Iterator[Layout]:
     """Layouts to be tried, the simplest first."""
     weights = 2 * model.parameters / _GB
     offload = {"optimizer": {"offload": True}}
+    least = {"optimizer": {"offload": True, "gradient_sync": "micro_batch"}}
     if gpus == 1:
         fraction = math.ceil(20 * (weights + _LEAST_CACHE) / gigabytes) / 20
-        for training in ({}, offload):
+        for training in ({}, offload, least):
             yield Layout(training, {"first_gpu": 0, "count": 1, "memory_fraction": fraction})
         return
     each = 1 if weights + _LEAST_CACHE <= _OWN_FRACTION * gigabytes else 2
@@ -87,7 +89,9 @@ def layouts(model: ModelShape, gpus: int, gigabytes: int) -> Iterator[Layout]:
         spread = {} if ranks == 1 else {"processes": ranks, "threads": 4, "sharding": "full"}
         yield Layout(spread, servers)
         if ranks == 6:
+            yield Layout({**spread, "optimizer": {"gradient_sync": "micro_batch"}}, servers)
             yield Layout({**spread, **offload}, servers)
+            yield Layout({**spread, **least}, servers)
 
 
 def plan(name: str, layout: Layout) -> tuple[RankPlan, TrainOptions]:
@@ -138,7 +142,7 @@ def _cells(name: str, found: Layout | None, last: Layout) -> str:
     if found is None:
         return f"no layout tried fits | – | {peak} in the phase `{rank.phase}` | with `{_parameters(last.training)}`"
     training = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks, `full`"
-    if "optimizer" in found.training:
+    if found.training.get("optimizer", {}).get("offload"):
         training += f", {sum(rank.host.values()) / _GB:.0f} GB a rank in the memory of the CPU"
     server = found.servers
     where = "on the same GPU" if server["first_gpu"] == 0 else f"{server['count']} on GPUs of their own"

@@ -52,6 +52,7 @@ ELSEWHERE = {
     "sharding": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "replicas": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "optimizer.gradient_checkpointing": ("test_step_memory.py", "test_checkpointing_keeps_two_rows_a_token_and_layer"),
+    "optimizer.gradient_sync": ("test_ranks_work.py", "test_gradients_are_shared_out_after_each_micro_batch"),
     "optimizer.offload": ("test_offload.py", "test_units_are_offloaded"),
     "optimizer.vision_patches": ("test_step_memory.py", "test_vision_passes_bound_the_peak_of_a_step"),
 }

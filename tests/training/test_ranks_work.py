@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,6 +15,7 @@ from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.backends import optim
+from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from task_options import TinyPolicyOptions
@@ -58,6 +60,31 @@ def test_a_step_reduces_each_unit_once(
         assert [count for name, count in found.items() if "reduce_scatter" in name] == [units], found
         # Each pass gathers the weights, so this is not the count of a step that did nothing.
         assert sum(count for name, count in found.items() if "gather" in name) > micro_batches
+
+
+def test_gradients_are_shared_out_after_each_micro_batch(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]]
+) -> None:
+    """With `gradient_sync=micro_batch`: as many sums as units and micro-batches, and the step of one process."""
+    samples = batches["boards"]
+    longest = max(sample.length for sample in samples)
+    found = []
+    for layout, sync in (("one process", "step"), ("two shards", "step"), ("two shards", "micro_batch")):
+        policy = copied(setup.trained)
+        options = OptimizerOptions(max_tokens=longest, vision_patches=40, eps=1e-5, gradient_sync=sync)
+        with four_ranks.group(policy, layout) as workers:
+            backend = build_backend(policy, options, 0.9, workers)
+            with Collectives() as collectives:
+                metrics = backend.step(samples, OBJECTIVE, 1e-3)
+            weights = {name: weight.clone() for name, weight in backend.iter_weights()}
+        sums = sum(count for name, count in collectives.counts.items() if "reduce_scatter" in name)
+        found.append((metrics, weights, sums))
+    (metrics, weights, _), (_, _, once), (metrics_2, weights_2, often) = found
+    units = setup.trained.model.config.text_config.num_hidden_layers + 2
+    assert once == units and often > 2 * units
+    assert metrics_2 == pytest.approx(metrics, rel=1e-6, abs=1e-6)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weights_2[name], weight, rtol=0, atol=0.05 * 1e-3, msg=name)
 
 
 @pytest.mark.parametrize("layout", ["four shards", "two copies of two shards"])

@@ -178,6 +178,11 @@ class OptimizerOptions(StrictModel):
         "moves them; a layer's weights are on the GPU while it computes. Several processes need sharding=full or "
         "hybrid for it. On the CPU nothing moves.",
     )
+    gradient_sync: Literal["step", "micro_batch"] = Field(
+        "step",
+        description="When processes that share weights (or one that offloads) share out their gradients: once a step, "
+        "until which each holds those of whole weights; or after each micro-batch, so that each holds its part alone.",
+    )
     max_skipped: Count = Field(3, description="Optimizer steps in a row without a finite loss that stop the run.")
 
     @model_validator(mode="after")

@@ -172,6 +172,7 @@ def _plan_phases(
     value, products = model.value_bytes, 0 if policy.compute is None else compute_bytes(policy)
     layer, root, tower = model.layer.parameters, model.root.parameters, model.vision.parameters
     again, several = optimizer.gradient_checkpointing, load.passes > 1
+    collects = several and optimizer.gradient_sync == "step"
 
     def part(activations: int, rounded: int, name: str = "activations of a micro-batch") -> dict[str, int]:
         """Activations, and weights that products were computed with, which a graph keeps."""
@@ -194,7 +195,7 @@ def _plan_phases(
     second = part(layer_bytes(config, policy, load.tokens), layer) if again else {}
     logits = logit_bytes(config, policy, optimizer, load.tokens) if model.root.trained else 0
     embedded = config.text_config.vocab_size * config.text_config.hidden_size
-    whole = model.trained - model.vision.trained if several else 0
+    whole = model.trained - model.vision.trained if collects else 0
     phases = {
         "output head": _sum((graph, {"logits of a micro-batch": logits}, gathered(root + layer), waiting(whole))),
         # A layer's gradient, and the buffer from which the ranks share it.
@@ -209,7 +210,7 @@ def _plan_phases(
     }
     if model.root.trained:
         # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.
-        making = embedded * ((2 if root < 2 * embedded else 0) + (1 if several or not gathers else 0))
+        making = embedded * ((2 if root < 2 * embedded else 0) + (1 if collects or not gathers else 0))
         own = waiting(model.layer.trained + model.root.trained, making)
         phases["embeddings"] = _sum((waits, gathered(root), own))
     if pictures:

@@ -31,6 +31,7 @@ _LAYOUT = frozenset(
     {
         "backend",
         "optimizer.gradient_checkpointing",
+        "optimizer.gradient_sync",
         "optimizer.logit_chunk",
         "optimizer.max_tokens",
         "optimizer.offload",

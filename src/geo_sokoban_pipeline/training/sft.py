@@ -110,6 +110,7 @@ def sft_optimizer(warm: WarmStartOptions, optimizer: OptimizerOptions) -> Optimi
         vision_patches=optimizer.vision_patches,
         gradient_checkpointing=optimizer.gradient_checkpointing,
         offload=optimizer.offload,
+        gradient_sync=optimizer.gradient_sync,
     )
 
 

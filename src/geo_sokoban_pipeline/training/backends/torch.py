@@ -256,6 +256,7 @@ class PassSetting:
         logit_chunk: trained positions whose logits are held at once.
         vision_patches: patches that pass the vision tower with one graph. None: all of the samples.
         gradient_checkpointing: keep the inputs of layers alone for the backward pass.
+        syncs_each_pass: whether ranks that share weights share out the gradients of each pass, not of the step.
     """
 
     temperature: float
@@ -263,6 +264,7 @@ class PassSetting:
     logit_chunk: int
     vision_patches: int | None = None
     gradient_checkpointing: bool = False
+    syncs_each_pass: bool = False
 
     @classmethod
     def of(cls, options: OptimizerOptions, temperature: float) -> PassSetting:
@@ -273,6 +275,7 @@ class PassSetting:
             options.logit_chunk,
             options.vision_patches,
             options.gradient_checkpointing,
+            options.gradient_sync == "micro_batch",
         )
 
 
@@ -332,7 +335,7 @@ class GradientPass:
                 shown = replace(features, tables=[table.detach().requires_grad_() for table in features.tables])
             totals: dict[str, float] = {}
             for number, batch in enumerate(plan, start=1):
-                synchronise_next(network.language, is_last=number == len(plan))
+                synchronise_next(network.language, is_last=number == len(plan) or self.setting.syncs_each_pass)
                 if not batch:
                     values, _, _ = self._score([self._filler], None, entropy="none")
                     (0.0 * values.sum()).backward()
@@ -351,7 +354,9 @@ class GradientPass:
                         torch.zeros_like(table) if gradient is None else gradient
                         for table, gradient in zip(shown.tables, gradients, strict=True)
                     ]
-                _train_tower(encoded, gradients, network.vision, len(parts))
+                _train_tower(
+                    encoded, gradients, network.vision, len(parts), syncs_each_pass=self.setting.syncs_each_pass
+                )
             return totals
         finally:
             network.eval()
@@ -475,17 +480,23 @@ class GradientPass:
 
 
 def _train_tower(
-    parts: Iterable[ImageFeatures | None], gradients: Sequence[Tensor | None], tower: nn.Module, count: int
+    parts: Iterable[ImageFeatures | None],
+    gradients: Sequence[Tensor | None],
+    tower: nn.Module,
+    count: int,
+    *,
+    syncs_each_pass: bool,
 ) -> None:
     """One backward pass through the vision tower per part of the features, given the gradients of all of them.
 
     Args:
         count: number of parts.
+        syncs_each_pass: see `PassSetting`.
     """
     first = 0
     for number, features in enumerate(parts, start=1):
         assert features is not None
-        synchronise_next(tower, is_last=number == count)
+        synchronise_next(tower, is_last=number == count or syncs_each_pass)
         end = first + len(features.tables[0])
         pairs = [
             (table, gradient[first:end])
