@@ -67,6 +67,7 @@ FREE = {
     "loop.keep_last": "what is stored",
     "loop.keep_best": "what is stored",
     "loop.report_share": "what is shown",
+    **{f"loop.retention.{name}": "what is stored" for name in ("episodes", "images", "newest", "tokens")},
     "evaluation.prompts": "after training",
     "evaluation.samples": "after training",
     "evaluation.greedy": "after training",
