@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kedro.pipeline import Pipeline
     from kedro.pipeline.node import Node
 
+    from geo_sokoban_pipeline.config.grpo import TrainOptions
     from geo_sokoban_pipeline.parameters import ProjectParameters
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class LiveReportHooks:
     def before_node_run(self, node: Node) -> None:
         """Begin the budget of a loop, and end it with the next node."""
         self._run, is_loop = node.name.removesuffix(_LOOP), node.name.endswith(_LOOP)
-        options = getattr(self._parameters, self._run, None) if is_loop else None
+        options: TrainOptions | None = getattr(self._parameters, self._run, None) if is_loop else None
         self._began = time.perf_counter()
         self._budget = None if options is None else ReportBudget(options.loop.report_share)
 
