@@ -23,6 +23,7 @@ from benchmarks.tables import (
     render_ranks,
     render_scaling,
     render_speed,
+    render_weights,
     render_writing,
 )
 
@@ -40,6 +41,7 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "engine": render_engine,
     "browser": render_browser,
     "notebook": render_notebook,
+    "weights": render_weights,
 }
 
 

@@ -140,6 +140,22 @@ def render_memory(found: Found) -> str:
     return "\n".join(lines)
 
 
+def render_weights(found: Found) -> str:
+    """Results of `benchmarks/test_weights.py`."""
+    seconds, size = found["seconds"], found["bytes"] / 1e9
+    ways = {"tensors": "in requests", "disk": "through a folder", "group": "by a process group"}
+    return "\n".join(
+        [
+            f"| {size:.2f} GB from {found['ranks']} ranks to a server | `rollout.server.update` | seconds | share |",
+            "|---|---|---:|---:|",
+            *(
+                f"| {text} | `{way}` | {seconds[way]:.2f} | {seconds[way] / seconds['tensors']:.2f} |"
+                for way, text in ways.items()
+            ),
+        ]
+    )
+
+
 def draw_scaling(found: Found) -> str:
     """SVG of the cost per episode by phase."""
     costs = costs_of_phases(found)
