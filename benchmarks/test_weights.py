@@ -13,8 +13,6 @@ from pathlib import Path
 
 from benchmarks.records import keep
 from benchmarks.tables import render_weights
-from servers import launch_options, need_environment
-from training.large import write_random_policy
 
 from geo_sokoban_pipeline.config.policy import TinyPolicyOptions
 from geo_sokoban_pipeline.envs.sokoban.task import SOKOBAN
@@ -23,6 +21,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.engine import SglangEngine
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.runtime import prepare_process
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
+from servers import launch_options, need_environment
+from training.large import write_random_policy
 
 WAYS, ROUNDS, RANKS = ("tensors", "disk", "group"), 2, 2
 THRESHOLD = 1 / 3

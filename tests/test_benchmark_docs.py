@@ -143,6 +143,16 @@ def test_observations_are_told_of_new_and_of_known_boards(project: Path, monkeyp
     assert "2.0× at 8 turns and 6.0× at 30 turns.\n" in (project / "README.md").read_text(encoding="utf-8")
 
 
+def test_ways_of_sending_weights_are_compared_with_requests(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_DOCS", "1")
+    seconds = {"tensors": 20.0, "disk": 4.0, "group": 3.0}
+    keep("weights", {"bytes": 1.04e9, "ranks": 2, "seconds": seconds}, project)
+    page = project / "docs/benchmarks.md"
+    section = read_section(page.read_text(encoding="utf-8"), "bench:weights", page)
+    assert "| 1.04 GB from 2 ranks to a server |" in section
+    assert "| by a process group | `group` | 3.00 | 0.15 |" in section
+
+
 def test_every_renderer_has_its_place() -> None:
     text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert all(f"<!-- bench:{name}:begin -->" in text for name in records.RENDERERS)
