@@ -354,9 +354,7 @@ class GradientPass:
                         torch.zeros_like(table) if gradient is None else gradient
                         for table, gradient in zip(shown.tables, gradients, strict=True)
                     ]
-                _train_tower(
-                    encoded, gradients, network.vision, len(parts), syncs_each_pass=self.setting.syncs_each_pass
-                )
+                _train_tower(encoded, gradients, network.vision, 1 if self.setting.syncs_each_pass else len(parts))
             return totals
         finally:
             network.eval()
@@ -480,23 +478,17 @@ class GradientPass:
 
 
 def _train_tower(
-    parts: Iterable[ImageFeatures | None],
-    gradients: Sequence[Tensor | None],
-    tower: nn.Module,
-    count: int,
-    *,
-    syncs_each_pass: bool,
+    parts: Iterable[ImageFeatures | None], gradients: Sequence[Tensor | None], tower: nn.Module, synced: int
 ) -> None:
     """One backward pass through the vision tower per part of the features, given the gradients of all of them.
 
     Args:
-        count: number of parts.
-        syncs_each_pass: see `PassSetting`.
+        synced: number of the first part, from 1, with which ranks share out gradients.
     """
     first = 0
     for number, features in enumerate(parts, start=1):
         assert features is not None
-        synchronise_next(tower, is_last=number == count or syncs_each_pass)
+        synchronise_next(tower, is_last=number >= synced)
         end = first + len(features.tables[0])
         pairs = [
             (table, gradient[first:end])
