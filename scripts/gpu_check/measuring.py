@@ -70,6 +70,7 @@ class Case:
         return OptimizerOptions(
             learning_rate=_RATE, max_tokens=work.batch_tokens, logit_chunk=2048, vision_patches=8192, clip=1.0,
             weight_decay=0.1, gradient_checkpointing=self.gradient_checkpointing, offload=self.offload,
+            gradient_sync="micro_batch" if self.offload else "step",
         )  # fmt: skip
 
 
