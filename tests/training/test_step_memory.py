@@ -260,6 +260,9 @@ def test_logits_take_three_copies_of_a_chunk_however_many_tokens_are_trained(
         batch = trained_text(positions)
         with LiveBytes() as count:
             gradient_pass.accumulate(batch, objective, StepSize.of(batch))
+        with LiveBytes() as scoring:
+            gradient_pass.log_probs(batch)
+        assert scoring.peak <= count.peak
         peaks.append(count.peak)
     copies = [peak / (CHUNK * VOCABULARY * 4) for peak in peaks]
     assert max(copies) <= 3, copies
