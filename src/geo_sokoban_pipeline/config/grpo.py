@@ -295,8 +295,8 @@ class TrainOptions(StrictModel):
     sharding: Literal["none", "full", "hybrid"] = Field(
         "none",
         description="What the processes hold while they train: `none`, a copy of weights, gradients and moments each; "
-        "`full`, a part of each (FSDP2); `hybrid`, copies whose parts are shared by several processes. The engine of "
-        "a process keeps whole weights beside them.",
+        "`full`, a part of each (FSDP2); `hybrid`, copies whose parts are shared by several processes. An engine "
+        "in a process (`rollout.engine: transformers`) keeps whole weights beside them, in the compute type.",
     )
     replicas: int = Field(1, ge=1, le=1024, description="Copies with sharding=hybrid; they divide the processes.")
 
