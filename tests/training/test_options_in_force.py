@@ -48,6 +48,14 @@ SECTIONS = ("grpo", "optimizer", "prompts", "loop", "warm_start", "rollout.sampl
 OTHERS = {"task", "policy", "env", "reward", "rollout", "evaluation"}
 # Effects that need other processes, or counted memory: fields and the tests that show them.
 ELSEWHERE = {
+    "loop.report_share": ("../pipelines/test_live.py", "test_the_page_is_there_from_the_first_iteration"),
+    **{
+        f"loop.retention.{name}": (
+            "../pipelines/test_retention.py",
+            "test_training_is_the_same_and_the_newest_iteration_is_whole",
+        )
+        for name in ("newest", "tokens", "episodes", "images")
+    },
     "processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit"),
     "sharding": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "replicas": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),

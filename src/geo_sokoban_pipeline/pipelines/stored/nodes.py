@@ -326,9 +326,12 @@ def score_stored(
 
 
 def whole(files: Sequence[Path], doing: str, *, tokens: bool = False, groups: bool = False) -> None:
-    """End a command that needs more of the files than retention has kept."""
+    """End a command that needs more of the files than retention has kept; a torn file raises."""
+    from geo_sokoban_pipeline.trajectories.parquet import check_file
     from geo_sokoban_pipeline.trajectories.thinning import ThinnedError, refuse_thinned
 
+    for file in files:
+        check_file(file)
     try:
         refuse_thinned(files, doing, tokens=tokens, groups=groups)
     except ThinnedError as error:
