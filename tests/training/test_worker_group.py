@@ -16,14 +16,14 @@ import torch
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.launch import RankError
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import TooManyFailuresError, rollout
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup, open_worker_group
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 from runs import assert_same_run, finish, kedro_command, read_run
 from task_options import TrainOptions
@@ -171,6 +171,18 @@ def test_the_childrens_time_is_counted(
     engine = build_engine(shared_policy, options.rollout)
     workers.rollout(engine, shared_policy, tasks(rows, 4), settings(options))
     assert workers.cpu_clock() - began > 1.2 * (time.process_time() - own)
+
+
+def test_every_process_needs_a_gpu_of_its_own(
+    shared_policy: Policy, options: TrainOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save_policy(shared_policy, tmp_path)
+    chosen = options.policy.model_copy(update={"device": "cuda"})
+    on_gpus = options.model_copy(update={"policy": chosen, "sharding": "full"})
+    empty = load_driver_policy(on_gpus, tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match=r"processes=2 with the policy on cuda: each takes a GPU .* there are 1\."):
+        WorkerGroup(empty, on_gpus)
 
 
 def test_processes_need_a_number_of_threads() -> None:

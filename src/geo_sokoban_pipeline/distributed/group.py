@@ -47,14 +47,14 @@ class Meeting:
             _LOOPBACK, self.port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    def join(self, size: int) -> Group:
+    def join(self, size: int, device: str = "cpu") -> Group:
         """Rank 0 of the group; returns when all ranks have joined."""
-        return Group(0, size, self._store)
+        return Group(0, size, self._store, device)
 
 
-def join_group(rank: int, size: int, port: int) -> Group:
+def join_group(rank: int, size: int, port: int, device: str = "cpu") -> Group:
     """A rank's group, given the port of rank 0's `Meeting`; returns when all ranks have joined."""
-    return Group(rank, size, dist.TCPStore(_LOOPBACK, port, size, is_master=False))
+    return Group(rank, size, dist.TCPStore(_LOOPBACK, port, size, is_master=False), device)
 
 
 class Group:
@@ -64,7 +64,7 @@ class Group:
 
     Args:
         store: through which the ranks find each other; None: torch's default group is there already.
-        device: type of the device on which the ranks compute.
+        device: type of the device on which the ranks compute; of several GPUs, each takes the one of its number.
 
     Attributes:
         rank: of this process.
@@ -76,6 +76,8 @@ class Group:
         self._sums = SharedSums(rank, size, store)
         if store is None:
             return
+        if device != "cpu" and size > 1:
+            torch.cuda.set_device(rank)
         with gloo_on_loopback():
             backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size)
@@ -110,7 +112,8 @@ class Group:
 
         A parameter that has no gradient on any rank keeps none, as in one process.
         """
-        held = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+        has_gradient = [float(parameter.grad is not None) for parameter in parameters]
+        held = torch.tensor(has_gradient, device=parameters[0].device)
         parts = [
             held.new_zeros(parameter.numel()) if parameter.grad is None else parameter.grad.flatten().float()
             for parameter in parameters

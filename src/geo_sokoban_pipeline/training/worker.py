@@ -123,11 +123,13 @@ class JoinGroup:
     size: int
     port: int
     is_empty: bool
+    device: str = "cpu"
 
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
-        worker.group = join_group(self.rank, self.size, self.port)
+        worker.group = join_group(self.rank, self.size, self.port, self.device)
         if not self.is_empty:
+            worker.policy.model.to(self.device)
             worker.group.broadcast(model_tensors(worker.policy.model))
 
 

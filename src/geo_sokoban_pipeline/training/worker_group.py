@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group, Meeting
 from geo_sokoban_pipeline.distributed.launch import Job, Ranks
@@ -41,13 +43,16 @@ class WorkerGroup:
         before_rollout: set by a backend whose weights are sharded.
 
     Raises:
-        ValueError: the policy is not on the CPU.
+        ValueError: the policy is on a GPU, and there is not one for each process.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions, ranks: Ranks | None = None) -> None:
-        device = device_of(options.policy) if policy.is_empty else policy.model.device.type
-        if device != "cpu":
-            raise ValueError(f"several processes train on the CPU, but the model is on {device}; set processes=1.")
+        self._device = device_of(options.policy) if policy.is_empty else policy.model.device.type
+        if self._device != "cpu" and torch.cuda.device_count() < options.processes:
+            raise ValueError(
+                f"processes={options.processes} with the policy on {self._device}: each takes a GPU of its own, and "
+                f"there are {torch.cuda.device_count()}. Lower processes, or set policy.device=cpu."
+            )
         self.size, self.options = options.processes, options
         self.before_rollout: Callable[[], None] | None = None
         self._policy = policy
@@ -91,7 +96,9 @@ class WorkerGroup:
             try:
                 if self._group is None and self.is_open:
                     meeting, is_empty = Meeting(self.size), self._policy.is_empty
-                    joining = [JoinGroup(rank, self.size, meeting.port, is_empty) for rank in range(1, self.size)]
+                    joining = [
+                        JoinGroup(rank, self.size, meeting.port, is_empty, self._device) for rank in range(1, self.size)
+                    ]
                     self._ranks.run(lambda: self._join(meeting, is_empty), joining)
                 return self._ranks.run(own, jobs)
             except BaseException:
@@ -148,7 +155,7 @@ class WorkerGroup:
             group.close()
 
     def _join(self, meeting: Meeting, is_empty: bool) -> None:
-        self._group = meeting.join(self.size)
+        self._group = meeting.join(self.size, self._device)
         if not is_empty:
             self._group.broadcast(model_tensors(self._policy.model))
 
