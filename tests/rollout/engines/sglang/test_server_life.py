@@ -23,14 +23,17 @@ pytestmark = pytest.mark.slow
 FAULTS = {"health_interval": 2.0, "health_timeout": 60.0, "grace": 3.0, "restarts": 6, "tries": 8}
 
 
-def strike(pid, how):
-    """Hit a server shortly after this call, while it samples."""
+def strike(server, how):
+    """Hit a server as soon as it samples."""
+    pid = server.launched.pid
 
     def wait_and_strike():
-        time.sleep(1.0)
+        while not server.in_flight:
+            time.sleep(0.01)
+        time.sleep(0.1)
         stop(pid) if how == "hang" else os.kill(pid, signal.SIGKILL)
 
-    thread = threading.Thread(target=wait_and_strike)
+    thread = threading.Thread(target=wait_and_strike, daemon=True)
     thread.start()
     return thread
 
@@ -50,7 +53,7 @@ def test_a_server_is_brought_back(sglang_server, tiny_policy, how, router, count
         life = member.life
         processes = tree(member.launched.pid)
         assert len(processes) > 1  # the scheduler is a child of the server
-        striker = strike(member.launched.pid, how)
+        striker = strike(member, how)
         responses = ask(engine, *requests)
         striker.join()
         assert member.life > life
@@ -86,7 +89,7 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
         requests = [request_with(policy, [n], identity=n, max_new_tokens=600) for n in range(8)]
         struck, spared = engine.servers
         lives = struck.life, spared.life
-        striker = strike(struck.launched.pid, "kill")
+        striker = strike(struck, "kill")
         responses = ask(engine, *requests)
         striker.join()
         assert spared.life == lives[1]
@@ -101,6 +104,23 @@ def test_several_servers_have_the_same_weights_and_stand_in_for_each_other(sglan
             assert_sampled_by(policy, request, asyncio.run(_ask_directly(url, engine, request)))
     finally:
         engine.close()
+
+
+def test_a_server_that_hangs_since_is_not_taken_over(sglang_server, tiny_policy):
+    options = launch_options(faults={**FAULTS, "health_timeout": 5.0})
+    first = SglangEngine(tiny_policy, options)
+    pid = first.servers[0].launched.pid
+    processes = tree(pid)
+    first.close()
+    stop(pid)
+    second = SglangEngine(tiny_policy, options)
+    try:
+        assert all_gone(processes)
+        request = request_with(tiny_policy, [1])
+        second.update_weights(None, 1)
+        assert_sampled_by(tiny_policy, request, ask(second, request)[request.id])
+    finally:
+        second.close()
 
 
 async def _ask_directly(url, engine, request):

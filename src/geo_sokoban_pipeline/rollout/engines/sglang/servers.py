@@ -106,9 +106,11 @@ class Server:
             ServerLost: it is not ready in time, or its process has exited.
         """
         self.ready = False
+        launched = self.launched
+        # One that ran for another engine has answered before, and may hang since.
+        is_taken = self.life == 0 and launched is not None and launched.alive and await self._answers()
         for attempt in range(_PORT_TRIES):
-            launched = self.launched
-            if launched is not None and not (self.life == attempt == 0 and launched.alive):
+            if launched is not None and not (is_taken and attempt == 0):
                 # In a thread, because ending a hanging server takes long, and the other servers must continue.
                 await asyncio.to_thread(launched.start, same_port=attempt == 0)
             await self.client.close()
@@ -124,6 +126,13 @@ class Server:
         self.life += 1
         self.ready = True
         self.hung = asyncio.Event()
+
+    async def _answers(self) -> bool:
+        """Whether the server accepts requests within `health_timeout`."""
+        end = time.monotonic() + self._faults.health_timeout
+        while not (answers := await self.client.is_ready()) and time.monotonic() < end:
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return answers
 
     async def settle(self) -> int:
         """Wait for a restart in progress; returns the number of its life."""
