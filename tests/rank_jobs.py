@@ -42,14 +42,17 @@ class FailThenSum:
 
     how: str = ""
     gradients: bool = False
+    connected: bool = False
 
     def __call__(self, state: State) -> Any:
+        if self.connected:
+            SumGradients()(state)
         if self.how == "raise":
             raise ValueError("out of luck")
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         assert state.group is not None
-        return SumGradients()(state) if self.gradients else state.group.sum_counts([1])
+        return SumGradients(50_000)(state) if self.gradients else state.group.sum_counts([1])
 
 
 @dataclass(frozen=True)

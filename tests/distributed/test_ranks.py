@@ -39,7 +39,7 @@ def test_sums_of_four_ranks() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(("gradients", "connected"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -47,11 +47,13 @@ def test_sums_of_four_ranks() -> None:
         ("kill", r"process 3 of 3 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"),
     ],
 )
-def test_a_rank_that_fails_while_the_others_wait_for_it_is_named(how: str, message: str, gradients: bool) -> None:
+def test_a_rank_that_fails_while_the_others_wait_for_it_is_named(
+    how: str, message: str, gradients: bool, connected: bool
+) -> None:
     ranks, own = start(3)
     try:
         with pytest.raises(RankError, match=message):
-            others = [FailThenSum(gradients=gradients), FailThenSum(how, gradients)]
+            others = [FailThenSum(failing, gradients, connected) for failing in ("", how)]
             ranks.run(lambda: others[0](own), others)
         with pytest.raises(RankError, match="closed"):
             ranks.run(lambda: None, [])

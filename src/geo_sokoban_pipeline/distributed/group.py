@@ -21,8 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from geo_sokoban_pipeline.processes import gloo_on_loopback
 
 _LOOPBACK = "127.0.0.1"
+_PATIENCE = dist.default_pg_timeout  # of gloo
 _SUMS = "where the ranks connect for sums"
-_PATIENCE = 60.0  # seconds that a connection may take
+_CONNECTING = 60.0  # seconds
 _SHARED_BYTES = 256 << 20  # at most, for sums by shared memory
 
 
@@ -181,8 +182,8 @@ class SharedSums:
     """Sums of float32 tensors over the ranks of one machine, by memory that all of them map.
 
     By gloo, whose threads wake up two dozen times for it, the two sums of a step of the default policy take 5 % of its
-    CPU time. What is large or not in the memory of the CPU goes there all the same. Terms are added in the order of the
-    ranks.
+    CPU time. What is large or not in the memory of the CPU goes there all the same, and everything where memory cannot
+    be shared. Terms are added in the order of the ranks.
     """
 
     def __init__(self, rank: int, size: int, store: dist.Store | None) -> None:
@@ -193,27 +194,39 @@ class SharedSums:
         self._turn = 0
 
     def __call__(self, flat: Tensor) -> Tensor:
-        """The sum of a flat tensor over the ranks; the tensor's own content is undefined after that."""
+        """The sum of a flat tensor over the ranks; the tensor's own content is undefined after that.
+
+        Raises:
+            LeftRankError: another rank has ended, or has not come here for half an hour.
+        """
         count = flat.numel()
         is_small = 2 * self._size * count * flat.element_size() <= _SHARED_BYTES
-        if not (self._is_possible and is_small and flat.device.type == "cpu" and flat.dtype == torch.float32):
+        is_shared = self._is_possible and is_small and flat.device.type == "cpu" and flat.dtype == torch.float32
+        if is_shared and not self._peers:
+            is_shared = self._is_possible = self._connect()
+        if not is_shared:
             dist.all_reduce(flat)
             return flat
-        if count > self._rows.shape[-1]:
-            self._grow(count)
-        rows = self._rows[self._turn, :, :count]
-        self._turn = 1 - self._turn
-        rows[self._rank] = flat
-        self._wait()
+        try:
+            if count > self._rows.shape[-1]:
+                self._grow(count)
+            rows = self._rows[self._turn, :, :count]
+            self._turn = 1 - self._turn
+            rows[self._rank] = flat
+            self._wait()
+        except OSError as error:
+            self.close()  # ranks that wait for this one must not wait for its end
+            raise LeftRankError(f"another rank has left the group: {error}") from error
         total = rows[0].clone()
         for row in rows[1:]:
             total += row
         return total
 
     def close(self) -> None:
-        """Have ranks that wait for this one fail."""
+        """Leave: ranks that wait for this one fail."""
         for peer in self._peers:
             peer.close()
+        self._peers, self._is_possible = [], False
 
     def _wait(self) -> None:
         """Return when all ranks have come here."""
@@ -226,47 +239,65 @@ class SharedSums:
 
     def _send(self) -> None:
         for peer in self._peers:
-            try:
-                peer.sendall(b".")
-            except OSError as error:
-                raise LeftRankError("a rank has left the group") from error
+            peer.sendall(b".")
 
     def _receive(self) -> None:
         for peer in self._peers:
             if not peer.recv(1):
-                raise LeftRankError("a rank has left the group")  # its end of the connection is closed
+                raise ConnectionResetError("its end of the connection is closed")
 
     def _grow(self, count: int) -> None:
         """Map memory for tensors of this length; it ends with the last process that maps it."""
-        if not self._peers:
-            self._connect()
         size = 2 * self._size * count * self._rows.element_size()
         if self._rank == 0:
             own = os.memfd_create("sums of the ranks")
-            os.ftruncate(own, size)
-            for peer in self._peers:
-                socket.send_fds(peer, [b"."], [own])
         else:
-            _, (own,), _, _ = socket.recv_fds(self._peers[0], 1, 1)
-        self._rows = torch.frombuffer(mmap.mmap(own, size), dtype=torch.float32).view(2, self._size, count)
-        os.close(own)
+            _, numbers, _, _ = socket.recv_fds(self._peers[0], 1, 1)
+            if not numbers:
+                raise ConnectionResetError("its end of the connection is closed")
+            own = numbers[0]
+        try:
+            if self._rank == 0:
+                os.ftruncate(own, size)
+                for peer in self._peers:
+                    socket.send_fds(peer, [b"."], [own])
+            self._rows = torch.frombuffer(mmap.mmap(own, size), dtype=torch.float32).view(2, self._size, count)
+        finally:
+            os.close(own)
 
-    def _connect(self) -> None:
-        """Connect rank 0 with the others, in a folder that this user alone can open and that is gone afterwards."""
+    def _connect(self) -> bool:
+        """Connect rank 0 with the others, in a folder that this user alone can open; whether all ranks could."""
         assert self._store is not None
         dist.all_reduce(torch.zeros(1))  # a rank that has failed before never connects, and this raises
-        if self._rank > 0:
-            peer = socket.socket(socket.AF_UNIX)
-            peer.connect(self._store.get(_SUMS).decode())
-            self._peers = [peer]
-            return
+        try:
+            if self._rank == 0:
+                self._peers = self._accept(self._store)
+            else:
+                peer = socket.socket(socket.AF_UNIX)
+                self._peers = [peer]
+                peer.connect(self._store.get(_SUMS).decode())
+            for peer in self._peers:
+                peer.settimeout(_PATIENCE.total_seconds())
+            failed = 0
+        except OSError:  # a path that is too long, for one
+            failed = 1
+        failures = torch.tensor([failed])
+        dist.all_reduce(failures)
+        if not failures.item():
+            return True
+        self.close()
+        return False
+
+    def _accept(self, store: dist.Store) -> list[socket.socket]:
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
             place = f"{folder}/ranks"
-            listener.bind(place)
-            listener.listen(self._size)
-            listener.settimeout(_PATIENCE)
-            self._store.set(_SUMS, place)
-            self._peers = [listener.accept()[0] for _ in range(1, self._size)]
+            try:
+                listener.bind(place)
+                listener.listen(self._size)
+            finally:
+                store.set(_SUMS, place)
+            listener.settimeout(_CONNECTING)
+            return [listener.accept()[0] for _ in range(1, self._size)]
 
 
 def has_lost_a_rank(error: Exception) -> bool:
