@@ -49,6 +49,8 @@ class FailThenSum:
             SumGradients()(state)
         if self.how == "raise":
             raise ValueError("out of luck")
+        if self.how == "reset":
+            raise ConnectionResetError("a server of its own")
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         assert state.group is not None

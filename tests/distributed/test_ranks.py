@@ -44,6 +44,7 @@ def test_sums_of_four_ranks() -> None:
     ("how", "message"),
     [
         ("raise", r"(?s)process 3 of 3 \(pid \d+\) failed:.*Traceback.*ValueError: out of luck"),
+        ("reset", r"(?s)process 3 of 3 \(pid \d+\) failed:.*Traceback.*ConnectionResetError: a server of its own"),
         ("kill", r"process 3 of 3 \(pid \d+\) ended with exit code -9 \(SIGKILL\)"),
     ],
 )

@@ -65,13 +65,21 @@ def serve(pipe: Connection, build: Callable[[], Any]) -> None:
         pipe.send(Done(None, 0.0))
         while True:
             job: Job = pipe.recv()
-            result = job(state)
+            try:
+                result = job(state)
+            except (EOFError, ConnectionError) as error:  # of the job's own connections
+                pipe.send(_failure(error))
+                return
             pipe.send(Done(result, time.process_time() - began))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # rank 0 has closed the pipe or ended
     except Exception as error:  # rank 0 raises it again
         with suppress(OSError):
-            pipe.send(Failed(traceback.format_exc(), has_lost_a_rank(error)))
+            pipe.send(_failure(error))
+
+
+def _failure(error: Exception) -> Failed:
+    return Failed("".join(traceback.format_exception(error)), has_lost_a_rank(error))
 
 
 @dataclass
