@@ -104,7 +104,7 @@ def test_batch_of_bombs_ends_by_its_deadline(method, power, label):
     with Grader(method, time_limit=1.0) as grader:
         start = time.monotonic()
         grades = grade_all(grader, pairs, patience=6.0)
-        assert time.monotonic() - start < 7
+        assert time.monotonic() - start < 12  # one after the other they would take minutes
         assert {(grade.correct, grade.rule) for grade in grades} == {(False, "timeout")}
         assert [grade.extracted for grade in grades] == [pair[0][7:-1] for pair in pairs]
         start = time.monotonic()
