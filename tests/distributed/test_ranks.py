@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.launch import RankError
 from rank_jobs import FailThenSum, SumGradients, start
 
@@ -61,3 +62,17 @@ def test_a_rank_that_fails_while_the_others_wait_for_it_is_named(
     finally:
         assert own.group is not None
         own.group.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_was_alone_joins_others() -> None:
+    Group.alone("cpu")
+    ranks, own = start(2)
+    try:
+        assert own.group is not None
+        found = ranks.run(lambda: SumGradients()(own), [SumGradients()])
+    finally:
+        ranks.close()
+        assert own.group is not None
+        own.group.close()
+    assert all(torch.equal(one, other) for one, other in zip(found[0][:3], found[1][:3], strict=True))

@@ -10,9 +10,20 @@ import pytest
 from geo_sokoban_pipeline.hooks.tracking import NOTE
 from geo_sokoban_pipeline.runs.fingerprint import hash_files
 from geo_sokoban_pipeline.runs.storage import read_json, read_manifest
+from runs import finish, kedro_command
 
 pytestmark = pytest.mark.slow
 MODELS = Path("06_models/train_sokoban/default")
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A run of its own: tests of the shared one continue copies of it, which log to the same MLflow run."""
+    from pipelines.conftest import FinishedRun  # the fixtures of this folder
+
+    root = tmp_path_factory.mktemp("tracked")
+    words = ("--pipelines=train_sokoban", "--params=tracking.enabled=true")
+    return FinishedRun(root, finish(kedro_command(*words, data_root=root)))
 
 
 def found_run(root: Path, uri: str, models: Path = MODELS):

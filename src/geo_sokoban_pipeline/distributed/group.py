@@ -77,6 +77,8 @@ class Group:
         self._sums = SharedSums(rank, size, store)
         if store is None:
             return
+        if dist.is_initialized() and dist.get_world_size() == 1:
+            dist.destroy_process_group()  # of `alone`, in which nobody computes any more
         if device != "cpu" and size > 1:
             torch.cuda.set_device(rank)
         with gloo_on_loopback():
@@ -85,7 +87,7 @@ class Group:
 
     @classmethod
     def alone(cls, device: str) -> Group:
-        """The group of this process alone, for what torch does on groups only; kept until the process ends.
+        """The group of this process alone, for what torch does on groups only; kept until it joins another one.
 
         Args:
             device: type of the device on which it computes.
