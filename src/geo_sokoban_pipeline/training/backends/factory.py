@@ -35,7 +35,9 @@ def build_backend(
 def build_scorer(
     folder: PolicyFolder, options: TrainOptions, workers: WorkerGroup | None = None
 ) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
-    """Log-probs of a policy that is not trained, for the KL term; between calls it waits in the memory of the CPU.
+    """Log-probs of a policy that is not trained, for the KL term.
+
+    Between calls it waits in the memory of the CPU, unless ranks hold a part of it each.
 
     Args:
         workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
