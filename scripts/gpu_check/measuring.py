@@ -164,7 +164,11 @@ def plan(policy: Policy, case: Case, work: Work) -> RankPlan:
         image_tokens=merged,
     )
     shape = ModelShape.of(options.policy, policy.model.config)
-    return plan_rank(options, shape, step, on_gpu=policy.model.device.type == "cuda")
+    found = plan_rank(options, shape, step, on_gpu=policy.model.device.type == "cuda")
+    if case.offload:
+        # A run reads the weights from a folder. Here the policy that rolled out stays where it is, in its own type.
+        found.held["weights of the engine"] = shape.value_bytes * shape.parameters
+    return found
 
 
 def _sequence(policy: Policy, length: int, number: int) -> TrainSample:

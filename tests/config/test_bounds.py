@@ -239,6 +239,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"train_sokoban.rollout.server.mode": "attach", "train_sokoban.rollout.server.urls": ["http://"]},
         "train_sokoban.rollout.server: urls: http:// is no address; it must be http://host:port.",
     ),
+    (
+        {"train_sokoban.rollout.server.update": "ipc", "train_sokoban.rollout.server.device": "cpu"},
+        "train_sokoban.rollout.server: update=ipc with device=cpu: only GPUs share memory so; take update=group.",
+    ),
+    (
+        {
+            "train_sokoban.rollout.server.update": "ipc",
+            "train_sokoban.rollout.server.mode": "attach",
+            "train_sokoban.rollout.server.urls": ["http://127.0.0.1:1", "http://a:1"],
+        },
+        "update=ipc with urls=['http://a:1']: handles of GPU memory are good on this machine alone; take update=group.",
+    ),
     ({"train_sokoban.rollout.server.faults.tries": 5000}, "faults.tries=5000: input should be less than or equal"),
     ({"train_sokoban.rollout.server.faults.reply_timeout": 1e30}, "reply_timeout=1e+30: input should be less than"),
     ({"seed": 2**64}, "seed=18446744073709551616: input should be less than or equal to 9223372036854775807."),

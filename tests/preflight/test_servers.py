@@ -96,6 +96,24 @@ def test_gpus(server: dict[str, Any], gpus: list[int], state: str, text: str) ->
         assert check.way_out == f"set {option}={'sdpa' if option.startswith('mm') else 'triton'}"
 
 
+@pytest.mark.parametrize(
+    ("server", "device", "found"),
+    [
+        ({"update": "group"}, "auto", "server 0 shares GPU 0 with a rank; nccl takes one process a GPU"),
+        ({"update": "group", "first_gpu": 1}, "auto", None),
+        ({"update": "group"}, "cpu", None),  # by gloo
+        ({"update": "ipc"}, "auto", None),
+        ({"update": "ipc"}, "cpu", "update=ipc: the policy is on the CPU"),
+    ],
+)
+def test_the_way_of_weights_suits_their_place(server: dict[str, Any], device: str, found: str | None) -> None:
+    given = {"rollout": {"engine": "sglang", "server": {**server, "python": sys.executable}}}
+    chosen = TrainOptions.model_validate({**given, "policy": {"device": device}})
+    checks = [check for check in check_sampling_servers(RUN, chosen, gpus=[9, 9]) if check.name == "weights"]
+    assert [check.state for check in checks] == ([] if found is None else ["failure"])
+    assert all(found is not None and found in check.found for check in checks)
+
+
 @pytest.mark.parametrize(("pool", "state"), [(100, "failure"), (1000, "warning"), (10_000_000, None)])
 def test_room_for_all_conversations(pool: int, state: str | None) -> None:
     urls = ["http://a:1"]

@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.distributed.group import Group
+from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
 from geo_sokoban_pipeline.training.backends.factory import build_backend
-from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.backends.ranks import ShardScorer
+from geo_sokoban_pipeline.training.backends.torch import PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.worker_group import load_driver_policy
 from runs import finish, kedro_command, read_run
 from task_options import TrainOptions
 from training.four_ranks import keep_gradients
@@ -88,6 +93,41 @@ def test_steps_are_those_without_offload(
     reader.load_state(tmp_path)
     wanted = offloaded.step(samples, OBJECTIVE, RATE)
     assert reader.step(samples, OBJECTIVE, RATE)["loss"] == pytest.approx(wanted["loss"], abs=1e-6)
+
+
+def test_weights_of_an_engine_are_made_when_it_needs_them(
+    setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path
+) -> None:
+    """Beside servers no whole copy of the weights is in the process; what trains is read from the folder."""
+    save_policy(setup.trained, tmp_path)
+    options = setup.options.model_copy(update={"optimizer": OptimizerOptions(offload=True)})
+    policy = load_driver_policy(options, tmp_path)
+    backend = build_backend(policy, options.optimizer, 0.9)
+    _, whole = build(setup, "adamw", offload=True)
+    wanted = whole.step(batches["boards"], OBJECTIVE, RATE)
+    assert backend.step(batches["boards"], OBJECTIVE, RATE) == pytest.approx(wanted, rel=1e-6)
+    sent = {name: weight.clone() for name, weight in backend.weight_source().read(None)}
+    assert policy.is_empty
+    backend.renew()
+    held = dict(policy.model.named_parameters())
+    assert list(held) == list(sent) and all(torch.equal(held[name], weight) for name, weight in sent.items())
+
+
+def test_a_reference_computes_with_what_was_moved(
+    setup: Setup, batches: dict[str, list[TrainSample]], tmp_path: Path
+) -> None:
+    """Between its calls a part of a policy moves to another memory and back; here it moves within the same one."""
+    save_policy(setup.trained, tmp_path)
+    group = Group.alone("cpu")
+    setting = PassSetting.of(OptimizerOptions(), 0.9)
+    scorer = ShardScorer(load_empty(setup.options.policy, tmp_path), setting, group, group.mesh())
+    first = np.concatenate(scorer.log_probs(batches["boards"]))
+    parts = [own_part(parameter) for parameter in scorer.policy.model.parameters()]
+    for root in (scorer.policy.network.language, scorer.policy.network.vision):
+        root._apply(torch.clone)
+    for part in parts:
+        part.fill_(np.nan)
+    np.testing.assert_array_equal(np.concatenate(scorer.log_probs(batches["boards"])), first)
 
 
 def test_replicas_have_nothing_to_offload() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ import torch
 from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
-from geo_sokoban_pipeline.policies.policy import Policy
+from geo_sokoban_pipeline.policies.policy import Policy, freeze_parameters
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.backends.ranks import RankedBackend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.sharding import StepCost, shard_samples
 from policies.mixtures import build_mixture
 from training.four_ranks import FourRanks, KeepGradients, keep_gradients
 from training.setup import Setup, copied
@@ -132,10 +135,10 @@ def take_steps(backend: TrainBackend, own: TorchBackend, samples: list[TrainSamp
     return Steps(rows, gradients, scores, {name: weight.detach().clone() for name, weight in backend.iter_weights()})
 
 
-def alone(policy: Policy, samples: list[TrainSample], matrices: Any, grpo: dict[str, Any]) -> Steps:
+def alone(policy: Policy, samples: list[TrainSample], matrices: Any, grpo: dict[str, Any], **changes: Any) -> Steps:
     """One process, a step at once."""
     policy = copied(policy)
-    backend = TorchBackend(policy, optimizer_options(matrices), 0.9)
+    backend = TorchBackend(policy, optimizer_options(matrices, **changes), 0.9)
     steps = take_steps(backend, backend, samples, grpo)
     names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
     groups = [group for optimizer in backend.optimizers.in_force for group in optimizer.param_groups]
@@ -150,10 +153,11 @@ def together(
     samples: list[TrainSample],
     options: OptimizerOptions,
     grpo: dict[str, Any],
+    chosen: PolicyOptions | None = None,
 ) -> Steps:
     policy = copied(policy)
     whole = sum(parameter.numel() for parameter in policy.model.parameters())
-    with four_ranks.group(policy, layout) as workers:
+    with four_ranks.group(policy, layout, chosen) as workers:
         assert workers is not None
         backend = build_backend(policy, options, 0.9, workers)
         assert isinstance(backend, RankedBackend)
@@ -164,9 +168,9 @@ def together(
         return take_steps(backend, backend.own, samples, grpo)
 
 
-def optimizer_options(matrices: Any, **memory: Any) -> OptimizerOptions:
+def optimizer_options(matrices: Any, **changes: Any) -> OptimizerOptions:
     # A larger epsilon: moments near 0 would turn the rounding of two sums into steps of full size.
-    return OptimizerOptions(matrices=matrices, eps=1e-5, clip=0.3, **memory)
+    return OptimizerOptions(**{"matrices": matrices, "eps": 1e-5, "clip": 0.3, **changes})
 
 
 def compare(found: Steps, expected: Steps) -> None:
@@ -227,3 +231,98 @@ def test_mixtures_of_experts_do_too(
     gradients = dict(zip(expected.names, expected.first_gradients, strict=True))
     routers = [gradient for name, gradient in gradients.items() if name.endswith("mlp.gate.weight")]
     assert routers and all(gradient is not None and gradient.norm() > 0 for gradient in routers)
+
+
+@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4])
+@pytest.mark.parametrize("place", [0, -1], ids=["the first", "the last"])
+def test_all_ranks_skip_a_step_in_which_one_has_no_finite_gradient(
+    four_ranks: FourRanks,
+    setup: Setup,
+    batches: dict[str, list[TrainSample]],
+    tmp_path: Path,
+    layout: str,
+    place: int,
+) -> None:
+    """Nothing moves, and the next step is that of a backend that never saw the bad one."""
+    samples, size = batches["boards"], 4 if layout == HYBRID_4 else 2
+    bad = shard_samples(samples, size, StepCost.of(setup.trained.model.config))[place][0]
+    poisoned = list(samples)
+    poisoned[bad] = replace(samples[bad], advantages=np.full_like(samples[bad].advantages, np.nan))
+    grpo: dict[str, Any] = {"reduction": "token_mean"}
+    expected = alone(setup.trained, samples, "adamw", grpo)
+    policy = copied(setup.trained)
+    before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
+    with four_ranks.group(policy, layout) as workers:
+        backend = build_backend(policy, optimizer_options("adamw", max_skipped=2), 0.9, workers)
+        row = backend.step(poisoned, GrpoObjective(GrpoOptions(**grpo)), RATE)
+        assert row["skipped"] == 1.0 and not np.isfinite(row["grad_norm"])
+        assert all(torch.equal(weight, before[name]) for name, weight in backend.iter_weights())
+        for wanted in expected.rows:
+            found = backend.step(samples, GrpoObjective(GrpoOptions(**grpo)), RATE)
+            assert found == pytest.approx(wanted, rel=2e-5, abs=2e-6) and found["skipped"] == 0.0
+        for name, weight in backend.iter_weights():
+            torch.testing.assert_close(weight, expected.weights[name], rtol=0, atol=0.05 * RATE, msg=name)
+        backend.export(tmp_path)  # compares the copies
+
+
+@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4])
+def test_products_in_bfloat16_leave_weights_and_sums_in_float32(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str
+) -> None:
+    """The gap to one process is less than the gap of both to products in float32."""
+    samples, grpo = batches["boards"], {"reduction": "token_mean"}
+    chosen = setup.options.policy.model_copy(update={"compute": "bfloat16"})
+    exact = alone(setup.trained, samples, "adamw", grpo)
+    one = alone(replace(setup.trained, compute="bfloat16"), samples, "adamw", grpo)
+    policy = replace(setup.trained, compute="bfloat16")
+    found = together(four_ranks, policy, layout, samples, optimizer_options("adamw"), grpo, chosen)
+    assert {weight.dtype for weight in found.weights.values()} == {torch.float32}
+    assert {gradient.dtype for gradient in found.gradients if gradient is not None} == {torch.float32}
+    assert 1e-4 < gap(one, exact) < 0.1
+    assert gap(found, one) < gap(one, exact)
+    assert abs(found.rows[-1]["loss"] - one.rows[-1]["loss"]) < 0.01
+
+
+def gap(found: Steps, expected: Steps) -> float:
+    """Difference of the gradients of a first step, as a share of their norm."""
+    pairs = [
+        (one, other)
+        for one, other in zip(found.first_gradients, expected.first_gradients, strict=True)
+        if one is not None and other is not None
+    ]
+    difference = torch.stack([(one - other).norm() for one, other in pairs]).norm()
+    return float(difference / torch.stack([other.norm() for _, other in pairs]).norm())
+
+
+@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_2, HYBRID_4])
+@pytest.mark.parametrize("frozen", ["visual", "language_model"])
+def test_frozen_parts_stay_as_they_are(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str, frozen: str
+) -> None:
+    samples, grpo = batches["boards"], {"reduction": "sample_mean"}
+    chosen = setup.options.policy.model_copy(update={"freeze": (frozen,)})
+    policy = copied(setup.trained)
+    freeze_parameters(policy.model, chosen.freeze)
+    expected = alone(policy, samples, "muon", grpo)
+    found = together(four_ranks, policy, layout, samples, optimizer_options("muon"), grpo, chosen)
+    compare(found, expected)
+    before = dict(setup.trained.model.named_parameters())
+    same, expected_same = (
+        {name for name, weight in steps.weights.items() if torch.equal(weight, before[name])}
+        for steps in (found, expected)
+    )
+    assert {name for name in before if name.startswith(f"model.{frozen}.")} <= same == expected_same < set(before)
+
+
+@pytest.mark.parametrize("layout", [REPLICAS_2, SHARDS_4])
+def test_steps_with_the_default_epsilon(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str
+) -> None:
+    """AdamW turns the rounding of a gradient near 0 into a step of full size: few weights, and no metric, show it."""
+    samples, grpo, eps = batches["boards"], {"reduction": "token_mean"}, OptimizerOptions().eps
+    expected = alone(setup.trained, samples, "adamw", grpo, eps=eps)
+    found = together(four_ranks, setup.trained, layout, samples, optimizer_options("adamw", eps=eps), grpo)
+    for row, wanted in zip(found.rows, expected.rows, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    gaps = torch.cat([(found.weights[name] - weight).abs().flatten() for name, weight in expected.weights.items()])
+    assert (gaps > 0.05 * RATE).float().mean() < 0.01

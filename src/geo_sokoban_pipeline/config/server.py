@@ -154,11 +154,11 @@ class ServerOptions(StrictModel):
         "masked wherever they would be shown or stored.",
     )
 
-    update: Literal["tensors", "disk", "group"] = Field(
+    update: Literal["tensors", "disk", "group", "ipc"] = Field(
         "tensors",
-        description="How weights reach the servers: in requests; through a folder that both can read; or by a process "
+        description="How weights reach the servers: in requests; through a folder that both can read; by a process "
         "group with all servers, which must reach this machine (nccl where trainer and servers compute on GPUs of "
-        "their own; else gloo).",
+        "their own; else gloo); or as handles of GPU memory (CUDA IPC), for servers on the trainer's own GPUs.",
     )
     bucket_bytes: int = Field(
         512 << 20,
@@ -185,6 +185,7 @@ class ServerOptions(StrictModel):
             value = self.environment[name].get_secret_value()
             raise ValueError(f"environment: {name}={value}: {FIXED_VARIABLES[name]}; leave it out.")
         self._check_access()
+        self._check_update()
         if self.ports is not None and len(self.ports) != self.count:
             raise ValueError(
                 f"ports={list(self.ports)}: count={self.count} servers need one each; null takes free ones."
@@ -213,6 +214,19 @@ class ServerOptions(StrictModel):
                 )
             if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
                 raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
+
+    def _check_update(self) -> None:
+        """Handles of GPU memory are good for the GPUs of one machine."""
+        if self.update != "ipc":
+            return
+        if self.device != "cuda":
+            raise ValueError(f"update=ipc with device={self.device}: only GPUs share memory so; take update=group.")
+        others = [url for url in self.urls if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1")]
+        if others:
+            raise ValueError(
+                f"update=ipc with urls={others}: handles of GPU memory are good on this machine alone; take "
+                "update=group."
+            )
 
     def _check_access(self) -> None:
         """Who may reach a server, and whose code it runs, is never decided in passing."""

@@ -54,6 +54,12 @@ def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, o
     return sharded
 
 
+def move_shards(policy: Policy, device: torch.device | str) -> None:
+    """Move this rank's part of a sharded policy to a device; nothing is exchanged."""
+    for root in (policy.network.language, policy.network.vision):
+        root.to(device)
+
+
 def device_of_mesh(mesh: DeviceMesh) -> torch.device:
     """The device on which this rank computes."""
     return (

@@ -72,15 +72,21 @@ def copies_of(tensor: Tensor) -> list[list[int]]:
 
 @torch.no_grad()
 def collect_weight(
-    name: str, parameter: Tensor, owner: int, group: Group, dtype: torch.dtype | None = None
+    name: str,
+    parameter: Tensor,
+    owner: int,
+    group: Group,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> Tensor | None:
     """A whole weight in the published layout, on one rank; None on the others, which all call this too.
 
     Args:
         owner: the rank that gets it.
         dtype: in which it is sent; None: its own.
+        device: on which it is sent: by gloo between CPUs, by nccl between GPUs.
     """
-    own = transpose_experts(name, own_part(parameter)).to("cpu", dtype)
+    own = transpose_experts(name, own_part(parameter)).to(device, dtype).contiguous()
     copy = next((ranks for ranks in copies_of(parameter) if owner in ranks), [owner])
     if group.rank not in copy:
         return None
@@ -90,7 +96,7 @@ def collect_weight(
         if len(own):
             group.send(own, owner)
         return None
-    whole = torch.empty(published_spec(name, parameter).shape, dtype=own.dtype)
+    whole = torch.empty(published_spec(name, parameter).shape, dtype=own.dtype, device=own.device)
     for rank, rows in zip(copy, split_rows(len(whole), len(copy)), strict=True):
         part = whole[rows.start : rows.stop]
         if rank == owner:

@@ -59,6 +59,7 @@ class Policy:
         image_processor: `Qwen2VLImageProcessorPil` with the policy's values.
         folder: source of the policy, whose weights may have changed since; None: built in memory.
         compute: torch dtype of matrix products; None: the dtype of the weights.
+        planned_device: type of the device on which an empty policy will compute. None: that of its weights.
     """
 
     model: Any
@@ -66,11 +67,17 @@ class Policy:
     image_processor: Any
     folder: Path | None = None
     compute: str | None = None
+    planned_device: str | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether the model has no weights, as in processes that hold a part of them elsewhere; see `load_empty`."""
         return bool(self.model.device.type == "meta")
+
+    @property
+    def device(self) -> str:
+        """Type of the device on which the policy computes: `cpu` or `cuda`."""
+        return self.planned_device or str(self.model.device.type)
 
     def computing(self, *, caching: bool = True) -> AbstractContextManager[Any]:
         """Context of every forward pass: matrix products use the dtype `compute`; weights and sums keep theirs.
@@ -272,7 +279,7 @@ def load_empty(options: PolicyOptions, folder: Path) -> Policy:
     model = empty_model(config, options.attention, getattr(torch, options.dtype), generation)
     freeze_parameters(model, options.freeze)
     encoding = load_encoding(folder)
-    return Policy(model, encoding.tokenizer, encoding.image_processor, folder, options.compute)
+    return Policy(model, encoding.tokenizer, encoding.image_processor, folder, options.compute, device_of(options))
 
 
 def empty_model(config: Any, attention: str, dtype: Any, generation_config: Any = None) -> Any:

@@ -136,10 +136,8 @@ def plan_rank(
         "optimizer moments": 2 * value * model.trained // shards,
     }
     held = {} if is_offloaded else dict(state)
-    if is_shared and options.rollout.engine == "transformers":
+    if (is_shared or options.optimizer.offload) and options.rollout.engine == "transformers":
         held["weights of the engine"] = _untrained_bytes(options, model)
-    elif is_offloaded and not is_shared:
-        held["weights of the engine"] = value * model.parameters
     text, features = model.config.text_config, 1 + len(model.config.vision_config.deepstack_visual_indexes)
     held["image features"] = 2 * load.image_tokens * text.hidden_size * features * products  # and their gradients
     held |= {name: count for name, count in (caches or {}).items() if name != "image cache"}

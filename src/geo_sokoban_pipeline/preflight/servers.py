@@ -238,6 +238,7 @@ def check_sampling_servers(
     found += _check_ports(name, server)
     if server.device == "cuda":
         found += check_gpus(name, server, _capabilities() if gpus is None else gpus)
+        found += _check_update(name, options)
     return found
 
 
@@ -311,6 +312,18 @@ def check_gpus(name: str, server: ServerOptions, capabilities: list[int]) -> lis
             other = "sdpa" if option.startswith("mm") else "triton"
             found.append(Check(_SAMPLING, "attention", "failure", text, f"set {option}={other}"))
     return found or [Check(_SAMPLING, "GPUs", "ok", f"{wanted} of {len(capabilities)}")]
+
+
+def _check_update(name: str, options: TrainOptions) -> Iterator[Check]:
+    """Whether the way of weights suits the place of the servers; the trainer's ranks have GPUs 0, 1 and so on."""
+    server, ranks = options.rollout.server, options.processes
+    if options.policy.device == "cpu":
+        if server.update == "ipc":
+            text = f"{name}.update=ipc: the policy is on the CPU (policy.device=cpu)"
+            yield Check(_SAMPLING, "weights", "failure", text, "take update=group")
+    elif server.update == "group" and server.first_gpu < ranks:
+        text = f"{name}.update=group: server 0 shares GPU {server.first_gpu} with a rank; nccl takes one process a GPU"
+        yield Check(_SAMPLING, "weights", "failure", text, f"take update=ipc, or first_gpu={ranks}")
 
 
 def _check_ports(name: str, server: ServerOptions) -> Iterator[Check]:

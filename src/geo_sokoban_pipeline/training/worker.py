@@ -16,7 +16,7 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group, join_group
-from geo_sokoban_pipeline.policies.policy import Policy, empty_model, freeze_parameters
+from geo_sokoban_pipeline.policies.policy import Policy, device_of, empty_model, freeze_parameters
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -112,7 +112,8 @@ class Blueprint:
             model.generation_config = self.generation_config  # end tokens
         chosen = self.options.policy
         freeze_parameters(model, chosen.freeze)
-        return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute)
+        planned = device_of(chosen) if self.is_empty else None
+        return Policy(model, self.tokenizer, self.image_processor, self.folder, chosen.compute, planned)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group, Meeting
 from geo_sokoban_pipeline.distributed.launch import Job, Ranks
-from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
@@ -47,7 +47,7 @@ class WorkerGroup:
     """
 
     def __init__(self, policy: Policy, options: TrainOptions, ranks: Ranks | None = None) -> None:
-        self._device = device_of(options.policy) if policy.is_empty else policy.model.device.type
+        self._device = policy.device
         if self._device != "cpu" and torch.cuda.device_count() < options.processes:
             raise ValueError(
                 f"processes={options.processes} with the policy on {self._device}: each takes a GPU of its own, and "
@@ -161,13 +161,17 @@ class WorkerGroup:
 
 
 def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
-    """The policy of a driver that trains: empty where the ranks share the weights, and each reads its part.
+    """The policy of a driver that trains: empty where the weights are elsewhere, in parts or off the device.
+
+    The backend then reads them from the folder, and gives the policy whole weights when an engine of this process needs
+    them.
 
     Raises:
         FileNotFoundError, ValueError, RuntimeError: as `load_as`.
     """
     is_shared = options.sharding != "none" and options.processes > 1
-    return load_empty(options.policy, folder) if is_shared else load_as(options.policy, folder)
+    is_elsewhere = is_shared or options.optimizer.offload
+    return load_empty(options.policy, folder) if is_elsewhere else load_as(options.policy, folder)
 
 
 @contextmanager

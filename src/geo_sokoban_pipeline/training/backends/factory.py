@@ -37,7 +37,7 @@ def build_scorer(
 ) -> Callable[[Sequence[TrainSample]], list[np.ndarray]]:
     """Log-probs of a policy that is not trained, for the KL term.
 
-    Between calls it waits in the memory of the CPU, unless ranks hold a part of it each.
+    Between calls it waits in the memory of the CPU.
 
     Args:
         workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.

@@ -17,7 +17,7 @@ import numpy as np
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, shard_policy
+from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, move_shards, shard_policy
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.launch import RankError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
@@ -172,6 +172,31 @@ class RankedBackend:
         return self._workers.run(own, [job] * (self._workers.size - 1))[0]
 
 
+class ShardScorer:
+    """A rank's part of a policy that is not trained. Between calls it waits in the memory of the CPU.
+
+    Args:
+        policy: empty; this rank's part of its weights is read from its folder.
+        mesh: of the ranks that share the weights.
+
+    Attributes:
+        policy: with this rank's part.
+    """
+
+    def __init__(self, policy: Policy, setting: PassSetting, group: Group, mesh: DeviceMesh) -> None:
+        self.policy, self._device = shard_policy(policy, mesh, is_trained=False), device_of_mesh(mesh)
+        self._pass = GradientPass(self.policy, setting, group, self._device)
+        move_shards(self.policy, "cpu")
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """(M,) float32 log-probs of each sample's trained tokens."""
+        move_shards(self.policy, self._device)
+        try:
+            return self._pass.log_probs(samples)
+        finally:
+            move_shards(self.policy, "cpu")
+
+
 class RankedScorer:
     """Log-probs of a policy that is not trained, of which each rank of a worker group holds a part.
 
@@ -189,7 +214,7 @@ class RankedScorer:
         assert policy.folder is not None
         job = BuildScorer(policy.folder, options, temperature, shape.sharding, shape.replicas)
         self._workers, self._cost = workers, StepCost.of(policy.model.config)
-        self.own: GradientPass = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
+        self.own: ShardScorer = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
@@ -336,12 +361,11 @@ class BuildScorer:
         assert worker.group is not None
         worker.scorer = self.build(load_empty(worker.options.policy, self.folder), worker.group)
 
-    def build(self, policy: Policy, group: Group) -> GradientPass:
+    def build(self, policy: Policy, group: Group) -> ShardScorer:
         """The scorer of a rank."""
         mesh = mesh_of(group, self.sharding, self.replicas)
         assert mesh is not None  # copies have one scorer, in the driver
-        setting = PassSetting.of(self.options, self.temperature)
-        return GradientPass(shard_policy(policy, mesh, is_trained=False), setting, group, device_of_mesh(mesh))
+        return ShardScorer(policy, PassSetting.of(self.options, self.temperature), group, mesh)
 
 
 @dataclass(frozen=True)

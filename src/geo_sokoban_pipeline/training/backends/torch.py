@@ -91,13 +91,13 @@ class TorchBackend:
         self.options = options
         self._group = group
         if options.offload and mesh is None:
-            self._group = Group.alone(policy.model.device.type)
+            self._group = Group.alone(policy.device)
             mesh = self._group.mesh()
         self._is_sharded = mesh is not None
         trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
         setting = PassSetting.of(options, temperature)
-        device = policy.model.device if mesh is None else device_of_mesh(mesh)
-        self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, device)
+        self._device = policy.model.device if mesh is None else device_of_mesh(mesh)
+        self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, self._device)
         self._trained_policy = trained
         self._parameters = dict(trained.model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
@@ -176,12 +176,16 @@ class TorchBackend:
     def collect(self, names: Sequence[str], dtype: str | None) -> list[tuple[str, Tensor]]:
         """Whole weights by name, in the published layout and a torch dtype, on rank 0; every rank calls this.
 
-        Other ranks send their rows, one tensor at a time, and get nothing.
+        Other ranks send their rows, one tensor at a time, and get nothing. A tensor stays on the device of the weights.
         """
         assert self._group is not None
-        kind = None if dtype is None else getattr(torch, dtype)
-        found = [(name, collect_weight(name, self._parameters[name], 0, self._group, kind)) for name in names]
-        return [(name, tensor) for name, tensor in found if tensor is not None] if self._group.rank == 0 else []
+        kind, collected = None if dtype is None else getattr(torch, dtype), []
+        for name in names:
+            parameter = self._parameters[name]
+            whole = collect_weight(name, parameter, 0, self._group, kind, own_part(parameter).device)
+            if whole is not None and self._group.rank == 0:
+                collected.append((name, whole))
+        return collected
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -190,7 +194,11 @@ class TorchBackend:
             return
         if self.policy.is_empty:
             types = use_types(self.policy)
-            replace_weights(self.policy.model, lambda name, weight: torch.empty(weight.shape, dtype=types[name]))
+            replace_weights(
+                self.policy.model,
+                lambda name, weight: torch.empty(weight.shape, dtype=types[name], device=self._device),
+            )
+            self.policy.model.to(self._device)  # its buffers
         whole = dict(self.policy.model.named_parameters())
         for name, parameter in self._parameters.items():
             # Rounded before it is sent.

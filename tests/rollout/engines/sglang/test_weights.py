@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import pickle
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing import reductions
 
 from geo_sokoban_pipeline.config.server import ServerOptions
 from geo_sokoban_pipeline.rollout.engines.base import cast_weight
@@ -19,7 +22,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     ServerLost,
     UpdateInterrupted,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
+from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_handles, pack_tensors
 from geo_sokoban_pipeline.rollout.engines.sglang.update_group import UpdateGroup, own_address
 from geo_sokoban_pipeline.rollout.engines.sglang.weights import (
     Receiver,
@@ -29,6 +32,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weights import (
     send_weights,
     write_folder,
 )
+from servers import PYTHON, need_environment
 
 
 def named_tensors(sizes):
@@ -86,6 +90,41 @@ def test_a_payload_holds_no_more_than_its_tensors(dtype):
     assert [name for name, _ in read] == ["a", "b", "c"]
     assert torch.equal(read[0][1], whole[10:14]) and torch.equal(read[2][1], turned)
     assert (read[1][1].shape, read[1][1].requires_grad) == ((2, 3), False)
+
+
+READ_HANDLES = """
+import sys, torch
+from torch.multiprocessing import reductions
+from sglang.srt.utils.common import MultiprocessingSerializer
+from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+monkey_patch_torch_reductions()
+opened = []
+reductions._rebuild_cuda_tensor_original = lambda *given: opened.append(given) or torch.zeros(tuple(given[1]))
+torch.cuda.device_count = lambda: 2
+torch.cuda.get_device_properties = lambda number: type("Gpu", (), {"uuid": f"GPU-{number}"})
+names = [name for name, _ in MultiprocessingSerializer.deserialize(sys.stdin.read())]
+print(names, [(tuple(one[1]), one[5], one[6], one[7]) for one in opened])
+"""
+
+
+@pytest.mark.slow
+def test_a_server_reads_handles_of_gpu_memory(monkeypatch):
+    """Up to the call that opens one: SGLang's own reader finds the GPU by its identifier, whatever its number here."""
+
+    def reduce_tensor(tensor):  # as torch does for a GPU tensor, and there is none here
+        place = (tensor.size(), tensor.stride(), 0, torch.UntypedStorage, tensor.dtype, 7, b"handle")
+        return reductions.rebuild_cuda_tensor, (torch.Tensor, *place, 24, 0, False, b"", 0, b"", False)
+
+    monkeypatch.setattr(reductions, "reduce_tensor", reduce_tensor)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"GPU-{number - 6}"))
+    bucket = [("a", torch.zeros(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
+    text = b"".join(pack_handles(bucket)).decode()
+    assert [name for name, _ in bucket] == ["a", "b"], "they must live until the server has answered"
+    need_environment()
+    read = subprocess.run([str(PYTHON), "-c", READ_HANDLES], input=text, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr[-2000:]
+    expected = [((2, 3), torch.float32, 1, b"handle"), ((4,), torch.bfloat16, 1, b"handle")]
+    assert read.stdout.splitlines()[-1] == f"['a', 'b'] {expected}"
 
 
 @pytest.mark.parametrize("count", range(1, 8))

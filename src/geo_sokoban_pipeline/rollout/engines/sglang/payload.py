@@ -1,16 +1,20 @@
-"""Payload of SGLang's `update_weights_from_tensor`, whose format is a pickle; it is written and never read.
+"""Payloads of SGLang's `update_weights_from_tensor`, whose format is a pickle; they are written and never read.
 
-It contains the tensors by value, not as handles of shared memory, so a server may run on another machine.
+One contains tensors by value, so a server may run on another machine. The other contains handles (CUDA IPC) of tensors
+that stay in the memory of a GPU, which a server of this machine opens.
 """
 
 from __future__ import annotations
 
 import base64
+import inspect
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.multiprocessing import reductions
 
 
 def pack_tensors(named: list[tuple[str, Tensor]]) -> list[bytes]:
@@ -25,6 +29,33 @@ def pack_tensors(named: list[tuple[str, Tensor]]) -> list[bytes]:
     pickler.fast = True  # without a memo, which would keep every tensor
     pickler.dump(_Emptied(named))
     return writer.close()
+
+
+def pack_handles(named: Sequence[tuple[str, Tensor]]) -> list[bytes]:
+    """Base64 text of a pickled list of (name, handle of a GPU tensor), for one process of a server.
+
+    The tensors must live until the server has answered. Each process needs handles of its own, because torch counts who
+    has opened them.
+    """
+    writer = _Base64Writer()
+    pickle.Pickler(writer, pickle.HIGHEST_PROTOCOL).dump([(name, _Handle(tensor)) for name, tensor in named])
+    return writer.close()
+
+
+class _Handle:
+    """Pickled as torch pickles a GPU tensor for another process, with the GPU's identifier in place of its number.
+
+    A server counts the GPUs that it sees, so a number may mean another GPU there. SGLang accepts either.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, values = reductions.reduce_tensor(self._tensor)
+        place = list(inspect.signature(rebuild).parameters).index("storage_device")
+        identifier = str(torch.cuda.get_device_properties(values[place]).uuid)
+        return rebuild, (*values[:place], identifier, *values[place + 1 :])
 
 
 class _Emptied:

@@ -1,9 +1,9 @@
-"""Sends weights to servers in one of three ways, and verifies their tag afterwards.
+"""Sends weights to servers in one of four ways, and verifies their tag afterwards.
 
-Through a folder that the servers read (`disk`), in requests (`tensors`), or by a broadcast in a process group of this
-process and the servers (`group`). Weights are read once for all servers, in buckets, so this process needs the memory
-of two buckets at most. A set of weights has a unique tag. The server repeats it with every response, so every token is
-attributed to the weights that sampled it.
+Through a folder that the servers read (`disk`), in requests (`tensors`), by a broadcast in a process group of this
+process and the servers (`group`), or as handles of GPU memory that the servers open (`ipc`). Weights are read once for
+all servers, in buckets, so this process needs the memory of two buckets at most. A set of weights has a unique tag. The
+server repeats it with every response, so every token is attributed to the weights that sampled it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -31,7 +31,7 @@ from geo_sokoban_pipeline.rollout.engines.sglang.client import (
     UpdateInterrupted,
     WrongServer,
 )
-from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_tensors
+from geo_sokoban_pipeline.rollout.engines.sglang.payload import pack_handles, pack_tensors
 from geo_sokoban_pipeline.rollout.engines.sglang.update_group import UpdateGroup
 
 Named = Iterator[tuple[str, Tensor]]
@@ -131,7 +131,8 @@ async def send_weights(
         await delivery.each(lambda one: one.client.command("/update_weights_from_disk", body))
     else:
         await delivery.each(lambda one: _begin(one.client))
-        await (_broadcast if options.update == "group" else _post)(delivery, weights, options)
+        send = {"tensors": _post, "group": _broadcast, "ipc": _share}[options.update]
+        await send(delivery, weights, options)
         await delivery.each(lambda one: one.client.command("/end_weight_update", {}))
     await delivery.each(lambda one: _check_tag(one.client, weights.tag))
     return delivery.faults
@@ -149,13 +150,37 @@ async def _post(delivery: Delivery, weights: WeightSet, options: ServerOptions) 
 async def _post_bucket(delivery: Delivery, bucket: Bucket, fields: dict[str, Any]) -> None:
     """Send a bucket, which is empty afterwards; its text is made once, and dropped before the next bucket is read."""
     packed = await asyncio.to_thread(pack_tensors, bucket)
-    await delivery.each(partial(_post_packed, packed, fields))
+    await delivery.each(lambda receiver: _post_packed([packed] * receiver.ranks, fields, receiver))
 
 
-async def _post_packed(packed: Sequence[bytes], fields: dict[str, Any], receiver: Receiver) -> None:
+async def _share(delivery: Delivery, weights: WeightSet, options: ServerOptions) -> None:
+    """Send handles of buckets, which the servers of this machine copy from the memory of the GPU by themselves."""
+    async with aclosing(_read_buckets(weights, options.bucket_bytes)) as buckets:
+        async for bucket, fields in buckets:
+            if not delivery.receivers:
+                return
+            await _share_bucket(delivery, bucket, fields)
+
+
+async def _share_bucket(delivery: Delivery, bucket: Bucket, fields: dict[str, Any]) -> None:
+    """Send handles of a bucket, which lives until all servers have answered."""
+    for index, (name, tensor) in enumerate(bucket):
+        bucket[index] = (name, tensor.detach().to("cuda").contiguous())
+    torch.cuda.synchronize()  # another process reads them
+    await delivery.each(
+        lambda receiver: _post_packed([pack_handles(bucket) for _ in range(receiver.ranks)], fields, receiver)
+    )
+    bucket.clear()
+    torch.cuda.ipc_collect()
+
+
+async def _post_packed(payloads: Sequence[Sequence[bytes]], fields: dict[str, Any], receiver: Receiver) -> None:
+    """Send one payload, in pieces of text, to each process of a server."""
     beginning = json.dumps(fields).removesuffix("}") + ', "serialized_named_tensors": ['
-    payloads = [b'"', *packed, b'"', *([b', "', *packed, b'"'] * (receiver.ranks - 1))]
-    await receiver.client.command("/update_weights_from_tensor", [beginning.encode(), *payloads, b"]}"])
+    words: list[bytes] = []
+    for packed in payloads:
+        words += [b', "' if words else b'"', *packed, b'"']
+    await receiver.client.command("/update_weights_from_tensor", [beginning.encode(), *words, b"]}"])
 
 
 async def _broadcast(delivery: Delivery, weights: WeightSet, options: ServerOptions) -> None:
