@@ -116,21 +116,6 @@ def test_gradients_equal_the_library(tiny_policy: Policy, samples: list[TrainSam
         assert (ours[name] - parameter.grad).norm() <= 1e-4 * parameter.grad.norm(), name
 
 
-def test_the_network_is_in_training_mode_where_it_trains_alone(tiny_policy: Policy, samples: list[TrainSample]) -> None:
-    policy = copy.deepcopy(tiny_policy)
-    backend, modes = TorchBackend(policy, OptimizerOptions()), []
-    for name in ("layers.0.layer.self_attn", "layers.0.layer.mlp"):
-        module = policy.network.language.get_submodule(name)
-        hooked = module.q_proj if "attn" in name else module
-        hooked.register_forward_hook(lambda *_, module=module: modes.append(module.training))
-    backend.log_probs(samples)
-    assert modes and not any(modes)
-    modes.clear()
-    backend.step(samples, SftObjective(), 1e-3)
-    assert modes and all(modes)
-    assert not any(module.training for module in policy.network.modules())
-
-
 def test_a_model_with_dropout_is_refused(tiny_policy: Policy) -> None:
     policy = copy.deepcopy(tiny_policy)
     policy.model.config.text_config.attention_dropout = 0.5

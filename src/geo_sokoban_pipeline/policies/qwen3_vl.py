@@ -426,8 +426,7 @@ def _attend(attention: Any, queries: Tensor, keys: Tensor, values: Tensor, mask:
     """(B, L, heads · dim) of (B, heads, L, dim) queries, by the policy's attention implementation."""
     name = attention.config._attn_implementation
     function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-    dropout = attention.attention_dropout if attention.training else 0.0
-    mixed: Tensor = function(attention, queries, keys, values, mask, dropout=dropout, scaling=attention.scaling)[0]
+    mixed: Tensor = function(attention, queries, keys, values, mask, dropout=0.0, scaling=attention.scaling)[0]
     return mixed.flatten(2)
 
 

@@ -90,14 +90,8 @@ def shard_samples(samples: Sequence[TrainSample], parts: int, cost: StepCost) ->
     that are dealt one by one, the most expensive first, come near to equal costs.
     """
     items = [_Item(cost.of_sample(sample), _image_costs(sample, cost)) for sample in samples]
-    low, high = 0, sum(item.alone for item in items)
-    while low < high:
-        limit = (low + high) // 2
-        if len(_fill(items, limit)) <= parts:
-            high = limit
-        else:
-            low = limit + 1
-    return min(_fill(items, high), _deal(items, parts), key=lambda split: max(_costs(items, split), default=0))
+    splits = _fill_evenly(items, parts), _deal(items, parts)
+    return min(splits, key=lambda split: max(_costs(items, split), default=0))
 
 
 @dataclass(frozen=True)
@@ -133,20 +127,43 @@ def _costs(items: Sequence[_Item], split: Sequence[Sequence[int]]) -> list[int]:
     ]
 
 
-def _fill(items: Sequence[_Item], limit: int) -> list[list[int]]:
-    """Fill shards in order, each up to the limit, with at least one sample."""
-    parts: list[list[int]] = []
-    load, known = 0, set[str]()
+def _fill_evenly(items: Sequence[_Item], parts: int) -> list[list[int]]:
+    """Contiguous shards, at most `parts`, whose largest costs as little as possible."""
+    # No split is cheaper than all costs, each image once, in equal parts.
+    low = -(-sum(_costs(items, [range(len(items))])) // parts)
+    low = max([low, *(item.alone for item in items)])
+    found, high = None, sum(item.alone for item in items)
+    while found is None or low < high:
+        filled = _fill(items, (low + high) // 2, parts)
+        if isinstance(filled, int):
+            low = filled
+        else:
+            # The largest shard may be below the limit: then no limit in between gives another split.
+            found, high = filled, min(high, max(_costs(items, filled), default=0))
+    return found
+
+
+def _fill(items: Sequence[_Item], limit: int, parts: int) -> list[list[int]] | int:
+    """Fill shards in order, each up to the limit, with at least one sample.
+
+    Returns:
+        The shards. If there would be more than `parts`: the least limit under which another split may be found.
+    """
+    shards: list[list[int]] = []
+    load, known, least = 0, set[str](), sum(item.alone for item in items)
     for index, item in enumerate(items):
         more = item.beside(known)
-        if not parts or load + more > limit:
-            parts.append([])
+        if not shards or load + more > limit:
+            least = min(least, load + more) if shards else least
+            if len(shards) == parts:
+                return least
+            shards.append([])
             load, known = 0, set()
             more = item.alone
-        parts[-1].append(index)
+        shards[-1].append(index)
         load += more
         known |= item.images.keys()
-    return parts
+    return shards
 
 
 def _deal(items: Sequence[_Item], parts: int) -> list[list[int]]:

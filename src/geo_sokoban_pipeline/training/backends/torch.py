@@ -329,43 +329,40 @@ class GradientPass:
 
     def accumulate(self, samples: Sequence[TrainSample], objective: Objective, step: StepSize) -> dict[str, float]:
         """Add the gradients of some samples of a step; returns the objective's metrics, summed over micro-batches."""
-        network = self.policy.network.train()
-        try:
-            plan, parts = self._in_step(self._plan(samples), self._images(samples))
-            # One pass of the tower keeps its graph until the micro-batches are through. The graphs of several would
-            # take too much memory together: each pass is made again, when the gradients of its features are known.
-            whole = len(parts) == 1
-            with torch.set_grad_enabled(whole):
-                features = self._encode(parts)
-            shown = features
-            if features is not None and self._trains_vision:
-                # Detached from the tower, they accumulate the gradients of all micro-batches.
-                shown = replace(features, tables=[table.detach().requires_grad_() for table in features.tables])
-            totals: dict[str, float] = {}
-            for number, batch in enumerate(plan, start=1):
-                synchronise_next(network.language, is_last=number == len(plan) or self.setting.syncs_each_pass)
-                if not batch:
-                    values, _, _ = self._score([self._filler], None, entropy="none")
-                    (0.0 * values.sum()).backward()
-                    continue
-                members = [samples[index] for index in batch]
-                scored = self._score(members, shown, entropy=objective.entropy)
-                part = objective(members, *scored, step)
-                part.loss.backward()
-                for name, value in part.metrics.items():
-                    totals[name] = totals.get(name, 0.0) + value
-            if shown is not None and self._trains_vision:
-                encoded = [features] if whole else (self._encode([part]) for part in parts)
-                gradients = [table.grad for table in shown.tables]
-                if self._ranks is not None:  # its backward pass is a collective
-                    gradients = [
-                        torch.zeros_like(table) if gradient is None else gradient
-                        for table, gradient in zip(shown.tables, gradients, strict=True)
-                    ]
-                _train_tower(encoded, gradients, network.vision, 1 if self.setting.syncs_each_pass else len(parts))
-            return totals
-        finally:
-            network.eval()
+        network = self.policy.network
+        plan, parts = self._in_step(self._plan(samples), self._images(samples))
+        # One pass of the tower keeps its graph until the micro-batches are through. The graphs of several would take
+        # too much memory together: each pass is made again, when the gradients of its features are known.
+        whole = len(parts) == 1
+        with torch.set_grad_enabled(whole):
+            features = self._encode(parts)
+        shown = features
+        if features is not None and self._trains_vision:
+            # Detached from the tower, they accumulate the gradients of all micro-batches.
+            shown = replace(features, tables=[table.detach().requires_grad_() for table in features.tables])
+        totals: dict[str, float] = {}
+        for number, batch in enumerate(plan, start=1):
+            synchronise_next(network.language, is_last=number == len(plan) or self.setting.syncs_each_pass)
+            if not batch:
+                values, _, _ = self._score([self._filler], None, entropy="none")
+                (0.0 * values.sum()).backward()
+                continue
+            members = [samples[index] for index in batch]
+            scored = self._score(members, shown, entropy=objective.entropy)
+            part = objective(members, *scored, step)
+            part.loss.backward()
+            for name, value in part.metrics.items():
+                totals[name] = totals.get(name, 0.0) + value
+        if shown is not None and self._trains_vision:
+            encoded = [features] if whole else (self._encode([part]) for part in parts)
+            gradients = [table.grad for table in shown.tables]
+            if self._ranks is not None:  # its backward pass is a collective
+                gradients = [
+                    torch.zeros_like(table) if gradient is None else gradient
+                    for table, gradient in zip(shown.tables, gradients, strict=True)
+                ]
+            _train_tower(encoded, gradients, network.vision, 1 if self.setting.syncs_each_pass else len(parts))
+        return totals
 
     def _plan(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         return plan_micro_batches([sample.length for sample in samples], self.setting.max_tokens)
