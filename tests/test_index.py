@@ -68,6 +68,26 @@ def test_a_row_repeats_and_counts_what_its_episode_holds() -> None:
     assert rows[3]["max_log_prob_gap"] == pytest.approx(0.25)
 
 
+def test_the_token_on_which_trainer_and_engine_differ_most() -> None:
+    """Against a loop; of equal gaps the first token, of unsampled ones none."""
+    episodes = make_trajectories(6, turns=2)
+    noise = np.random.default_rng(1)
+    for episode in episodes:
+        gaps = noise.choice(np.float32([0, 0.125, -0.5]), len(episode.token_ids)) * episode.loss_mask
+        episode.old_log_probs = (episode.rollout_log_probs + gaps).astype(np.float32)
+    episodes[1].old_log_probs = None
+    episodes[4].old_log_probs = episodes[4].rollout_log_probs.copy()  # all gaps are 0
+    for row, episode in zip(rows_of(episodes), episodes, strict=True):
+        found = [row[name] for name in ("widest_gap", "widest_gap_position", "widest_gap_token")]
+        if episode.old_log_probs is None:
+            assert found == [None] * 3
+            continue
+        own = episode.old_log_probs.astype(float) - episode.rollout_log_probs
+        at = max(np.flatnonzero(episode.loss_mask).tolist(), key=lambda place: abs(own[place]))
+        assert found == [pytest.approx(own[at], abs=1e-9), at, episode.token_ids[at]]
+        assert row["max_log_prob_gap"] == abs(row["widest_gap"])
+
+
 def test_an_episode_without_a_response_has_no_mean() -> None:
     episode = make_trajectories(1)[0]
     episode.status, episode.reward, episode.advantage, episode.trained = "aborted", None, None, False
@@ -77,6 +97,7 @@ def test_an_episode_without_a_response_has_no_mean() -> None:
     episode.turns = episode.turns[:1]
     row = rows_of([episode])[0]
     assert (row["response_tokens"], row["mean_log_prob"], row["n_turns"], row["tags"]) == (0, None, 0, [])
+    assert row["max_log_prob_gap"] is row["widest_gap_position"] is row["widest_gap_token"] is None
 
 
 LIMITS: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -314,11 +335,11 @@ def test_the_episodes_of_an_evaluation_are_no_validation(tmp_path: Path) -> None
     )
 
 
-def test_no_images_and_no_tokens_are_read(tmp_path: Path) -> None:
+def test_no_images_are_read(tmp_path: Path) -> None:
     outputs = tmp_path / "train_sokoban" / "default"
     dataset = store(outputs, "trajectories", range(1))
     path = outputs / "trajectories" / f"{dataset.partitions()[0]}.parquet"
-    assert not {"images", "token_ids"} & set(NEEDED)
+    assert "images" not in NEEDED
     found = build_index(read_trajectories(path, NEEDED), Place.of(path), task_or_plain)
     assert found.equals(read_index(outputs, task_or_plain))
     assert found.schema.equals(INDEX_SCHEMA) and all(math.isfinite(row) for row in found["mean_log_prob"].to_pylist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from click.testing import CliRunner
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.__main__ import main
+from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.reporting.viewer import site as sites
 from geo_sokoban_pipeline.reporting.viewer.command import browse
 from geo_sokoban_pipeline.reporting.viewer.site import choose_pages, write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError, find_runs, open_run
+from geo_sokoban_pipeline.runs.storage import Thin
 from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
@@ -198,6 +201,48 @@ def test_the_table_of_tokens(tmp_path: Path) -> None:
         assert table["image_reliance"][number] == wanted
 
 
+@pytest.fixture
+def one_gap(tmp_path: Path) -> Path:
+    """Outputs of a run of six groups of two, whose widest gap is in the last but one."""
+    episodes = play_groups(0.6, groups=6, size=2)
+    gaps = episodes[9].old_log_probs
+    assert gaps is not None
+    gaps[np.flatnonzero(episodes[9].loss_mask)[1]] -= np.float32(0.75)
+    return store(tmp_path, episodes, "train_sokoban", "default")
+
+
+def test_tokens_of_episodes_without_a_page_count(one_gap: Path, tmp_path: Path) -> None:
+    tables = []
+    for pages in (None, 4):
+        run = replace(open_run(one_gap), token_texts=lambda ids: [f"token {one}" for one in ids])
+        write_site(tmp_path / f"site{pages}", [run], pages=pages)
+        tables.append(read_script(tmp_path / f"site{pages}" / "data" / "tokens.js"))
+    assert tables[0] == tables[1] and tables[0]["train_sokoban/default"]["episodes"] == 12
+    rows = read_columns(tmp_path / "site4")
+    # Groups of two: the first one, and that of the widest gap.
+    assert (
+        [row["page"] for row in rows] == [row["chunk"] >= 0 for row in rows] == [at in (0, 1, 8, 9) for at in range(12)]
+    )
+    widest = max(rows, key=lambda row: row["max_log_prob_gap"])
+    assert widest is rows[9] and widest["widest_gap"] == pytest.approx(-0.75)
+    token = read_script(tmp_path / "site4" / "data" / "tokens.js")["train_sokoban/default"]
+    at = int(np.argmax(np.abs(token["widest"])))
+    assert token["at"][at] == [9, widest["widest_gap_position"]]
+    assert widest["widest_gap_token"] == token["text"][at] == f"token {token['id'][at]}"
+
+
+def test_tokens_that_retention_has_left_out_are_named(one_gap: Path, tmp_path: Path) -> None:
+    store(tmp_path, play_groups(0.6, iteration=1, groups=1, size=2), "train_sokoban", "default")
+    TrajectoriesDataset(str(one_gap / "trajectories"), tasks="geo_sokoban_pipeline.tasks.task_or_plain").save(
+        Thin(0, 0, tokens=False, episodes=1, images="file")
+    )
+    write_site(tmp_path / "site", [open_run(one_gap)])
+    table = read_script(tmp_path / "site" / "data" / "tokens.js")["train_sokoban/default"]
+    assert (table["episodes"], table["thinned"]) == (2, 12)
+    # The index keeps the widest gap.
+    assert max(row["max_log_prob_gap"] for row in read_columns(tmp_path / "site")) == pytest.approx(0.75)
+
+
 def test_scores_under_the_weights_that_sampled_give_the_gap(tmp_path: Path) -> None:
     """Where the trainer recomputed no log-probs, and only then, and under no other version."""
     first, second, third = play_groups(0.6, groups=1, size=3)
@@ -216,6 +261,9 @@ def test_scores_under_the_weights_that_sampled_give_the_gap(tmp_path: Path) -> N
     own = first.rollout_log_probs[first.loss_mask == 1]
     assert pages[0]["gaps"] == pytest.approx((-0.5 - own).tolist(), abs=1e-6)
     assert pages[1]["gaps"] is None and set(pages[2]["gaps"]) == {0}
+    table = read_script(tmp_path / "site" / "data" / "tokens.js")["train_sokoban/default"]
+    widest = max(table["widest"], key=lambda gap: abs(gap or 0))
+    assert widest == pytest.approx((-0.5 - own)[np.argmax(np.abs(-0.5 - own))], rel=1e-4)
 
 
 def test_occlusion_maps_are_parts_of_the_page(tmp_path: Path) -> None:

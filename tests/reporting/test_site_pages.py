@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import CONTEXT
 from chromium import Page, open_page
 from geo_sokoban_pipeline.evaluation.metrics import mcnemar
 from geo_sokoban_pipeline.reporting.viewer.site import write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import open_run
+from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.trajectories.index import Place, build_index
 from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
-from geo_sokoban_pipeline.trajectories.types import Trajectory
+from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
 from reporting.material import WORDS, make_levels, play
 from reporting.sites import (
     HOSTILE,
@@ -337,6 +340,37 @@ def test_the_token_with_the_widest_gap(page: Page, episodes: list[Trajectory]) -
     assert f"at token {at}" in page.text(".panel")
 
 
+def test_a_site_says_which_episodes_have_pages(
+    page: Page, site: Path, episodes: list[Trajectory], tmp_path: Path
+) -> None:
+    run = open_run(store(tmp_path, episodes, "train_sokoban", "default"))
+    write_site(tmp_path / "site", [run], pages=8)
+    page.open((tmp_path / "site" / "index.html").as_uri())
+    try:
+        page.wait("document.documentElement.dataset.ready")
+        page.wait("document.querySelector('.summary') !== null")
+        assert page.text(".summary").startswith(f"{len(episodes)} episodes, 8 with a page")
+        page.follow("#/list?q=page:no&sort=-max_log_prob_gap")
+        page.wait(f"document.querySelector('.summary strong').innerText === '{len(episodes) - 8}'")
+        # The widest gap has a page, and the list names its token.
+        page.follow("#/list?sort=-max_log_prob_gap")
+        page.wait("document.querySelector('.summary strong').innerText === '36'")
+        episode = episodes[SCORED]
+        at = int(np.flatnonzero(episode.loss_mask)[2])
+        cells = page.run("[...document.querySelector('#rows .row').children].slice(-3).map(one => one.innerText)")
+        assert cells == ["0.5", f'"{episode.token_ids[at]}"', str(at)]
+        assert episode.trajectory_id in page.run("document.querySelector('#rows .row').hash")
+        row = page.run("selectRows('page:no', '')[0]")
+        page.follow(f"#/episode?run={RUN}&id={episodes[row].trajectory_id}")
+        page.wait("document.querySelector('main .empty') !== null && document.querySelector('.facts') !== null")
+        assert "no page of this episode" in page.text(".empty")
+        known = dict(zip(page.texts(".facts dt"), page.texts(".facts dd"), strict=True))
+        assert known["task_id"] == episodes[row].task_id and known["max_log_prob_gap"] == "0 nats"
+    finally:
+        page.open(f"file://{site}/index.html")
+        page.wait("document.documentElement.dataset.ready")
+
+
 def test_tokens_are_counted_and_filtered(page: Page, episodes: list[Trajectory]) -> None:
     held = [int(one) for episode in episodes for one in episode.token_ids[episode.loss_mask == 1]]
     page.follow(f"#/tokens?run={RUN}&q=answer")
@@ -610,6 +644,25 @@ def test_two_runs_compared(page: Page, held_out: dict[str, list[Trajectory]]) ->
     assert f"part at token {parted}" in page.text(".both")
     page.open(page.run("location.href"))  # the address holds sides and task
     page.wait("openPair !== null && document.querySelectorAll('.pair .frame').length === 2")
+
+
+def test_flips_of_answers_are_no_flips_of_success(page: Page, held_out: dict[str, list[Trajectory]]) -> None:
+    """Two wrong answers may differ, and two right ones too."""
+    side = "train_sokoban/{}|evaluation|0".format
+    page.follow(f"#/compare?a={side('default')}&b={side('seed2')}&show=answers")
+    page.wait("document.querySelector('.pairs tbody tr') !== null")
+    found = page.run("sumPairs(comparedTasks(...chooseSides(listSides(), route.args)))")
+    index = [read_index_of(one) for one in held_out.values()]
+    differ = {task for task, answer in index[0].items() if answer != index[1][task]}
+    assert found["differ"] == len(differ) != found["win"] + found["loss"]
+    assert {text.rstrip("…") for text in page.texts(".pairs tbody code")} == {task[:7] for task in differ}
+
+
+def read_index_of(episodes: list[Trajectory]) -> dict[str, str | None]:
+    """Answers of the sampled episodes by task id, as the index has them."""
+    table = build_index(trajectories_to_table(episodes, CONTEXT), Place("a", "b", "evaluation", "c"), task_of)
+    rows = zip(table["task_id"].to_pylist(), table["answer"].to_pylist(), table["greedy"].to_pylist(), strict=True)
+    return {task: answer for task, answer, greedy in rows if not greedy}
 
 
 def test_versions_of_one_run_compared_task_by_task(page: Page, episodes: list[Trajectory]) -> None:

@@ -497,7 +497,7 @@ class BrowsePipelineOptions(StrictModel):
     pages: Count | None = Field(
         20_000,
         description="Episodes at most that get a page of their own, with tokens and images; whole groups, evaluations "
-        "before training, evenly spread. The list has all episodes. None: all of them.",
+        "before training, evenly spread. The other pages count all episodes. None: all of them.",
     )
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ from geo_sokoban_pipeline.trajectories.thinning import read_thinning
 
 logger = logging.getLogger(__name__)
 
-INDEX_VERSION = "2"  # of the columns and of the rules for tags; files of another version are made again
+INDEX_VERSION = "3"  # of the columns and of the rules for tags; files of another version are made again
 FOLDER = "episodes"  # below a run's outputs
 BLOCK = 64  # iterations in one file
 SPLITS = {"trajectories": "train", "eval_trajectories": "validation", "held_out_trajectories": "evaluation"}
@@ -76,6 +76,9 @@ _MADE: dict[str, pa.DataType] = {
     "response_tokens": pa.int32(),
     "mean_log_prob": pa.float64(),
     "max_log_prob_gap": pa.float64(),
+    "widest_gap": pa.float64(),
+    "widest_gap_position": pa.int32(),
+    "widest_gap_token": pa.int32(),
     "answer": pa.string(),
     "greedy": pa.bool_(),
     "tags": pa.list_(pa.field("element", pa.string())),
@@ -83,10 +86,12 @@ _MADE: dict[str, pa.DataType] = {
     "partition": pa.string(),
     "row": pa.int32(),
 }
+_WIDEST = ("widest_gap", "widest_gap_position", "widest_gap_token")
 _PLACE = dict.fromkeys(("run", "run_id", "split"), pa.string())
 INDEX_SCHEMA = pa.schema(list((_PLACE | _COPIED | _MADE).items()), metadata={"index_version": INDEX_VERSION})
-# Columns of a trajectory file that the index needs: all but ids of tokens, images, and what is copied nowhere.
-NEEDED = [*_COPIED, "loss_mask", "rollout_log_probs", "old_log_probs", "turns", "metrics", "image_grid_thw", "sampling"]
+_TOKENS = ("token_ids", "loss_mask", "rollout_log_probs", "old_log_probs")
+# Columns of a trajectory file that the index needs: all but images, and what is copied nowhere.
+NEEDED = [*_COPIED, *_TOKENS, "turns", "metrics", "image_grid_thw", "sampling"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,10 @@ def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
     columns = {name: one_array(table, name) for name in NEEDED}
     made: dict[str, Any] = {name: columns[name] for name in _COPIED}
     thinning = read_thinning(table.schema)
-    made |= _measure_tokens(columns) if thinning is None or thinning.tokens else thinning.measures
+    if thinning is None or thinning.tokens:
+        made |= _measure_tokens(columns)
+    else:  # a measure that the file was not thinned with is not known
+        made |= {name: pa.nulls(count, INDEX_SCHEMA.field(name).type) for name in _WIDEST} | dict(thinning.measures)
     made["n_images"] = list_lengths(columns["image_grid_thw"])
     answers, tags = _describe(columns, find_task)
     made["answer"] = answers
@@ -186,8 +194,7 @@ def build_index(table: pa.Table, place: Place, find_task: FindTask) -> pa.Table:
 
 def measure_tokens(table: pa.Table) -> dict[str, list[Any]]:
     """Columns of the index that follow from tokens, one value per episode; an index is made of them without tokens."""
-    names = ("loss_mask", "rollout_log_probs", "old_log_probs")
-    measured = _measure_tokens({name: one_array(table, name) for name in names})
+    measured = _measure_tokens({name: one_array(table, name) for name in _TOKENS})
     measured["prompt_length"] = table["prompt_length"].to_numpy()
     return {
         name: values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
@@ -200,20 +207,56 @@ def _measure_tokens(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
     lengths = _sum_rows(mask.values, mask.offsets)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = _sum_rows(sampled.values, sampled.offsets) / lengths
-    gaps = np.full(len(lengths), np.nan)
-    known = np.flatnonzero(columns["old_log_probs"].is_valid().to_numpy(zero_copy_only=False))
-    if len(known):
-        old = Ragged.of(columns["old_log_probs"])
-        at = np.repeat(sampled.offsets[known] - old.offsets[known], old.lengths[known]) + np.arange(len(old.values))
-        differences = np.abs(old.values.astype(np.float64) - sampled.values[at])
-        filled = known[old.lengths[known] > 0]
-        gaps[filled] = np.maximum.reduceat(differences, old.offsets[filled]) if len(filled) else []
     return {
         "tokens": mask.lengths,
         "response_tokens": lengths,
         "mean_log_prob": pa.array(means, mask=lengths == 0),
-        "max_log_prob_gap": pa.array(gaps, mask=np.isnan(gaps)),
+        **_find_widest(columns, mask, sampled),
     }
+
+
+def _find_widest(columns: Mapping[str, pa.Array], mask: Ragged, sampled: Ragged) -> dict[str, pa.Array]:
+    """The sampled token of each episode on which trainer and engine differ most; of equal gaps the first one."""
+    places = np.flatnonzero(mask.values)
+    rows = np.searchsorted(mask.offsets, places, side="right") - 1
+    gaps = find_gaps(columns["old_log_probs"], sampled, places, rows)
+    known = np.flatnonzero(~np.isnan(gaps))
+    order = known[np.lexsort((-np.abs(gaps[known]), rows[known]))]
+    filled, first = np.unique(rows[order], return_index=True)
+    widest = order[first]
+    found = {
+        "max_log_prob_gap": np.abs(gaps[widest]),
+        "widest_gap": gaps[widest],
+        "widest_gap_position": (places[widest] - mask.offsets[filled]).astype(np.int32),
+        "widest_gap_token": Ragged.of(columns["token_ids"]).values[places[widest]].astype(np.int32),
+    }
+    missing = np.ones(len(mask.lengths), bool)
+    missing[filled] = False
+    return {name: pa.array(_spread(values, filled, missing), mask=missing) for name, values in found.items()}
+
+
+def _spread(values: np.ndarray, rows: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    """(rows,) values at their rows, 0 elsewhere."""
+    whole = np.zeros(len(missing), values.dtype)
+    whole[rows] = values
+    return whole
+
+
+def find_gaps(old_log_probs: pa.Array, sampled: Ragged, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(tokens,) float64 log-probs of the trainer minus those of the engine; NaN where the trainer recomputed none.
+
+    Args:
+        old_log_probs: column of the trainer's.
+        sampled: those of the engine.
+        places: flat positions in `sampled` of the tokens.
+        rows: row of each.
+    """
+    old = Ragged.of(old_log_probs)
+    gaps = np.full(len(places), np.nan)
+    known = (old.lengths > 0)[rows]  # a null list counts as empty
+    at = places[known] + (old.offsets - sampled.offsets)[rows[known]]
+    gaps[known] = old.values[at].astype(np.float64) - sampled.values[places[known]]
+    return gaps
 
 
 def _sum_rows(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:

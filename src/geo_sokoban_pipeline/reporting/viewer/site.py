@@ -28,7 +28,8 @@ from geo_sokoban_pipeline.console import track
 from geo_sokoban_pipeline.reporting.episodes import TokenTexts, describe_end
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError
 from geo_sokoban_pipeline.tasks import task_or_plain
-from geo_sokoban_pipeline.trajectories.arrow import one_array
+from geo_sokoban_pipeline.trajectories.arrow import Ragged, one_array
+from geo_sokoban_pipeline.trajectories.index import find_gaps
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
 from geo_sokoban_pipeline.trajectories.schema import read_context
 from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_trajectories
@@ -41,6 +42,7 @@ _SHORTEST_RUN = 3  # equal tokens in a row from which on only their number is st
 _LEFT_OUT = ("run", "run_id", "partition", "row", "tag_counts")  # of the index; the site has them in other forms
 _MEANS = ("image_reliance", "entropy", "ratio")  # of the scores of an episode's tokens: columns of the list
 _MEASURES = ("log_prob", "gap", "entropy", "image_reliance")  # of a token; the last two from scores
+_COUNTED = ("trajectory_id", "token_ids", "loss_mask", "rollout_log_probs", "old_log_probs", "weight_spans")
 _ABLATIONS = ("blank", "shuffled")  # suffixes of a policy's name in an evaluation
 
 
@@ -62,9 +64,11 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
         raise NothingToBrowseError(f"{', '.join(run.name for run in runs) or 'no run'}: no episodes are stored.")
     shown = choose_pages(index, pages)
     images = _Images(folder)
-    chunk, place, pads, tokens = _write_episodes(folder, runs, shown, images)
+    chunk, place, pads = _write_episodes(folder, runs, shown, images)
     images.close()
     columns = list_columns(index) | score_columns(runs)
+    columns["widest_gap_token"] = _words(pa.array([text for run in runs for text in _widest_tokens(run)], pa.string()))
+    columns["page"] = _words(pa.array(shown))
     columns["run"] = _words(pa.array([run.name for run in runs for _ in range(run.index.num_rows)]))
     columns["chunk"], columns["place"] = chunk, place
     chunks = _write_list(folder, columns, index.num_rows)
@@ -77,7 +81,9 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
         "tasks": {name: _describe_task(name) for name in names},
     }
     _write_script(folder, "site", site)
-    _write_script(folder, "tokens", tokens)
+    starts = np.cumsum([0, *(run.index.num_rows for run in runs)]).tolist()
+    tables = {run.name: count_tokens(run, start) for run, start in zip(runs, starts, strict=False)}
+    _write_script(folder, "tokens", tables)
     _copy_assets(folder)
     return {"episodes": index.num_rows, "pages": int(shown.sum()), "images": images.count}
 
@@ -85,8 +91,10 @@ def write_site(folder: Path, runs: Sequence[BrowsedRun], *, pages: int | None = 
 def choose_pages(index: pa.Table, pages: int | None) -> np.ndarray:
     """(rows,) bool: which episodes get a page: whole groups, evaluations before training, evenly spread.
 
+    The group with each run's widest gap between trainer and engine is among them.
+
     Args:
-        pages: episodes at most, but always one group; None: all.
+        pages: episodes at most, but always one group, and those groups; None: all.
     """
     rows = index.num_rows
     if pages is None or pages >= rows:
@@ -99,6 +107,11 @@ def choose_pages(index: pa.Table, pages: int | None) -> np.ndarray:
     )
     group = group.reshape(-1)
     chosen = np.zeros(len(size), bool)
+    gaps = index["max_log_prob_gap"].to_numpy()
+    for run in np.unique(np.stack(keys[:2], 1), axis=0):
+        own = np.flatnonzero((np.stack(keys[:2], 1) == run).all(1) & (gaps > 0))
+        if len(own):
+            chosen[group[own[np.argmax(gaps[own])]]] = True
     for kind in (~train, train):
         groups = np.unique(group[kind])
         groups = groups[np.argsort(first[groups])]
@@ -160,6 +173,15 @@ def _kind(column: Any) -> str:
     return "word" if isinstance(column, _Words) else "number"
 
 
+def _widest_tokens(run: BrowsedRun) -> list[str | None]:
+    """Text of the token with the widest gap of each episode, its id without a tokenizer."""
+    ids = run.index["widest_gap_token"].to_pylist()
+    different = sorted(set(ids) - {None})
+    texts = run.token_texts(different) if run.token_texts else map(str, different)
+    named = dict(zip(different, texts, strict=True))
+    return [named.get(one) for one in ids]
+
+
 def score_columns(runs: Sequence[BrowsedRun]) -> dict[str, np.ndarray]:
     """Mean scores of each episode's tokens as columns of the list, NaN without scores; {}: no run has scores."""
     if not any(run.scored for run in runs):
@@ -202,20 +224,19 @@ def _slice(column: Any, start: int, end: int) -> dict[str, Any]:
 
 def _write_episodes(
     folder: Path, runs: Sequence[BrowsedRun], shown: np.ndarray, images: _Images
-) -> tuple[np.ndarray, np.ndarray, list[int | None], dict[str, Any]]:
+) -> tuple[np.ndarray, np.ndarray, list[int | None]]:
     """Write the chosen episodes.
 
     Returns:
-        Script and place of each row's, −1 for none; each run's id of image pads, and its table of tokens by its name.
+        Script and place of each row's, −1 for none; each run's id of image pads.
     """
     chunks, places = np.full(len(shown), -1, np.int32), np.full(len(shown), -1, np.int32)
     pads: list[int | None] = []
-    tables: dict[str, Any] = {}
     number, start = 0, 0
     with track("writing episodes", int(shown.sum()), keep=False) as progress:
         for run in runs:
             pads.append(None)
-            chunk, table_of_tokens = _Chunk(run.token_texts), _TokenTable()
+            chunk = _Chunk(run.token_texts)
             chosen = np.flatnonzero(shown[start : start + run.index.num_rows])
             for partition, rows in _by_partition(run.index, chosen):
                 table = read_trajectories(run.folder / f"{partition}.parquet")
@@ -225,7 +246,6 @@ def _write_episodes(
                     chunks[start + row], places[start + row] = number, len(chunk.episodes)
                     scores = run.scored.get(episode.trajectory_id)
                     chunk.add(episode, images, scores, run.mapped.get(episode.trajectory_id, ()))
-                    table_of_tokens.add(start + row, episode, scores)
                     if chunk.size > EPISODES_BYTES:
                         chunk.write(folder, number)
                         chunk, number = _Chunk(run.token_texts), number + 1
@@ -233,9 +253,8 @@ def _write_episodes(
             if chunk.episodes:
                 chunk.write(folder, number)
                 number += 1
-            tables[run.name] = table_of_tokens.describe(run.token_texts)
             start += run.index.num_rows
-    return chunks, places, pads, tables
+    return chunks, places, pads
 
 
 def _by_partition(index: pa.Table, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -360,7 +379,7 @@ def _shorten(ids: np.ndarray) -> list[int]:
 def _channels(episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Log-probs of the sampled tokens, and how much those of trainer and reference policy differ from the engine's."""
     own, ref = episode.rollout_log_probs[sampled].astype(np.float64), episode.ref_log_probs
-    gaps = find_gaps(episode, sampled, scores)
+    gaps = _find_gaps(episode, sampled, scores)
     return {
         "log_probs": np.round(own, 4),
         "gaps": None if gaps is None else np.round(gaps, 9),
@@ -369,7 +388,7 @@ def _channels(episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping
     }
 
 
-def find_gaps(
+def _find_gaps(
     episode: Trajectory, sampled: np.ndarray, scores: Sequence[Mapping[str, Any]] | None
 ) -> np.ndarray | None:
     """(sampled,) float64 log-probs of the trainer minus those of the engine; None: the trainer's are not known.
@@ -379,8 +398,7 @@ def find_gaps(
     own = episode.rollout_log_probs[sampled].astype(np.float64)
     if episode.old_log_probs is not None:
         return np.asarray(episode.old_log_probs[sampled].astype(np.float64) - own)
-    versions = {version for version, _, _ in episode.weight_spans}
-    if scores and _are_of(scores, sampled) and versions == {scores[0]["scored_version"]}:
+    if scores and _are_of(scores, sampled) and _sampled_by(episode.weight_spans, scores):
         return np.array([score["log_prob"] for score in scores]) - own
     return None
 
@@ -405,6 +423,16 @@ def _are_of(scores: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> bool:
     return [row["position"] for row in scores] == sampled.tolist()
 
 
+def _sampled_by(spans: Sequence[Any], scores: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether scores are under the very weights that sampled an episode.
+
+    Args:
+        spans: its `weight_spans`, as tuples or as stored.
+    """
+    versions = {span["version"] if isinstance(span, Mapping) else span[0] for span in spans}
+    return versions == {scores[0]["scored_version"]}
+
+
 def _describe_maps(maps: Sequence[Mapping[str, Any]], images: Sequence[bytes]) -> dict[str, Any] | None:
     """Occlusion maps of an episode by the place of the image: its size, the tokens whose log-probs were compared, and
     of each part its rectangle, what it shows, and by how much it makes each of these tokens likelier; None: no map.
@@ -422,54 +450,105 @@ def _describe_maps(maps: Sequence[Mapping[str, Any]], images: Sequence[bytes]) -
 # The page of tokens: each token's numbers over all of its places, and where its widest gap is.
 
 
+def count_tokens(run: BrowsedRun, first: int = 0) -> dict[str, Any]:
+    """Numbers of each sampled token over all episodes of a run, with or without a page, those with most places first.
+
+    Args:
+        first: row of the list of the run's first episode.
+
+    Returns:
+        Columns with a value per token: `id`, `text` (the id without a tokenizer), `count`, `scored`, the mean of each
+        measure, `widest` gap and its place `at`, (row of the list, position); of equal gaps the first one.
+        `episodes`: how many have sampled tokens. `thinned`: how many have some that were not kept.
+    """
+    table = _TokenTable()
+    every = np.arange(run.index.num_rows)
+    with track("counting tokens", len(every), keep=False) as progress:
+        for partition, rows in _by_partition(run.index, every):
+            stored = read_trajectories(run.folder / f"{partition}.parquet", _COUNTED)
+            table.add(first + rows, stored.take(run.index["row"].to_numpy()[rows]), run.scored)
+            progress.advance(len(rows))
+    return table.describe(run.token_texts) | {
+        "episodes": table.episodes,
+        "thinned": int((run.index["response_tokens"].to_numpy() > 0).sum()) - table.episodes,
+    }
+
+
 @dataclass
 class _TokenTable:
     """Sums over the sampled tokens of a run by token id.
 
     Attributes:
-        sums: by id, (2, measures): how often each measure is known, and its sum; the first one always is.
-        widest: by id: the widest gap, row of the list and position.
+        sums: (2, measures, ids): how often each measure is known, and its sum; the first one always is.
+        widest: (3, ids): the widest gap, NaN where none is known, row and position.
+        episodes: those with a sampled token.
     """
 
-    sums: dict[int, np.ndarray] = field(default_factory=dict)
-    widest: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+    sums: np.ndarray = field(default_factory=lambda: np.zeros((2, len(_MEASURES), 0)))
+    widest: np.ndarray = field(default_factory=lambda: np.zeros((3, 0)))
+    episodes: int = 0
 
-    def add(self, row: int, episode: Trajectory, scores: Sequence[Mapping[str, Any]] | None) -> None:
-        """Count the sampled tokens of an episode; of several gaps that are equally wide the first one is kept."""
-        sampled = np.flatnonzero(episode.loss_mask)
-        ids, of_token = np.unique(episode.token_ids[sampled], return_inverse=True)
-        values = np.full((len(_MEASURES), len(sampled)), np.nan)
-        values[0] = episode.rollout_log_probs[sampled]
-        gaps = find_gaps(episode, sampled, scores)
-        if gaps is not None:
-            values[1] = np.abs(gaps)
-            order = np.argsort(-values[1], kind="stable")
-            first = order[np.unique(of_token[order], return_index=True)[1]]
-            for token, at in zip(ids.tolist(), first.tolist(), strict=True):
-                if token not in self.widest or values[1, at] > abs(self.widest[token][0]):
-                    self.widest[token] = (float(gaps[at]), row, int(sampled[at]))
-        if scores and _are_of(scores, sampled):
-            values[2:] = [[score[name] for score in scores] for name in _MEASURES[2:]]
+    def add(self, rows: np.ndarray, table: pa.Table, scored: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Count the sampled tokens of episodes; of several gaps that are equally wide the first one is kept.
+
+        Args:
+            rows: of the list, one per episode.
+            table: the columns `_COUNTED` of the episodes.
+            scored: rows of scores by trajectory id.
+        """
+        mask, engine = Ragged.of(one_array(table, "loss_mask")), Ragged.of(one_array(table, "rollout_log_probs"))
+        places = np.flatnonzero(mask.values)
+        episode = np.searchsorted(mask.offsets, places, side="right") - 1
+        ids = Ragged.of(one_array(table, "token_ids")).values[places]
+        positions = places - mask.offsets[episode]
+        values = np.full((len(_MEASURES), len(places)), np.nan)
+        values[0] = engine.values[places]
+        values[1] = find_gaps(one_array(table, "old_log_probs"), engine, places, episode)
+        for number, name in enumerate(table["trajectory_id"].to_pylist() if scored else ()):
+            own = slice(*np.searchsorted(episode, [number, number + 1]))
+            scores = scored.get(name)
+            if scores and _are_of(scores, positions[own]):
+                values[2:, own] = [[score[measure] for score in scores] for measure in _MEASURES[2:]]
+                if _sampled_by(table["weight_spans"][number].as_py(), scores) and np.isnan(values[1, own]).all():
+                    values[1, own] = [score["log_prob"] for score in scores] - values[0, own]
+        self.episodes += len(np.unique(episode))
+        self._widen(int(ids.max(initial=-1)) + 1)
+        self._keep_widest(ids, values[1], rows[episode], positions)
+        values[1] = np.abs(values[1])
         known = ~np.isnan(values)
-        filled = np.where(known, values, 0.0)
-        sums = np.array([[np.bincount(of_token, one, len(ids)) for one in part] for part in (known, filled)])
-        for token, own in zip(ids.tolist(), np.moveaxis(sums, -1, 0), strict=True):
-            self.sums[token] = self.sums[token] + own if token in self.sums else own
+        for measure, (one, filled) in enumerate(zip(known, np.where(known, values, 0.0), strict=True)):
+            self.sums[0, measure] += np.bincount(ids, one, self.sums.shape[2])
+            self.sums[1, measure] += np.bincount(ids, filled, self.sums.shape[2])
+
+    def _widen(self, size: int) -> None:
+        more = size - self.sums.shape[2]
+        if more > 0:
+            self.sums = np.pad(self.sums, ((0, 0), (0, 0), (0, more)))
+            self.widest = np.pad(self.widest, ((0, 0), (0, more)), constant_values=np.nan)
+
+    def _keep_widest(self, ids: np.ndarray, gaps: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> None:
+        known = np.flatnonzero(~np.isnan(gaps))
+        order = known[np.lexsort((-np.abs(gaps[known]), ids[known]))]
+        tokens, first = np.unique(ids[order], return_index=True)
+        found = np.stack([gaps[order[first]], rows[order[first]], positions[order[first]]])
+        wider = ~(np.abs(found[0]) <= np.abs(self.widest[0, tokens]))
+        self.widest[:, tokens[wider]] = found[:, wider]
 
     def describe(self, texts: TokenTexts | None) -> dict[str, Any]:
-        """Columns with a value per token, those with most places first; without texts the page shows ids."""
-        ids = sorted(self.sums, key=lambda token: (-self.sums[token][0, 0], token))
-        counts, sums = np.stack([self.sums[token] for token in ids], 1) if ids else np.zeros((2, 0, len(_MEASURES)))
-        means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0).T.tolist()
-        gaps = [self.widest.get(token) for token in ids]
+        """Columns with a value per token; without texts the page shows ids."""
+        sampled = np.flatnonzero(self.sums[0, 0])
+        ids = sampled[np.argsort(-self.sums[0, 0, sampled], kind="stable")]
+        counts, sums = self.sums[:, :, ids]
+        means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0).tolist()
+        gaps = self.widest[:, ids].T.tolist()
         return {
             "id": ids,
-            "text": texts(ids) if texts else [str(token) for token in ids],
-            "count": counts[:, 0].astype(np.int64),
-            "scored": counts[:, 2].astype(np.int64),
+            "text": texts(ids.tolist()) if texts else [str(token) for token in ids],
+            "count": counts[0].astype(np.int64),
+            "scored": counts[2].astype(np.int64),
             **{name: [_round(mean) for mean in column] for name, column in zip(_MEASURES, means, strict=True)},
-            "widest": [None if gap is None else _round(gap[0]) for gap in gaps],
-            "at": [None if gap is None else gap[1:] for gap in gaps],
+            "widest": [_round(gap) for gap, _, _ in gaps],
+            "at": [None if np.isnan(gap) else (int(row), int(position)) for gap, row, position in gaps],
         }
 
 

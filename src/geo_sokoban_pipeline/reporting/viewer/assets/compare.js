@@ -54,9 +54,10 @@ function pairSides(first, second) {
     for (let at = 0; at < Math.min(own.length, other.length); at++) {
       if (!tasks.has(id)) tasks.set(id, { row: own[at], pairs: [], win: 0, loss: 0, both: 0, neither: 0, differ: 0 });
       const task = tasks.get(id), kind = classify(own[at], other[at]);
-      task.pairs.push({ rows: [own[at], other[at]], kind });
       task[kind]++;
-      task.differ += cell("answer", own[at]) !== cell("answer", other[at]);
+      const differ = cell("answer", own[at]) !== cell("answer", other[at]);
+      task.pairs.push({ rows: [own[at], other[at]], kind, differ });
+      task.differ += differ;
     }
   }
   return [...tasks.values()];
@@ -80,9 +81,10 @@ function mcnemar(gained, lost) {
 
 // Counts over pairs, and the test: of the pairs if each task has one, else of the tasks by their net change.
 function sumPairs(tasks) {
-  const sums = { tasks: tasks.length, pairs: 0, win: 0, loss: 0, both: 0, neither: 0 };
+  const sums = { tasks: tasks.length, pairs: 0, win: 0, loss: 0, both: 0, neither: 0, differ: 0 };
   for (const task of tasks) {
     sums.pairs += task.pairs.length;
+    sums.differ += task.differ;
     for (const kind of Object.keys(CLASSES)) sums[kind] += task[kind];
   }
   sums.single = sums.pairs === sums.tasks;
@@ -99,10 +101,12 @@ function comparedTasks(first, second) {
   return compared.tasks;
 }
 
-// Tasks of the table: those of a class, or all that changed; those with the most flips first.
+// Tasks of the table: those of a class, or all that changed; those with the most flips first. With `answers` a flip is
+// another answer, solved or not.
 function shownTasks(tasks, show) {
-  const kept = tasks.filter((task) => (CLASSES[show] ? task[show] : show === "all" || flips(task)));
-  return kept.sort((a, b) => flips(b) - flips(a) || a.row - b.row);
+  const size = show === "answers" ? (task) => task.differ : flips;
+  const kept = tasks.filter((task) => (CLASSES[show] ? task[show] : show === "all" || size(task)));
+  return kept.sort((a, b) => size(b) - size(a) || a.row - b.row);
 }
 
 const ComparePage = {
@@ -125,7 +129,7 @@ function comparison(first, second, tasks) {
   const sums = sumPairs(tasks), show = route.args.show ?? "", shown = shownTasks(tasks, show), words = taskOf(tasks[0].row);
   const rate = (kind) => (sums.both + sums[kind]) / sums.pairs;
   const choices = [["", "changed", sums.win + sums.loss], ["win", CLASSES.win, sums.win], ["loss", CLASSES.loss, sums.loss],
-    ["both", CLASSES.both, sums.both], ["neither", CLASSES.neither, sums.neither], ["all", "all", sums.pairs]];
+    ["both", CLASSES.both, sums.both], ["neither", CLASSES.neither, sums.neither], ["answers", "other answer", sums.differ], ["all", "all", sums.pairs]];
   return [
     m("p.verdict", `${words.solved[0].toUpperCase()}${words.solved.slice(1)}: `, m("strong", percent(rate("loss"))), " by the first, ", m("strong", percent(rate("win"))),
       ` by the second, of ${sums.single ? plural(sums.tasks, words.unit, words.units) : `${plural(sums.pairs, "pair")} of ${plural(sums.tasks, words.unit, words.units)}`}. `,
@@ -134,7 +138,7 @@ function comparison(first, second, tasks) {
     buttons("Which pairs are listed", show, choices.map(([value, text, size]) => ({ value, text: `${text} ${count(size)}` })), (value) => setArgs({ show: value })),
     route.args.task ? [m(PlaySideBySide, { key: `${compared.key} ${route.args.task} ${route.args.pair}`, tasks })] : m("p.hint", `Choose a ${words.unit} to play both.`),
     m("div.scroll", m("table.grid.pairs",
-      m("thead", m("tr", m("th.wide", words.unit), m("th.wide", words.difficulty), m("th.wide", "first"), m("th.wide", "second"), sums.single ? null : m("th", "flips"))),
+      m("thead", m("tr", m("th.wide", words.unit), m("th.wide", words.difficulty), m("th.wide", "first"), m("th.wide", "second"), sums.single ? null : [m("th", { title: "solved by one alone" }, "flips"), m("th", { title: "answered otherwise" }, "answers")])),
       m("tbody", shown.slice(0, SHOWN_PAIRS).map((task) => pairRow(task, sums.single))))),
     shown.length > SHOWN_PAIRS ? m("p.hint", `The first ${SHOWN_PAIRS} of ${count(shown.length)} are shown.`) : null,
     kindsView(tasks, words),
@@ -145,11 +149,12 @@ const writeP = (p) => (p === null ? "–" : p < 0.001 ? "< 0.001" : `= ${p.toFix
 
 function pairRow(task, single) {
   const { row } = task, id = cell("task_id", row), kinds = Object.keys(CLASSES).filter((kind) => task[kind]);
-  const at = Math.max(0, task.pairs.findIndex((pair) => pair.kind === "win" || pair.kind === "loss")), pair = task.pairs[at];
+  const changed = (pair) => (route.args.show === "answers" ? pair.differ : pair.kind === "win" || pair.kind === "loss");
+  const at = Math.max(0, task.pairs.findIndex(changed)), pair = task.pairs[at];
   const shown = (one) => m("td.wide.text", mark(one), " ", spaced(cell("answer", one)));
   return m("tr", { key: row, class: id === route.args.task ? "on" : "", title: kinds.map((kind) => `${CLASSES[kind]}: ${task[kind]}`).join(", ") },
     m("td.wide", m("a", { href: href("compare", { ...route.args, task: id, pair: at || "" }) }, m("code", short(id, 7)))),
-    m("td.wide.kind", kindText(cell("difficulty", row))), shown(pair.rows[0]), shown(pair.rows[1]), single ? null : m("td", `${flips(task)} of ${task.pairs.length}`));
+    m("td.wide.kind", kindText(cell("difficulty", row))), shown(pair.rows[0]), shown(pair.rows[1]), single ? null : [flips(task), task.differ].map((times) => m("td", `${times} of ${task.pairs.length}`)));
 }
 
 // By difficulty.

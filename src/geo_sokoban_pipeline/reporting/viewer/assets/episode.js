@@ -98,7 +98,7 @@ function episodeHead(row) {
 }
 
 function episodeView(row, e) {
-  if (e === null) return m("p.empty", "This site has no page of this episode. Parameter `pages` raises the number of pages.");
+  if (e === null) return withoutPage(row);
   openEpisode = e;
   return [
     m("p.lead", e.end, e.error ? ` ${e.error}` : ""),
@@ -108,6 +108,17 @@ function episodeView(row, e) {
     e.turns.map((turn, at) => turnCard(e, turn, at)),
     tokenDetail(e),
     m("span", { oncreate: showToken }),
+  ];
+}
+
+// Of an episode without a page the list knows everything but texts, tokens and images.
+function withoutPage(row) {
+  const hidden = ["page", "chunk", "place", "trajectory_id", "tags"], known = Object.keys(columns).filter((name) => !hidden.includes(name) && cell(name, row) !== null);
+  const write = (name) => (columns[name].kind === "word" ? writeWord(cell(name, row)) : GAPS.includes(name) ? `${writeGap(name, row)} nats` : number(cell(name, row), 4));
+  const tags = tagList(row);
+  return [
+    m("p.empty", "This site has no page of this episode. Parameter `pages` raises the number of pages."),
+    m("div.panel", facts([...known.map((name) => [name, write(name)]), ["tags", tags.length ? tags : null]])),
   ];
 }
 

@@ -1,10 +1,10 @@
 "use strict";
 // The list of all episodes: a query, its breakdown, and the rows in sight.
 
-const FILTERS = ["run", "split", "success", "status", "difficulty", "tags"];
+const FILTERS = ["run", "split", "success", "status", "difficulty", "tags", "page"];
 const BREAKDOWNS = ["iteration", "policy_version", "difficulty", "tags", "answer", "split", "run", "status",
-  "label", "finish_reason", "drop_reason", "n_turns"];
-const HEADS = { n_turns: "turns", response_tokens: "tokens", max_log_prob_gap: "gap", task_id: "task",
+  "label", "finish_reason", "drop_reason", "n_turns", "widest_gap_token", "page"];
+const HEADS = { n_turns: "turns", response_tokens: "tokens", max_log_prob_gap: "gap", widest_gap_token: "token of the gap", widest_gap_position: "place of the gap", task_id: "task",
   policy_version: "version", success: "", group_index: "sample" };
 const CELLS = [
   { name: "success", width: "1.2rem", show: mark },
@@ -23,6 +23,7 @@ const CELLS = [
   { name: "tags", width: "minmax(0, 3fr)", several: true, show: tagList },
   { name: "status", width: "5.6rem", several: true },
 ];
+const GAPS = ["max_log_prob_gap", "widest_gap"];
 const cursor = { at: 0, top: 0 }; // row under the keyboard, and where the page was scrolled to
 
 // Group of a sample, and its number there.
@@ -58,8 +59,22 @@ function shownCells() {
   const found = shownCells.known.filter((one) => !one.spare || isRoomy());
   const name = (listArgs().sort ?? "").replace(/^-/, "");
   if (!name || !isColumn(name) || found.some((one) => one.name === name)) return found;
-  const numeric = columns[name]?.kind !== "word";
-  return [...found, { name, width: "6rem", right: numeric, show: (row) => (numeric ? number(valueOf(name, row), 4) : writeWord(valueOf(name, row))) }];
+  // A gap says little without its token.
+  const names = GAPS.includes(name) ? [name, "widest_gap_token", "widest_gap_position"] : [name];
+  return [...found, ...names.map((one) => ({ name: one, width: "6rem", right: columns[one]?.kind !== "word", show: (row) => sortedValue(one, row) }))];
+}
+
+// The widest gap of an episode, with its sign or as a size.
+function writeGap(name, row) {
+  const text = gapText(cell(name, row));
+  return name === "max_log_prob_gap" ? text.replace("+", "") : text;
+}
+
+function sortedValue(name, row) {
+  const value = valueOf(name, row);
+  if (GAPS.includes(name)) return writeGap(name, row);
+  if (name === "widest_gap_token") return value === null ? "–" : m("code", JSON.stringify(value));
+  return columns[name]?.kind === "word" ? writeWord(value) : number(value, 4);
 }
 
 const ListPage = {
@@ -135,7 +150,7 @@ function wordsOf(name) {
   const column = columns[name];
   if (!column) return [];
   if (name === "tags") return [...new Set(column.words.flatMap(Object.keys))].sort();
-  if (name === "success") return column.words.length < 2 ? [] : ["yes", "no", ...(column.words.includes(null) ? ["none"] : [])];
+  if (["success", "page"].includes(name)) return column.words.length < 2 ? [] : ["yes", "no", ...(column.words.includes(null) ? ["none"] : [])];
   return column.words.map(writeWord).sort((a, b) => Number(a) - Number(b) || (a < b ? -1 : 1)).slice(0, 200);
 }
 
@@ -143,6 +158,7 @@ function summary(found) {
   const numbers = describe(found);
   return m("p.summary", { "aria-live": "polite" },
     m("strong", count(found.length)), found.length === rows ? " episodes" : ` of ${plural(rows, "episode")}`,
+    varies("page") ? [", ", m("strong", count(found.filter((row) => cell("page", row)).length)), " with a page"] : null,
     numbers.known ? [" · solved ", m("strong", percent(numbers.solved / numbers.known))] : null,
     numbers.graded ? [" · mean reward ", m("strong", number(numbers.sum / numbers.graded))] : null);
 }
@@ -158,7 +174,7 @@ function describe(found, name = "reward") {
 }
 
 const SHOWN_KINDS = 60;
-const PLACES = ["chunk", "place", "group_index", "sample_index"];
+const PLACES = ["chunk", "place", "group_index", "sample_index", "widest_gap_position"];
 const meanName = () => (columns[route.args.of]?.kind === "number" ? route.args.of : "reward");
 
 function breakdown(found) {
@@ -209,7 +225,7 @@ function sortLink(one) {
 }
 
 function line(row, at, height, wide, cells) {
-  const page = cell("chunk", row) >= 0;
+  const page = cell("page", row);
   const attributes = {
     key: row, href: page ? episodeLink(row) : undefined, "data-at": at,
     class: `${at === cursor.at ? "on" : ""} ${page ? "" : "without"}`,

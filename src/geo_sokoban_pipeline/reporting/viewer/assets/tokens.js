@@ -45,7 +45,8 @@ function tokensView(tables) {
         runNames().map((name) => m("option", { value: name }, name)))) : null,
       m("label", "token contains", m("input", { type: "search", value: q, oninput: (event) => setArgs({ q: event.target.value }) })),
       m("label", "at least", m("span.range", m("input", { type: "number", min: 1, value: least, placeholder: "times", "aria-label": "at least so many times", oninput: (event) => setArgs({ least: event.target.value }) })))),
-    m("p.summary", m("strong", count(found.length)), ` of ${plural(table.id.length, "different token")}, sampled in the episodes that have a page`),
+    m("p.summary", m("strong", count(found.length)), ` of ${plural(table.id.length, "different token")}, sampled in ${plural(table.episodes, "episode")}`,
+      table.thinned ? ` (of ${count(table.thinned)} more the tokens were not kept; the list has their widest gaps)` : ""),
     m("div.scroll", m("table.grid",
       m("thead", m("tr", m("th.wide", "token"), m("th", "id"), shown.map(head))),
       m("tbody", found.slice(0, SHOWN_TOKENS).map((at) => m("tr", { key: table.id[at] }, m("td.wide", m("code", JSON.stringify(table.text[at]))), m("td.quiet", table.id[at]),
@@ -58,5 +59,7 @@ function tokensView(tables) {
 function widestLink(table, at) {
   if (!table.at[at]) return "–";
   const [row, position] = table.at[at];
-  return m("a", { href: episodeLink(row, { channel: "gap", token: position }) }, gapText(table.widest[at]));
+  const page = cell("page", row);
+  return m("a", { href: page ? episodeLink(row, { channel: "gap", token: position }) : href("list", { q: `run:${cell("run", row)} id:${cell("trajectory_id", row)}` }),
+    title: page ? undefined : `Token ${position} of ${cell("trajectory_id", row)}, which has no page in this site.` }, gapText(table.widest[at]));
 }
