@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ import polars as pl
 import pytest
 
 from chromium import Page, open_page
+from geo_sokoban_pipeline.runs.storage import read_json, write_json
 from pipelines.conftest import Project
 from runs import ROOT, finish, kedro_command
 
@@ -49,33 +51,72 @@ def test_the_docs_have_the_questions_of_the_notebook() -> None:
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Two short runs, the first one scored, and a site of both."""
-    project = Project(tmp_path_factory.mktemp("questions") / "data")
+    """Two short runs on levels, the first one scored, and a site of both."""
     train = ["sokoban.max_solution=5", "train_sokoban.warm_start.steps=72", "train_sokoban.rollout.max_turns=6"]
     train.append("train_sokoban.grpo.old_log_probs=recompute")
+    return train_two("sokoban", train, tmp_path_factory.mktemp("questions") / "data")
+
+
+@pytest.fixture(scope="module")
+def problem_runs(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The same on problems, which have families; one iteration each."""
+    train = [
+        "train_geo3k.warm_start.steps=40",
+        "train_geo3k.warm_start.play_every=40",
+        "train_geo3k.loop.iterations=1",
+    ]
+    return train_two("geo3k", train, tmp_path_factory.mktemp("problems") / "data", solve_some)
+
+
+def solve_some(project: Project) -> None:
+    """Let the final policy of the first run solve more of each next family: a policy of so few steps solves none."""
+    path = project.folder("08_reporting", "train_geo3k") / "eval_summary.json"
+    summary = read_json(path)
+    (row,) = [row for row in summary["rows"] if (row["policy"], row["mode"]) == ("final", "sampled")]
+    for number, family in enumerate(row["breakdowns"]["family"]):
+        family["solved"] = min(number, family["episodes"])
+        family["solve_rate"] = family["solved"] / family["episodes"]
+    write_json(path, summary)
+
+
+def train_two(
+    task: str, train: list[str], root: Path, change: Callable[[Project], None] = lambda project: None
+) -> Project:
+    project, run = Project(root), f"train_{task}"
     for run_id, seed in (("default", 0), ("seed2", 2)):
         params = ",".join([f"run_id={run_id}", f"seed={seed}", *train])
-        finish(kedro_command("--pipelines=train_sokoban", f"--params={params}", data_root=project.root))
-    source = {"run": "train_sokoban", "run_id": "default"}
-    project.run("score_sokoban", params={"score_sokoban": {"source": {**source, "checkpoint": "latest"}, "limit": 24}})
-    project.run("browse_sokoban", params={"browse_sokoban": {"source": source, "runs": ["seed2"]}})
+        finish(kedro_command(f"--pipelines={run}", f"--params={params}", data_root=root))
+    source = {"run": run, "run_id": "default"}
+    change(project)
+    scored = {"source": {**source, "checkpoint": "latest"}, "limit": 24}
+    project.run(f"score_{task}", params={f"score_{task}": scored})
+    project.run(f"browse_{task}", params={f"browse_{task}": {"source": source, "runs": ["seed2"]}})
     return project
 
 
 @pytest.fixture(scope="module")
 def cells(two_runs: Project) -> dict[str, Any]:
     """What the notebook's cell of each question gives."""
+    return run_cells(two_runs, range(len(QUESTIONS)))
+
+
+def run_cells(project: Project, asked: Collection[int], task: str = "sokoban") -> dict[str, Any]:
+    """What the notebook's cells of some questions give on two runs of a task."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    environment = {"GEO_SOKOBAN_ENV": "test", "GEO_SOKOBAN_DATA_ROOT": str(two_runs.root)}
+    environment = {"GEO_SOKOBAN_ENV": "test", "GEO_SOKOBAN_DATA_ROOT": str(project.root)}
     shell, before = InteractiveShell(user_ns={}), Path.cwd()
     found: dict[str, Any] = {}
+    unasked = {lines for number, (_, _, lines) in enumerate(QUESTIONS) if number not in asked}
     with mock.patch.dict(os.environ, environment):
         os.chdir(NOTEBOOK.parent)
         try:
             for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-                if cell.cell_type == "code":
-                    done = shell.run_cell(cell.source.replace(*AFTER["notebook"]))
+                if cell.cell_type == "code" and cell.source not in unasked:
+                    lines = cell.source.replace(*AFTER["notebook"]).replace(
+                        'TASK, RUN_IDS = "sokoban"', f'TASK, RUN_IDS = "{task}"'
+                    )
+                    done = shell.run_cell(lines)
                     done.raise_error()
                     found[cell.source] = done.result
         finally:
@@ -85,9 +126,15 @@ def cells(two_runs: Project) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def page(two_runs: Project) -> Iterator[Page]:
+    with open_site(two_runs, "sokoban") as found:
+        yield found
+
+
+@contextmanager
+def open_site(project: Project, task: str) -> Iterator[Page]:
     with open_page() as found:
         found.look(1300)
-        found.open(two_runs.load("browse_sokoban.site").as_uri())
+        found.open(project.load(f"browse_{task}.site").as_uri())
         found.wait("document.documentElement.dataset.ready")
         yield found
         assert found.errors == []
@@ -106,6 +153,11 @@ def as_number(text: str) -> float:
     powers = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
     mantissa, _, power = text.replace("−", "-").replace(",", "").partition("·10")
     return float(mantissa) * 10.0 ** int(power.translate(powers) or 0)
+
+
+def as_kind(text: str) -> str:
+    """A length, or the name of a family, from what the pages write."""
+    return text.replace(" ", "_")
 
 
 def first_of(rows: list[list[str]], column: int) -> list[list[str]]:
@@ -141,13 +193,13 @@ def widest_gap(page: Page, cell: pl.DataFrame) -> tuple[Any, Any]:
 
 
 def most_flips(page: Page, cell: pd.Series) -> tuple[Any, Any]:
-    rows = first_of([[row[0], row[4].split()[0]] for row in table(page, ".pairs")], 1)
+    rows = first_of([[row[0], row[5].split()[0]] for row in table(page, ".pairs")], 1)
     return {row[0].rstrip("…"): int(row[1]) for row in rows}, {task[:7]: count for task, count in cell.items()}
 
 
 def largest_loss(page: Page, cell: pd.Series) -> tuple[Any, Any]:
     rows = first_of(table(page, ".images section:first-of-type"), 4)
-    shown = {row[0]: -as_number(row[4].split()[0]) for row in rows}
+    shown = {as_kind(row[0]): -as_number(row[4].split()[0]) for row in rows}
     return shown, {str(kind): pytest.approx(100 * loss, abs=0.06) for kind, loss in cell.items()}
 
 
@@ -167,7 +219,7 @@ def most_reliant_token(page: Page, cell: pd.Series) -> tuple[Any, Any]:
 
 
 def largest_gain(page: Page, cell: pd.Series) -> tuple[Any, Any]:
-    rows = [(row[0], as_number(row[4].split()[0])) for row in table(page, ".kinds")]
+    rows = [(as_kind(row[0]), as_number(row[4].split()[0])) for row in table(page, ".kinds")]
     largest = max(gain for _, gain in rows)
     wanted = {str(kind): pytest.approx(100 * gain, abs=0.06) for kind, gain in cell.items()}
     return {kind: gain for kind, gain in rows if gain == largest}, wanted
@@ -200,9 +252,29 @@ def test_page_and_notebook_agree(
     page: Page, cells: dict[str, Any], question: tuple[str, str, str], read: Callable[[Page, Any], tuple[Any, Any]]
 ) -> None:
     _, address, lines = question
+    compare_answers(page, address.replace(*AFTER["address"]), cells[lines], read)
+
+
+def compare_answers(page: Page, address: str, cell: Any, read: Callable[[Page, Any], tuple[Any, Any]]) -> None:
     page.follow("#/nowhere")
     page.wait("document.querySelector('main .empty') !== null")
-    page.follow(address.replace(*AFTER["address"]))
-    shown, given = read(page, cells[lines])
+    page.follow(address)
+    shown, given = read(page, cell)
     assert shown, "the page has no answer"
     assert shown == given
+
+
+@pytest.mark.slow
+def test_problems_and_their_families(problem_runs: Project) -> None:
+    """Questions 4, 5 and 9 on problems: answers in boxes, and families in place of lengths."""
+    asked = {READERS.index(read): read for read in (most_flips, largest_loss, largest_gain)}
+    found = run_cells(problem_runs, asked, "geo3k")
+    families = set(problem_runs.load("train_geo3k.episodes@pandas")["difficulty"])
+    with open_site(problem_runs, "geo3k") as page:
+        for number, read in asked.items():
+            _, address, lines = QUESTIONS[number]
+            compare_answers(page, address.replace("train_sokoban", "train_geo3k"), found[lines], read)
+            if read is largest_loss:
+                shown = {as_kind(row[0]) for row in table(page, ".images section:first-of-type")}
+                assert shown <= families and len(shown) > 1
+                assert found[lines].iloc[0] > 0, "no family loses anything"
