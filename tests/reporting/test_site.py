@@ -15,10 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from builders import CONTEXT, make_trajectories
-from geo_sokoban_pipeline.__main__ import main
+from geo_sokoban_pipeline.__main__ import browse, main
 from geo_sokoban_pipeline.datasets import TrajectoriesDataset
 from geo_sokoban_pipeline.reporting.viewer import site as sites
-from geo_sokoban_pipeline.reporting.viewer.command import browse
 from geo_sokoban_pipeline.reporting.viewer.site import choose_pages, write_site
 from geo_sokoban_pipeline.reporting.viewer.sources import BrowsedRun, NothingToBrowseError, find_runs, open_run
 from geo_sokoban_pipeline.runs.storage import Thin

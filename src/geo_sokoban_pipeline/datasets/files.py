@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kedro.io import AbstractDataset, DatasetError
 from kedro.utils import load_obj
@@ -161,8 +161,12 @@ def _bytes_needed(data: PolicyFolder | FolderWriter) -> int | None:
     return None
 
 
-class ExportDataset(AbstractDataset[Callable[[Path], dict[str, Any]], dict[str, Callable[[], Any]]]):
-    """One folder of exported parquet tables with a card, which other programs open.
+Filler = Callable[[Path], dict[str, Any]]
+Content = TypeVar("Content")
+
+
+class _FilledFolderDataset(AbstractDataset[Filler, Content]):
+    """A folder that a function fills; it appears whole, in place of the one before.
 
     Args:
         path: the folder.
@@ -173,14 +177,24 @@ class ExportDataset(AbstractDataset[Callable[[Path], dict[str, Any]], dict[str, 
         self._path = Path(path)
         self.metadata = metadata
 
-    def save(self, data: Callable[[Path], dict[str, Any]]) -> None:
-        """Store an export in place of the one before, atomically.
+    def save(self, data: Filler) -> None:
+        """Store a folder in place of the one before, atomically.
 
         Args:
             data: fills the folder it is given and returns the manifest's own entries.
         """
         with explain_storage_errors(self._path):
             write_folder(self._path, data)
+
+    def _exists(self) -> bool:
+        return (self._path / MANIFEST).is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"path": self._path.as_posix()}
+
+
+class ExportDataset(_FilledFolderDataset[dict[str, Callable[[], Any]]]):
+    """One folder of exported parquet tables with a card, which other programs open."""
 
     def load(self) -> dict[str, Callable[[], pa.Table]]:
         """By name of the table, a function that reads it.
@@ -192,33 +206,13 @@ class ExportDataset(AbstractDataset[Callable[[Path], dict[str, Any]], dict[str, 
             raise DatasetError(f"{self._path} holds no export; kedro run --pipelines=export_<task> makes one.")
         return {path.parent.name: partial(_read, path) for path in sorted(self._path.glob("*/train-*.parquet"))}
 
-    def _exists(self) -> bool:
-        return (self._path / MANIFEST).is_file()
 
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
+class SiteDataset(_FilledFolderDataset[Path]):
+    """The static site of a run's episodes, a folder."""
 
-
-class SiteDataset(AbstractDataset[Callable[[Path], dict[str, Any]], Path]):
-    """The static site of a run's episodes, a folder.
-
-    Args:
-        path: the folder.
-        metadata: ignored here; read by kedro-viz.
-    """
-
-    def __init__(self, path: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(path)
-        self.metadata = metadata
-
-    def save(self, data: Callable[[Path], dict[str, Any]]) -> None:
-        """Store a site in place of the one before, atomically.
-
-        Args:
-            data: fills the folder it is given and returns the manifest's own entries.
-        """
-        with explain_storage_errors(self._path):
-            write_folder(self._path, data)
+    def save(self, data: Filler) -> None:
+        """Store a site in place of the one before, and say where it opens."""
+        super().save(data)
         logger.info("open file://%s in a browser", self.load().absolute())
 
     def load(self) -> Path:
@@ -230,12 +224,6 @@ class SiteDataset(AbstractDataset[Callable[[Path], dict[str, Any]], Path]):
         if not self._exists():
             raise DatasetError(f"{self._path} holds no site; kedro run --pipelines=browse_<task> makes one.")
         return self._path / "index.html"
-
-    def _exists(self) -> bool:
-        return (self._path / MANIFEST).is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"path": self._path.as_posix()}
 
 
 def _read(path: Path) -> pa.Table:
