@@ -1,8 +1,11 @@
-"""Policies from the hub: fetched once into the hub's own cache, and a clear word where there is no network."""
+"""The hub: policies are fetched once into its own cache, folders are uploaded on request alone.
+
+Where there is no network, no token or no access, the error names the setting and the way out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,6 +49,74 @@ def find_cached(name: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES), local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
+
+
+class UploadError(RuntimeError):
+    """A folder cannot be uploaded; the message says why, and how to do it later."""
+
+
+def check_upload(name: str) -> None:
+    """See that an upload is possible as far as this machine knows: a valid name, a token, a network that may be used.
+
+    Args:
+        name: of a dataset repository, such as `me/episodes`.
+
+    Raises:
+        UploadError: it is not.
+    """
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UploadError(f"push={name}: {error} Give <user or organisation>/<name>.") from error
+    if constants.HF_HUB_OFFLINE:
+        raise UploadError(f"push={name}: HF_HUB_OFFLINE forbids the network. Unset it, or leave push null.")
+    if get_token() is None:
+        raise UploadError(
+            f"push={name}: there is no token of the hub. Set HF_TOKEN to one that may write, or call `hf auth login`; "
+            "push=null uploads nothing."
+        )
+
+
+def upload_folder(folder: Path, name: str, *, private: bool, replaced: Sequence[str]) -> str:
+    """Upload a folder as a dataset in one commit; the repository is made where there is none.
+
+    Args:
+        name: of the repository.
+        private: of a repository that is made; one that exists stays as it is.
+        replaced: patterns of files of the repository that are deleted where the folder does not have them.
+
+    Returns:
+        Address of the commit.
+
+    Raises:
+        UploadError: no network, or the hub refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    # The error of its HTTP library, whichever that is, and OSError; of the storage's own client the last two.
+    failures: tuple[type[Exception], ...] = (HfHubHTTPError, *HfHubHTTPError.__bases__, RuntimeError, ValueError)
+    try:
+        api.create_repo(name, repo_type="dataset", private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            repo_type="dataset",
+            commit_message="Episodes of a policy",
+            delete_patterns=list(replaced),
+        )
+    except failures as error:
+        said = " ".join(str(error).split())
+        raise UploadError(
+            f"push={name}: {folder} was not uploaded to {api.endpoint} ({type(error).__name__}: {said}). "
+            f"The folder is complete: `hf upload {name} {folder} --repo-type=dataset` uploads it later."
+        ) from error
+    return str(commit.commit_url)
 
 
 @contextmanager

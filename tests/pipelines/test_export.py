@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from local_hub import run_hub
 from runs import ROOT
 
 pytestmark = pytest.mark.slow
@@ -111,6 +112,39 @@ def test_tables_in_the_catalog(clone):
     episodes = sum(part().num_rows for part in clone.load("train_sokoban.trajectories").values())
     assert tables["tokens"].num_rows == tables["chat"].num_rows == episodes
     assert 0 < tables["pairs"].num_rows <= episodes // 2
+
+
+def test_an_export_is_uploaded_on_request_alone(clone, tmp_path, monkeypatch):
+    """What the repository holds is what the folder holds, and `datasets` opens it."""
+    import datasets
+
+    whole = {"solved": False, "push": "me/episodes"}
+    with run_hub(tmp_path / "hub", monkeypatch) as hub:
+        clone.run("export_sokoban", params={"export_sokoban": {"solved": False}})
+        assert hub.made == {}
+        for options in (whole, {**whole, "tables": ["chat"]}):
+            clone.run("export_sokoban", params={"export_sokoban": options})
+        assert hub.commits == {"me/episodes": 2}
+        uploaded = hub.files("me/episodes")
+    folder = clone.folder("07_model_output", "export_sokoban") / "export"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert uploaded == {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    assert "tokens/train-00000-of-00001.parquet" not in uploaded
+    cache = str(tmp_path / "cache")
+    found = datasets.load_dataset(str(tmp_path / "hub/me/episodes"), "chat", split="train", cache_dir=cache)
+    assert found.num_rows == clone.load("export_sokoban.export")["chat"]().num_rows
+
+
+def test_no_token_stops_an_export_before_its_work(clone, tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    result = clone.command("--pipelines=export_sokoban", "--params=export_sokoban.push=me/episodes")
+    assert result.exit_code == 1 and "push=me/episodes: there is no token of the hub" in result.output
+    assert not clone.folder("07_model_output", "export_sokoban").joinpath("export").exists()
 
 
 @pytest.mark.parametrize(

@@ -436,6 +436,14 @@ class ExportPipelineOptions(StrictModel):
         description="Splits whose episodes are written as logs of Inspect AI (`.eval`) too: all of them, of training "
         "those of the iterations above.",
     )
+    push: str | None = Field(
+        None,
+        min_length=1,
+        max_length=96,
+        description="Dataset repository of the hub that the folder is uploaded to, such as `me/episodes`; made "
+        "where there is none. It takes a token that may write. None: nothing is uploaded.",
+    )
+    push_private: bool = Field(True, description="A repository that `push` makes is private.")
 
     @model_validator(mode="after")
     def _check(self) -> ExportPipelineOptions:

@@ -6,9 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from geo_sokoban_pipeline.config.grpo import (
     BrowsePipelineOptions,
@@ -23,6 +24,7 @@ from geo_sokoban_pipeline.config.grpo import (
     UpdatePipelineOptions,
 )
 from geo_sokoban_pipeline.console import refuse
+from geo_sokoban_pipeline.hub import UploadError, check_upload, upload_folder
 from geo_sokoban_pipeline.pipelines.train.nodes import read_rows, release
 from geo_sokoban_pipeline.runs.fingerprint import hash_files, hash_rows
 from geo_sokoban_pipeline.runs.folders import SourceError, iteration_of
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def collect_trajectories(
@@ -216,8 +219,11 @@ def export_episodes(
     from geo_sokoban_pipeline.trajectories.index import SPLITS, trajectory_files
     from geo_sokoban_pipeline.trajectories.inspect_log import FOLDER, write_logs
 
+    if options.push is not None:
+        _explain_upload(partial(check_upload, options.push))
     source = options.source
-    selection = Selection(**options.model_dump(exclude={"source", "tables", "inspect"}))
+    beside = {"source", "tables", "inspect", "push", "push_private"}
+    selection = Selection(**options.model_dump(exclude=beside))
     name = f"{source.run}/{source.run_id}"
     about = {"run": name, **read_versions()}
     files = stored()
@@ -238,6 +244,30 @@ def export_episodes(
         return {"source": source.model_dump(), "rows": counts.rows, "inspect": logs}
 
     return write
+
+
+def push_export(export: dict[str, Callable[[], pa.Table]], folder: Path, options: ExportPipelineOptions) -> None:
+    """Upload the export to the hub, if `push` names a repository.
+
+    Args:
+        export: its tables, which are stored.
+        folder: where they lie.
+    """
+    from geo_sokoban_pipeline.trajectories.exports import TABLES
+    from geo_sokoban_pipeline.trajectories.inspect_log import FOLDER
+
+    if options.push is None:
+        return
+    replaced = [f"{name}/*" for name in (*TABLES, FOLDER)]
+    upload = partial(upload_folder, folder, options.push, private=options.push_private, replaced=replaced)
+    logger.info("%d tables uploaded: %s", len(export), _explain_upload(upload))
+
+
+def _explain_upload(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except UploadError as error:
+        refuse(error)
 
 
 def report_stored(root: Callable[[], Path], options: ReportPipelineOptions) -> str:

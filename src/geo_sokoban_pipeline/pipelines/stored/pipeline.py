@@ -81,14 +81,20 @@ def create_regrade_pipeline(task: str) -> Pipeline:
 
 
 def create_export_pipeline(task: str) -> Pipeline:
-    """Write stored episodes as training data for other trainers."""
+    """Write stored episodes as training data for other trainers, and upload them on request."""
     node = Node(
         typed(nodes.export_episodes, options=ExportPipelineOptions),
         inputs=["source_episodes", "params:options"],
         outputs="export",
         name="export_episodes",
     )
-    return _instance([node], "export", task, [])
+    push = Node(
+        typed(nodes.push_export, options=ExportPipelineOptions),
+        inputs=["export", "export_folder", "params:options"],
+        outputs=None,
+        name="push_export",
+    )
+    return _instance([node, push], "export", task, [])
 
 
 def create_report_pipeline(task: str) -> Pipeline:
@@ -140,7 +146,11 @@ def _instance(nodes_: list[Node], kind: str, task: str, data: list[str]) -> Pipe
         nodes_,
         namespace=run,
         inputs={name: f"{task}.{name}" for name in data}
-        | {name: f"{run}.{name}" for name in used if name.startswith("source_") or name == "commands"},
+        | {
+            name: f"{run}.{name}"
+            for name in used
+            if name.startswith("source_") or name in ("commands", "export_folder")
+        },
         parameters={name: value for name, value in parameters.items() if name in used},
         tags=[kind],
     )
