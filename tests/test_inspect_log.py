@@ -8,12 +8,14 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from builders import CONTEXT, make_trajectories
 from geo_sokoban_pipeline.trajectories.inspect_log import write_logs
 from geo_sokoban_pipeline.trajectories.parquet import write_trajectories
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
+from inspect_schema import SCHEMA, make_schema
 
 NAME = "train_sokoban/default"
 
@@ -77,6 +79,56 @@ def test_a_log_holds_what_the_format_names(logs: Path) -> None:
     assert "base64" not in json.dumps(found["summaries.json"])
 
 
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return found
+
+
+def check(value: Any, name: str, schema: dict[str, Any]) -> None:
+    """Raise where a value is no such part of a log."""
+    jsonschema.Draft202012Validator({**schema, "$ref": f"#/$defs/{name}"}).validate(value)
+
+
+def test_all_parts_keep_the_schema_of_the_format(logs: Path, schema: dict[str, Any]) -> None:
+    for path in logs.iterdir():
+        found = read(path)
+        check(found["header.json"], "EvalLog", schema)
+        check(found["_journal/start.json"], "EvalLog", schema)
+        for name, value in found.items():
+            if name.startswith("samples/"):
+                check(value, "EvalSample", schema)
+        for summary in found["summaries.json"] + found["_journal/summaries/1.json"]:
+            check(summary, "EvalSampleSummary", schema)
+
+
+FAULTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("an unknown property", "EvalSample", {"rewards": 1.0}),
+    ("a value of another type", "EvalSample", {"epoch": "first"}),
+    ("a message of no role", "EvalSample", {"messages": [{"role": "agent", "content": ""}]}),
+    ("an unknown status", "EvalLog", {"status": "done"}),
+    ("a part that is missing", "EvalLog", {"eval": {"task": "sokoban"}}),
+]
+
+
+@pytest.mark.parametrize(("fault", "part", "change"), FAULTS, ids=[fault for fault, _, _ in FAULTS])
+def test_the_schema_sees_faults(
+    logs: Path, schema: dict[str, Any], fault: str, part: str, change: dict[str, Any]
+) -> None:
+    found = read(logs / "evaluation-00001.eval")
+    whole = {
+        "EvalLog": found["header.json"],
+        "EvalSample": next(v for k, v in found.items() if k.startswith("samples/")),
+    }
+    with pytest.raises(jsonschema.ValidationError):
+        check({**whole[part], **change}, part, schema)
+
+
+def test_the_schema_is_that_of_the_package(schema: dict[str, Any]) -> None:
+    pytest.importorskip("inspect_ai", reason="the extra `inspect` is not installed")
+    assert make_schema() == schema
+
+
 def test_equal_episodes_give_equal_bytes(logs: Path, tmp_path: Path) -> None:
     write_logs([next(tmp_path.glob("held*/*/*.parquet"))], tmp_path / "again", NAME, {"run": NAME})
     for path in logs.iterdir():
@@ -84,7 +136,7 @@ def test_equal_episodes_give_equal_bytes(logs: Path, tmp_path: Path) -> None:
 
 
 def test_inspect_opens_the_logs(logs: Path) -> None:
-    log = pytest.importorskip("inspect_ai.log", reason="inspect_ai lives in an environment of its own")
+    log = pytest.importorskip("inspect_ai.log", reason="the extra `inspect` is not installed")
     episodes = episodes_of_a_policy()
     for name, chosen in (("evaluation-00001.eval", episodes[:8]), ("evaluation-00001-greedy.eval", episodes[8:])):
         found = log.read_eval_log(str(logs / name), resolve_attachments=True)

@@ -1,8 +1,8 @@
 """Stored episodes as logs of Inspect AI (`.eval`): zip files of JSON that its viewer and `read_eval_log` open.
 
-Written by the published format, version 2, without the package: it needs an older fsspec than this project. A log holds
-the episodes of one policy under one way of sampling: a sample is an episode, its epoch the number of the sample within
-its group, its scores are success and reward. Images are attachments, once per sample.
+Written by the published format, version 2, without the package: only opening a log takes the extra `inspect`. A log
+holds the episodes of one policy under one way of sampling: a sample is an episode, its epoch the number of the sample
+within its group, its scores are success and reward. Images are attachments, once per sample.
 """
 
 from __future__ import annotations
