@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from kedro.io import DatasetError
 
@@ -26,7 +27,7 @@ from geo_sokoban_pipeline.evaluation.audit import (
 from geo_sokoban_pipeline.policies.policy import Policy, load_encoding, load_policy, save_policy
 from geo_sokoban_pipeline.runs.storage import read_json
 from geo_sokoban_pipeline.training.audit_scores import audit_scores
-from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from geo_sokoban_pipeline.trajectories.parquet import read_trajectories, write_trajectories
 from geo_sokoban_pipeline.trajectories.schema import read_context
 from geo_sokoban_pipeline.trajectories.types import Trajectory, table_to_trajectories, trajectories_to_table
 from runs import TRAJECTORY_KINDS, read_run
@@ -141,6 +142,26 @@ def test_findings_end_the_command_with_exit_code_1(clone):
         ("files", f"trajectories/{PART}.parquet: its format's reader refuses it"),
     ):
         assert any(kind == check and text in finding for kind, finding in found), (check, found)
+
+
+def test_findings_are_in_the_report_of_the_run(clone):
+    """With the ids of the episodes, and links where the run has a site."""
+    path = clone.folder("07_model_output", "train_sokoban") / "trajectories" / f"{PART}.parquet"
+    table = read_trajectories(path)
+    name = table["trajectory_id"][3].as_py()
+    place = table.schema.get_field_index("reward")
+    rewards = table["reward"].to_pylist()
+    rewards[3] += 1.0
+    table = table.set_column(place, table.schema.field(place), pa.array(rewards))
+    write_trajectories(path, table)
+    clone.run("browse_sokoban")
+    assert clone.command("--pipelines=audit_sokoban", "--params=audit.versions=0").exit_code == 1
+    clone.run(from_nodes=["train_sokoban.write_report"])
+    page = (clone.folder("08_reporting") / "report.html").read_text(encoding="utf-8")
+    section = page.split('<section id="audit">')[1].split("</section>")[0]
+    assert "Looked at all episodes" in section and "after 3 iterations" in section
+    address = f"../../browse_sokoban/default/site/index.html#/episode?run=train_sokoban/default&amp;id={name}"
+    assert f'<a href="{address}">{name}</a>' in section
 
 
 def test_a_run_that_has_not_begun_cannot_be_audited(project):

@@ -39,7 +39,10 @@ def write_report() -> str:
     texts: Callable[[Any], list[str]] = lambda ids: [HOSTILE for _ in ids]  # noqa: E731
     summary = make_summary()
     summary["rows"][0]["policy"] = HOSTILE
-    return build_report(make_inputs(held_out=part, trained=part, token_texts=texts, summary=summary))
+    check = {"check": HOSTILE, "subject": f"a.{HOSTILE}", "checked": 1, "findings": [HOSTILE], "notes": []}
+    audit = {"checks": [{**check, "episodes": [HOSTILE]}], "findings": 1, "iterations": 0}
+    given = {"held_out": part, "trained": part, "token_texts": texts, "summary": summary, "site": "site"}
+    return build_report(make_inputs(**given, audit=audit, whole_audit=audit))
 
 
 def write_comparison() -> str:

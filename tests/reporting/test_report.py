@@ -395,3 +395,36 @@ def test_the_audit_has_a_row_for_each_check_and_its_findings_as_text():
     assert "trajectories: 1 of 12 groups without a signal" in section
     assert "<div>prompts: 2 of 5 rows repeat another one</div>" in section
     assert '<section id="audit">' not in build_report(make_inputs())
+
+
+def audit_with(episodes, iterations=None):
+    """An audit with one finding about these episodes."""
+    finding = {"check": "replay", "subject": "train_sokoban.trajectories", "checked": 5, "findings": ["<b>x</b>"] * 8}
+    checks = [{**finding, "notes": (), "episodes": episodes}]
+    return {"checks": checks, "findings": 8} | ({} if iterations is None else {"iterations": iterations})
+
+
+def test_a_whole_audit_takes_the_place_of_the_sample_and_links_to_its_episodes():
+    names = [f"train_sokoban/i00001/g{number:03d}/s00" for number in range(21)] + ['<script>&"']
+    inputs = make_inputs(audit=audit_with(names[:1]), site="../../browse_sokoban/default/site")
+    whole = audit_with(names[::-1], len(inputs.metrics))
+    section = (
+        build_report(dataclasses.replace(inputs, whole_audit=whole))
+        .split('<section id="audit">')[1]
+        .split("</section>")[0]
+    )
+    assert section.count("<table") == 1 and "Looked at all episodes" in section and "has gone on" not in section
+    assert section.count("&lt;b&gt;x&lt;/b&gt;") == 6 and "and 2 more" in section
+    assert section.count("<a href=") == 20 and "22 episodes" in section
+    address = "../../browse_sokoban/default/site/index.html#/episode?run=train_sokoban/default&amp;id="
+    assert f'<a href="{address}{names[20]}">{names[20]}</a>' in section
+    assert f'<a href="{address}%3Cscript%3E%26%22">&lt;script&gt;&amp;&#34;</a>' in section
+    plain = build_report(dataclasses.replace(inputs, whole_audit=whole, site=None)).split('<section id="audit">')[1]
+    assert f"<div>{names[20]}</div>" in plain and "<a href=" not in plain.split("</section>")[0]
+
+
+def test_an_audit_of_fewer_iterations_is_shown_beside_the_sample():
+    inputs = make_inputs(audit=audit_with([]))
+    found = build_report(dataclasses.replace(inputs, whole_audit=audit_with([], len(inputs.metrics) - 1)))
+    section = found.split('<section id="audit">')[1].split("</section>")[0]
+    assert section.count("<table") == 2 and "the run has gone on since" in section

@@ -32,7 +32,7 @@ def read_report_inputs(
 ) -> ReportInputs:
     """What the report of a training run shows, read from its files.
 
-    The evaluation and the audit of a run that goes on are left out: they are those of an earlier end.
+    The evaluation and the audits of a run that goes on are left out: they are those of an earlier end.
 
     Args:
         root: data root.
@@ -64,6 +64,9 @@ def read_report_inputs(
         commands=read_commands(outputs),
         index=keep_committed(read_index(outputs, task_or_plain), newest),
         audit=find_json(folders.reports / "audit.json") if ended else None,
+        whole_audit=find_json(folders.reports.parents[1] / f"audit_{task}" / source.run_id / "audit.json")
+        if ended
+        else None,
         site=f"../../browse_{task}/{source.run_id}/site"
         if f"{source.run}/{source.run_id}" in browsed_runs(site)
         else None,

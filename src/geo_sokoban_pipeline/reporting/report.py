@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,7 +202,8 @@ class ReportInputs:
         data_report: counts of the data; None leaves the section out.
         parameters: nested, by section.
         versions: by package.
-        audit: of the end of the training; None: none was made.
+        audit: of the end of the training, a sample; None: none was made.
+        whole_audit: of the pipeline `audit_<task>`; None: none was made.
         site: address of the folder of a site that shows the run, relative to the page; None: there is none.
         progress: while the training goes on, its committed iterations, and those of the whole training where they are
             known; else None.
@@ -225,6 +226,7 @@ class ReportInputs:
     commands: Sequence[dict[str, Any]] = ()
     index: pa.Table | None = None
     audit: Mapping[str, Any] | None = None
+    whole_audit: Mapping[str, Any] | None = None
     site: str | None = None
     progress: tuple[int, int | None] | None = None
 
@@ -278,7 +280,9 @@ def build_report(inputs: ReportInputs) -> str:
         "extremes": _extremes(inputs, players),
         "timings": report_tables.timings(inputs.metrics),
         "data": report_tables.data_table(inputs.data_report, task),
-        "audit": report_tables.audit_rows(inputs.audit),
+        "audits": report_tables.audit_tables(
+            inputs.whole_audit, inputs.audit, len(inputs.metrics), partial(inputs.browse, "episode")
+        ),
         "parameters": report_tables.parameter_tables(inputs.parameters),
         "players": {"images": players.images, "episodes": players.episodes},
     }

@@ -6,7 +6,7 @@ Cells are texts; a missing number is a dash, never 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ _PHASES = (
     ("perf/write_time", "of it: episodes (tables, check, file)", True),
 )
 _STEP, _SAVED = "perf/step_time", "perf/save_time"
-_AUDIT_LINES = 6
+_AUDIT_LINES, _AUDIT_EPISODES = 6, 20
 _SHIFT = 0.12  # between the error bars of two policies at one difficulty
 
 
@@ -93,18 +93,65 @@ class AuditRow:
         checked: how many episodes, groups, iterations or prompts.
         findings: number of broken guarantees.
         lines: the first findings; without findings the notes, both with the entry that they are about.
+        unshown: how many more of them there are.
+        episodes: ids of the first episodes that the findings are about, each with the address of its page or None.
+        further: how many more of them there are.
     """
 
     name: str
     checked: int
     findings: int
     lines: list[str]
+    unshown: int
+    episodes: list[tuple[str, str | None]]
+    further: int
 
 
-def audit_rows(audit: Mapping[str, Any] | None) -> list[AuditRow]:
+@dataclass(frozen=True)
+class AuditTable:
+    """An audit of the run.
+
+    Attributes:
+        whole: whether it looked at all episodes, the files and the log-probs, else at a sample.
+        iterations: of the run, when it was audited; None: not known.
+        stale: whether the run has gone on since.
+        findings: number of broken guarantees.
+    """
+
+    whole: bool
+    iterations: int | None
+    stale: bool
+    findings: int
+    rows: list[AuditRow]
+
+
+def audit_tables(
+    whole: Mapping[str, Any] | None,
+    sample: Mapping[str, Any] | None,
+    iterations: int,
+    address: Callable[[str], str | None] = lambda _: None,
+) -> list[AuditTable]:
+    """The audits that a report shows: the whole one, and where there is none of all iterations, the sample.
+
+    Args:
+        whole: of the pipeline `audit_<task>`; None: none was made.
+        sample: of the end of the training; None: none was made.
+        iterations: committed ones of the run.
+        address: of an episode's page; None: it has none.
+    """
+    found = []
+    if whole is not None:
+        seen = whole.get("iterations", 0)
+        found.append(AuditTable(True, seen, seen < iterations, whole["findings"], audit_rows(whole, address)))
+    if sample is not None and (not found or found[0].stale):
+        found.append(AuditTable(False, None, False, sample["findings"], audit_rows(sample, address)))
+    return found
+
+
+def audit_rows(audit: Mapping[str, Any], address: Callable[[str], str | None] = lambda _: None) -> list[AuditRow]:
     """The checks of an audit, those of several entries as one row."""
     grouped: dict[str, list[Mapping[str, Any]]] = {}
-    for check in (audit or {}).get("checks") or []:
+    for check in audit["checks"]:
         grouped.setdefault(check["check"], []).append(check)
     rows = []
     for name, checks in grouped.items():
@@ -115,7 +162,18 @@ def audit_rows(audit: Mapping[str, Any] | None) -> list[AuditRow]:
             for line in check[kind]
         ]
         found = sum(len(check["findings"]) for check in checks)
-        rows.append(AuditRow(name, sum(check["checked"] for check in checks), found, lines[:_AUDIT_LINES]))
+        episodes = list(dict.fromkeys(episode for check in checks for episode in check["episodes"]))
+        rows.append(
+            AuditRow(
+                name,
+                sum(check["checked"] for check in checks),
+                found,
+                lines[:_AUDIT_LINES],
+                max(0, len(lines) - _AUDIT_LINES),
+                [(episode, address(episode)) for episode in episodes[:_AUDIT_EPISODES]],
+                max(0, len(episodes) - _AUDIT_EPISODES),
+            )
+        )
     return rows
 
 

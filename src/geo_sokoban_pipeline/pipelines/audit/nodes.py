@@ -82,7 +82,7 @@ def audit_stored(
     print_table(
         f"Audit of {run}, run id {run_id}", ("check", "of", "checked", "state", "found"), _rows(checks), _COLOURS
     )
-    return _record(run, run_id, checks)
+    return {**_record(run, run_id, checks), "iterations": newest["iteration"] + 1}
 
 
 def audit_training(
@@ -121,6 +121,8 @@ def judge_stored(audit: dict[str, Any]) -> None:
     """Log the result; a finding ends the command with exit code 1."""
     from geo_sokoban_pipeline.evaluation.audit import AuditError, judge_audit
 
+    again = f"kedro run --pipelines={audit['run']} --tags=report"
+    logger.info("%s, with the parameters of the training, puts this audit into the run's report", again)
     try:
         judge_audit(audit)
     except AuditError as error:

@@ -104,6 +104,7 @@ def write_report(
     data_report: dict[str, Any],
     episodes: pa.Table,
     audit: dict[str, Any],
+    audited: dict[str, Any] | None,
     commands: list[dict[str, Any]] | None,
     browsed: list[str],
     run_id: str,
@@ -133,6 +134,7 @@ def write_report(
         commands=commands or (),
         index=episodes,
         audit=audit,
+        whole_audit=audited,
         site=f"../../browse_{options.task}/{run_id}/site" if f"{run}/{run_id}" in browsed else None,
     )
     return build_report(inputs)

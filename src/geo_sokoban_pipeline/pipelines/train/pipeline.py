@@ -99,6 +99,7 @@ def create_pipeline(task: str) -> Pipeline:
                     "data_report",
                     "episodes",
                     "audit",
+                    "audited",
                     "commands",
                     "browsed",
                     "params:run_id",
@@ -116,7 +117,7 @@ def create_pipeline(task: str) -> Pipeline:
     return Pipeline(
         template,
         namespace=run,
-        inputs={"browsed": f"browse_{task}.browsed"}
+        inputs={"browsed": f"browse_{task}.browsed", "audited": f"audit_{task}.audited"}
         | {name: f"{task}.{name}" for name in shared}
         | {
             name: f"{run}.{name}"
