@@ -17,6 +17,7 @@ from geo_sokoban_pipeline.reporting.comparison import build_comparison
 from geo_sokoban_pipeline.reporting.previews import preview_episodes, preview_prompts
 from geo_sokoban_pipeline.reporting.report import build_report
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
+from legible import illegible, read_contrast
 from reporting.material import lazily, make_inputs, make_levels, play
 from reporting.run_numbers import make_summary
 from reporting.sites import HOSTILE, make_hostile
@@ -86,6 +87,45 @@ def test_hostile_text_is_text(page: Page, tmp_path: Path, write: Callable[[], st
     assert not page.run("[...document.scripts].some(one => one.textContent.startsWith('document.title'))")
     assert page.run("document.querySelectorAll('[onerror], [onclick], [onload]').length") == 0
     assert page.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1300])
+@pytest.mark.parametrize("write", [write_report, write_comparison])
+def test_pages_fit_the_window_and_can_be_read(
+    page: Page, tmp_path: Path, write: Callable[[], str], width: int, dark: bool
+) -> None:
+    """In every colour scheme each text has the contrast of WCAG."""
+    path = tmp_path / "page.html"
+    path.write_text(write(), encoding="utf-8")
+    page.look(width, dark=dark)
+    page.open(path.as_uri())
+    page.wait("document.readyState === 'complete' && document.body.innerText.length > 100")
+    page.run("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert (read_contrast(page)["page"] < 0.2) == dark
+    assert illegible(page) == []
+    page.look(1300)
+
+
+PALE = [
+    ("<p style='color:#999'>pale", ["P. pale"]),
+    ("<p style='color:#999;font-size:30px'>pale and large", ["P. pale and large"]),
+    ("<p style='color:#777;font-size:30px'>large", []),
+    ("<div style='background:#333'><p>dark on dark", ["P. dark on dark"]),
+    ("<div style='background:rgb(0 0 0 / .9)'><p style='color:white'>light on dark", []),
+    ("<div style='opacity:.4'><p>faint", ["P. faint"]),
+    ("<p style='display:none;color:#999'>unseen</p><p>seen", []),
+]
+
+
+@pytest.mark.parametrize(("markup", "found"), PALE)
+def test_the_measure_of_contrast(page: Page, tmp_path: Path, markup: str, found: list[str]) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(f"<!doctype html><title>page</title>{markup}", encoding="utf-8")
+    page.open(path.as_uri())
+    page.wait("document.body?.innerText.length > 2")
+    assert [place for _, place in illegible(page)] == found
 
 
 def test_the_check_sees_a_script_that_runs(page: Page, tmp_path: Path) -> None:

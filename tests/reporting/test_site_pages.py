@@ -22,6 +22,7 @@ from geo_sokoban_pipeline.tasks import task_of
 from geo_sokoban_pipeline.trajectories.index import Place, build_index
 from geo_sokoban_pipeline.trajectories.token_scores import OCCLUSION, TOKEN_SCORES
 from geo_sokoban_pipeline.trajectories.types import Trajectory, trajectories_to_table
+from legible import illegible, read_contrast
 from reporting.material import WORDS, make_levels, play
 from reporting.sites import (
     HOSTILE,
@@ -525,14 +526,28 @@ SHOWN = {"#/tasks": ".tasks tbody tr", "#/tokens": ".tokens tbody tr", "#/images
 }
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1300])
-@pytest.mark.parametrize("route", [*SHOWN, "#/list?by=iteration", "EPISODE", "MAP", "GROUP"])
-def test_nothing_is_wider_than_the_window(page: Page, episodes: list[Trajectory], width: int, route: str) -> None:
-    page.look(width)
+@pytest.mark.parametrize("route", [*SHOWN, "#/list?by=iteration", "EPISODE", "MAP", "GROUP", "PAIR"])
+def test_pages_fit_the_window_and_can_be_read(
+    page: Page, episodes: list[Trajectory], width: int, dark: bool, route: str
+) -> None:
+    """In every colour scheme each text has the contrast of WCAG; every channel of the tokens, too."""
+    page.look(width, dark=dark)
     own, mapped = address(episodes[-1]), address(episodes[SCORED], map="on")
-    page.follow({"EPISODE": own, "MAP": mapped, "GROUP": own.replace("episode", "group", 1)}.get(route, route))
-    page.wait(f"document.querySelector('{SHOWN.get(route, '.turn, .breakdown, .tree')}') !== null")
+    routes = {"EPISODE": own, "MAP": mapped, "GROUP": own.replace("episode", "group", 1)}
+    if route == "PAIR":
+        pair = "href('compare', {show: 'all', task: cell('task_id', selectRows('split:evaluation')[0])})"
+        routes["PAIR"] = page.run(pair)
+    page.follow(routes.get(route, route))
+    page.wait(f"document.querySelector('{SHOWN.get(route, '.turn, .breakdown, .tree, .pair')}') !== null")
+    page.run("m.redraw.sync()")
     assert page.run("document.documentElement.scrollWidth") <= width
+    assert (read_contrast(page)["page"] < 0.2) == dark
+    assert illegible(page) == []
+    for channel in page.run("Object.keys(CHANNELS)") if route == "MAP" else ():
+        page.run(f"setArgs({{channel: '{channel}'}}); m.redraw.sync()")
+        assert illegible(page) == [], channel
     page.look(1300)
 
 
