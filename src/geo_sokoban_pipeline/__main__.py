@@ -1,6 +1,7 @@
 """The installed package as a command: `geo-sokoban-pipeline`, or `python -m geo_sokoban_pipeline`.
 
-`browse` and paths write a site of stored episodes, without a project. Everything else is `kedro run` without a project
+`browse` and paths write a site of stored episodes, `audit` and paths check rollouts that other trainers have written;
+both need no project. Everything else is `kedro run` without a project
 folder: it takes the words of `kedro run`; the configuration comes from `--conf-source`, a folder or the archive that
 `kedro package` writes. Paths are relative to the current folder.
 """
@@ -17,8 +18,9 @@ import click
 def main(*args: Any, **kwargs: Any) -> Any:
     """Run Kedro's `run` command; in an interactive session it returns the outputs instead of leaving Python."""
     words = list(args[0] if args else kwargs.get("args") or sys.argv[1:])
-    if words[:1] == ["browse"]:
-        return browse(words[1:], prog_name="geo-sokoban-pipeline browse")
+    for command in (browse, audit):
+        if words[:1] == [command.name]:
+            return command(words[1:], prog_name=f"geo-sokoban-pipeline {command.name}")
     # Not before: Kedro announces at its import how it logs.
     from kedro.framework.cli.utils import find_run_command
     from kedro.framework.project import configure_project, settings
@@ -80,6 +82,50 @@ def browse(paths: tuple[Path, ...], output: Path | None, tokenizer: Path | None,
     click.echo(address)
     if show:
         click.launch(address)
+
+
+@click.command()
+@click.argument("dumps", nargs=-1, required=True, metavar="[SPLIT=]PATH...")
+@click.option("--task", help="Task whose default reward grades the responses again.  [default: none]")
+@click.option(
+    "fields", "--field", multiple=True, metavar="FIELD=NAME",
+    help="Name that a field has here: step, prompt, response, reward, advantage or label.",
+)  # fmt: skip
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON file for all that is found.")
+def audit(dumps: tuple[str, ...], task: str | None, fields: tuple[str, ...], output: Path | None) -> None:
+    """Check rollouts that TRL or verl have written; exit code 1 where there is a finding.
+
+    A PATH is a .jsonl or .parquet file, or a folder of them. Prompts that two splits share are a finding, so name them:
+    train=rollouts validation=validation. A path alone is `train`.
+    """
+    from geo_sokoban_pipeline.evaluation.audit import as_record, print_audit
+    from geo_sokoban_pipeline.evaluation.audit_dump import FIELDS, DumpError, audit_dumps
+    from geo_sokoban_pipeline.runs.storage import write_json
+    from geo_sokoban_pipeline.tasks import TASKS, task_of
+
+    paths: dict[str, Path] = {}
+    for word in dumps:
+        split, sign, path = word.partition("=") if not Path(word).exists() else ("train", "=", word)
+        if not sign:
+            raise click.ClickException(f"{word} does not exist.")
+        if split in paths:
+            raise click.ClickException(f"{split} is given twice: name another split, such as validation={path}.")
+        paths[split] = Path(path)
+    names = dict(field.partition("=")[::2] for field in fields)
+    if unknown := sorted(set(names) - set(FIELDS)):
+        raise click.ClickException(f"--field {unknown[0]}: must be one of {', '.join(FIELDS)}.")
+    if task is not None and task not in TASKS:
+        raise click.ClickException(f"--task {task}: must be one of {', '.join(TASKS)}.")
+    try:
+        checks = audit_dumps(paths, None if task is None else task_of(task), names)
+    except (DumpError, FileNotFoundError) as error:
+        raise click.ClickException(str(error)) from error
+    print_audit(f"Audit of {', '.join(map(str, paths.values()))}", checks)
+    record = as_record(checks)
+    if output is not None:
+        write_json(output, {"dumps": {split: str(path) for split, path in paths.items()}, **record})
+    if record["findings"]:
+        raise click.ClickException(f"{record['findings']} finding(s)")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from geo_sokoban_pipeline.__main__ import main
 from geo_sokoban_pipeline.evaluation.audit import AuditCheck
 from geo_sokoban_pipeline.evaluation.audit_dump import audit_dumps
 from geo_sokoban_pipeline.tasks import task_of
@@ -130,3 +131,64 @@ def test_a_reward_that_needs_an_environment_is_not_recomputed(tmp_path: Path) ->
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no folder of them"):
         audit_dumps({"train": tmp_path})
+
+
+# The command.
+
+
+def audit(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str]:
+    """Exit code of `geo-sokoban-pipeline audit words`, and what it says."""
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", *map(str, words)])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), " ".join((said.out + said.err).split())
+
+
+def test_the_command_checks_a_clean_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rollouts").mkdir()
+    for step in (1, 2):
+        write(tmp_path / "rollouts" / f"{step}.jsonl", verl_rows(step))
+    output = tmp_path / "audit.json"
+    code, said = audit(capsys, tmp_path / "rollouts", "--task", "geo3k", "--output", output)
+    assert code == 0 and "rewards" in said and "0 of 16 rewards differ" in said
+    stored = json.loads(output.read_text(encoding="utf-8"))
+    assert stored["findings"] == 0 and stored["dumps"] == {"train": str(tmp_path / "rollouts")}
+    assert [check["check"] for check in stored["checks"]] == ["rows", "groups", "texts", "rewards", "splits"]
+
+
+def test_findings_end_the_command_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = write(tmp_path / "1.jsonl", verl_rows()), write(tmp_path / "2.parquet", verl_rows()[4:])
+    code, said = audit(capsys, f"train={one}", f"validation={other}")
+    assert code == 1 and "1 finding(s)" in said and "share 1 prompt" in said
+
+
+def test_fields_of_other_names_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"input": "question", "output": "text", "score": "points"}
+    rows = [{names.get(name, name): value for name, value in row.items()} for row in verl_rows()]
+    rows[2]["points"] = float("inf")
+    path = write(tmp_path / "rows.jsonl", rows)
+    code, said = audit(capsys, path)
+    assert (
+        code == 1 and "rows.jsonl:1: it has none of the fields input, prompt, output, completion, but question" in said
+    )
+    fields = [word for name in ("prompt=question", "response=text", "reward=points") for word in ("--field", name)]
+    code, said = audit(capsys, path, *fields)
+    assert code == 1 and "rows.jsonl:3: the reward is inf" in said
+
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["nothing.jsonl"], "nothing.jsonl does not exist"),
+    (["train=nothing.jsonl"], "nothing.jsonl: neither a .jsonl nor a .parquet file"),
+    (["{rows}", "{rows}"], "train is given twice"),
+    (["{rows}", "--field", "text=x"], "--field text: must be one of step, prompt, response"),
+    (["{rows}", "--task", "chess"], "--task chess: must be one of"),
+    (["{torn}"], "torn.jsonl, line 2: no JSON"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), MISTAKES, ids=[text for _, text in MISTAKES])
+def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str) -> None:
+    rows, torn = write(tmp_path / "rows.jsonl", verl_rows()), tmp_path / "torn.jsonl"
+    torn.write_text(f"{json.dumps(verl_rows()[0])}\n{{\n", encoding="utf-8")
+    code, said = audit(capsys, *(word.format(rows=rows, torn=torn) for word in words))
+    assert code == 1 and text in said

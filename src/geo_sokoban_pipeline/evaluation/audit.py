@@ -19,6 +19,7 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions
+from geo_sokoban_pipeline.console import print_table
 from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.inspection import TABLES
 from geo_sokoban_pipeline.envs.plugins import PluginError
@@ -46,6 +47,7 @@ from geo_sokoban_pipeline.trajectories.types import Trajectory, Turn, table_to_t
 if TYPE_CHECKING:
     import pyarrow as pa
 
+SHOWN = 3  # findings of a check in the table; the stored audit has all
 # Private-use characters: no template, prompt or response contains them.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 
@@ -361,6 +363,21 @@ def audit_stored_files(checkpoints: Mapping[str, Path], folders: Mapping[str, Pa
     for name, folder in folders.items():
         checks.append(AuditCheck("files", name, sum(1 for _ in _files(folder)), tuple(audit_files(folder))))
     return checks
+
+
+def print_audit(title: str, checks: Sequence[AuditCheck]) -> None:
+    """A table of the checks on standard output."""
+    rows = [
+        (
+            check.check,
+            check.subject,
+            str(check.checked),
+            "failure" if check.findings else "ok",
+            "\n".join(check.findings[:SHOWN] or check.notes),
+        )
+        for check in checks
+    ]
+    print_table(title, ("check", "of", "checked", "state", "found"), rows, {"ok": "green", "failure": "bold red"})
 
 
 def as_record(checks: Sequence[AuditCheck]) -> dict[str, Any]:

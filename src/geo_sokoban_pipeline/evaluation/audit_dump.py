@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.envs.base import Task
 from geo_sokoban_pipeline.envs.plugins import load_object
 from geo_sokoban_pipeline.evaluation.audit import AuditCheck
 from geo_sokoban_pipeline.evaluation.audit_checks import TextCount, has_no_signal
-from geo_sokoban_pipeline.formats import plural
+from geo_sokoban_pipeline.formats import plural, type_name
 from geo_sokoban_pipeline.rollout.episode import EpisodeResult, begin_reward, check_reward
 from geo_sokoban_pipeline.seeding import content_hash
 
@@ -52,21 +52,25 @@ class DumpedRow:
     label: str | None
 
 
-def audit_dumps(dumps: Mapping[str, Path], task: Task | None = None) -> list[AuditCheck]:
+def audit_dumps(
+    dumps: Mapping[str, Path], task: Task | None = None, names: Mapping[str, str] | None = None
+) -> list[AuditCheck]:
     """Check the dumps of one run of TRL or verl.
 
     Args:
         dumps: by split, such as `train` and `validation`: a `.jsonl` or `.parquet` file, or a folder of them.
         task: whose default reward grades the responses again, where the dump holds labels and the reward needs only
             text; None: rewards are not recomputed.
+        names: of fields of `FIELDS` that have other names in the dumps.
 
     Raises:
         FileNotFoundError: a path holds no such file.
+        DumpError: a line cannot be read, or has none of the fields.
     """
     checks: list[AuditCheck] = []
     prompts: dict[str, set[str]] = {}
     for split, path in dumps.items():
-        rows = list(read_dump(path))
+        rows = list(read_dump(path, names))
         prompts[split] = {row.prompt for row in rows if row.prompt}
         checks += [_check_rows(split, rows), _check_groups(split, rows), _count_texts(split, rows)]
         if task is not None:
@@ -79,14 +83,27 @@ def audit_dumps(dumps: Mapping[str, Path], task: Task | None = None) -> list[Aud
     return [*checks, AuditCheck("splits", ", ".join(dumps), sum(map(len, prompts.values())), tuple(shared))]
 
 
-def read_dump(path: Path) -> Iterator[DumpedRow]:
-    """Rows of a file, or of all files of a folder in the order of their steps."""
+class DumpError(ValueError):
+    """A dump is none; the message names the line, and the fields that are looked for."""
+
+
+def read_dump(path: Path, names: Mapping[str, str] | None = None) -> Iterator[DumpedRow]:
+    """Rows of a file, or of all files of a folder in the order of their steps.
+
+    Args:
+        names: of fields of `FIELDS` that have other names here.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DumpError: a line cannot be read, or has neither a prompt nor a response.
+    """
+    fields = {**FIELDS, **{field: (own,) for field, own in (names or {}).items()}}
     files = [path] if path.is_file() else [*path.rglob("*.jsonl"), *path.rglob("*.parquet")]
     if not files:
         raise FileNotFoundError(f"{path}: neither a .jsonl nor a .parquet file, and no folder of them")
     for file in sorted(files, key=lambda one: (len(one.name), one.name)):
         for number, values in enumerate(_read_rows(file)):
-            yield _as_row(f"{file.name}:{number + 1}", values)
+            yield _as_row(f"{file.name}:{number + 1}", values, fields)
 
 
 def _read_rows(file: Path) -> Iterable[Mapping[str, Any]]:
@@ -95,15 +112,29 @@ def _read_rows(file: Path) -> Iterable[Mapping[str, Any]]:
 
         rows: list[Mapping[str, Any]] = pq.ParquetFile(file).read().to_pylist()
         return rows
+    read: list[Mapping[str, Any]] = []
     with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    read.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise DumpError(f"{file}, line {number}: no JSON ({error}).") from error
+    return read
 
 
-def _as_row(place: str, values: Mapping[str, Any]) -> DumpedRow:
-    found = {name: next((values[own] for own in names if own in values), None) for name, names in FIELDS.items()}
+def _as_row(place: str, values: Any, fields: Mapping[str, tuple[str, ...]]) -> DumpedRow:
+    wanted = (*fields["prompt"], *fields["response"])
+    if not isinstance(values, Mapping) or not any(own in values for own in wanted):
+        held = ", ".join(map(str, values)) if isinstance(values, Mapping) else type_name(values)
+        raise DumpError(
+            f"{place}: it has none of the fields {', '.join(wanted)}, but {held}. Name them, such as "
+            "--field prompt=question --field response=text."
+        )
+    found = {name: next((values[own] for own in names if own in values), None) for name, names in fields.items()}
     if found["reward"] is None and "completion" in values:
         # TRL: one column for each reward function, under its own name; of several the weights are not stored.
-        known = {own for names in FIELDS.values() for own in names} | _NO_REWARD
+        known = {own for names in fields.values() for own in names} | _NO_REWARD
         own = [value for name, value in values.items() if name not in known and isinstance(value, float | int)]
         found["reward"] = own[0] if len(own) == 1 else None
     return DumpedRow(

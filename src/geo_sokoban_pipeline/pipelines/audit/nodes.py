@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.grpo import SourceOptions
 from geo_sokoban_pipeline.config.study import AuditOptions
-from geo_sokoban_pipeline.console import print_table, refuse
+from geo_sokoban_pipeline.console import refuse
 from geo_sokoban_pipeline.runs.folders import RunFolders, SourceError
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COLOURS = {"ok": "green", "failure": "bold red"}
-_SHOWN = 3  # findings of a check in the table; the stored audit has all
 _WITH_TRAINING = 256  # episodes of each entry that are compared at the end of a training: some seconds
 _FOLDERS = ("base_policy", "policy", "final_policy")
 
@@ -56,6 +54,7 @@ def audit_stored(
         audit_splits,
         audit_stored_files,
         entries_of_run,
+        print_audit,
     )
     from geo_sokoban_pipeline.policies.policy import load_encoding
     from geo_sokoban_pipeline.training.audit_scores import audit_scores
@@ -79,9 +78,7 @@ def audit_stored(
         {**stored, **{name: checkpoint["dir"] for name, checkpoint in checkpoints.items()}},
         {folder.parent.parent.name: folder for folder in (folders.models, folders.outputs, folders.reports)},
     )
-    print_table(
-        f"Audit of {run}, run id {run_id}", ("check", "of", "checked", "state", "found"), _rows(checks), _COLOURS
-    )
+    print_audit(f"Audit of {run}, run id {run_id}", checks)
     return {**_record(run, run_id, checks), "iterations": newest["iteration"] + 1}
 
 
@@ -99,7 +96,7 @@ def audit_training(
     task: str,
 ) -> dict[str, Any]:
     """The short audit at the end of a training: no model, no files, a sample of the episodes; findings are warnings."""
-    from geo_sokoban_pipeline.evaluation.audit import RunRules, audit_entries, audit_splits, entries_of_run
+    from geo_sokoban_pipeline.evaluation.audit import SHOWN, RunRules, audit_entries, audit_splits, entries_of_run
     from geo_sokoban_pipeline.policies.policy import load_encoding
 
     run = f"train_{task}"
@@ -112,7 +109,7 @@ def audit_training(
     checks = audit_entries(entries, load_encoding(policy.path), rules, limit=_WITH_TRAINING)
     checks += audit_splits(splits, rules, shared=_shares(data_report))
     for check in checks:
-        for finding in check.findings[:_SHOWN]:
+        for finding in check.findings[:SHOWN]:
             logger.warning("audit: %s of %s: %s", check.check, check.subject, finding)
     return _record(run, run_id, checks)
 
@@ -134,19 +131,6 @@ def _record(run: str, run_id: str, checks: Sequence[AuditCheck]) -> dict[str, An
     from geo_sokoban_pipeline.evaluation.audit import as_record
 
     return {"run": run, "run_id": run_id, **as_record(checks)}
-
-
-def _rows(checks: Sequence[AuditCheck]) -> list[tuple[str, ...]]:
-    return [
-        (
-            check.check,
-            check.subject,
-            str(check.checked),
-            "failure" if check.findings else "ok",
-            "\n".join(check.findings[:_SHOWN] or check.notes),
-        )
-        for check in checks
-    ]
 
 
 def _read_splits(runs: RunStore, run: str, run_id: str, task: str) -> tuple[dict[str, Rows | None], bool]:

@@ -4,7 +4,7 @@
 const FILTERS = ["run", "split", "success", "status", "difficulty", "tags", "page"];
 const BREAKDOWNS = ["iteration", "policy_version", "difficulty", "tags", "answer", "split", "run", "status",
   "label", "finish_reason", "drop_reason", "n_turns", "widest_gap_token", "page"];
-const HEADS = { n_turns: "turns", response_tokens: "tokens", max_log_prob_gap: "gap", widest_gap_token: "token of the gap", widest_gap_position: "place of the gap", task_id: "task",
+const HEADS = { n_turns: "turns", response_tokens: "tokens", max_log_prob_gap: "gap", widest_gap_token: "gap token", widest_gap_position: "gap at", task_id: "task",
   policy_version: "version", success: "", group_index: "sample" };
 const CELLS = [
   { name: "success", width: "1.2rem", show: mark },
