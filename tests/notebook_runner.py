@@ -23,8 +23,11 @@ def execute_notebook(path: Path, env: dict[str, str]) -> None:
     execute(nbformat.read(path, as_version=4), path.parent, env)
 
 
-def execute_here(path: Path, env: dict[str, str]) -> None:
+def execute_here(path: Path, env: dict[str, str], change: tuple[str, str] = ("", "")) -> None:
     """Run all code cells of a notebook in this process, with its folder as the working directory.
+
+    Args:
+        change: what stands in the cells, and what a reader puts in its place.
 
     Raises:
         Exception: the one that a cell raised; its traceback is printed.
@@ -38,7 +41,7 @@ def execute_here(path: Path, env: dict[str, str]) -> None:
         try:
             for cell in nbformat.read(path, as_version=4).cells:
                 if cell.cell_type == "code":
-                    shell.run_cell(cell.source).raise_error()
+                    shell.run_cell(cell.source.replace(*change)).raise_error()
         finally:
             os.chdir(before)
 

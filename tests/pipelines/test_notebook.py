@@ -39,6 +39,12 @@ def test_notebook_runs(name: str, stored_run: Any) -> None:
     execute_here(ROOT / "notebooks" / name, environment_of(project))
 
 
+def test_the_notebook_of_problems_runs_on_the_task_with_the_tool(stored_run: Any) -> None:
+    path, change = ROOT / "notebooks" / "03_geo3k_grading.ipynb", ('TASK = "geo3k"', 'TASK = "geo3k_multi_turn"')
+    assert change[0] in path.read_text(encoding="utf-8").replace('\\"', '"')
+    execute_here(path, environment_of(stored_run("geo3k_multi_turn")), change)
+
+
 KEDRO = """\
 %load_ext kedro.ipython
 %reload_kedro --env=test --params=run_id=seed2,sokoban.inner_walls=[0;2]
