@@ -15,8 +15,10 @@ from typing import Any
 from benchmarks.peer import report as peer
 from benchmarks.tables import (
     draw_scaling,
+    render_audit,
     render_browser,
     render_engine,
+    render_index,
     render_maker,
     render_memory,
     render_notebook,
@@ -40,6 +42,8 @@ RENDERERS: dict[str, Callable[[Found], str]] = {
     "memory": render_memory,
     "engine": render_engine,
     "browser": render_browser,
+    "index": render_index,
+    "audit": render_audit,
     "notebook": render_notebook,
     "weights": render_weights,
 }

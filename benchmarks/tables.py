@@ -113,6 +113,26 @@ def render_browser(found: Found) -> str:
     )
 
 
+def render_index(found: Found) -> str:
+    """Results of `benchmarks/test_index.py`."""
+    lines = ["| iterations of | files | DuckDB | polars |", "|---:|---:|---:|---:|"]
+    for one in found["iterations"]:
+        seconds = one["seconds"]
+        lines.append(f"| {one['size']:,} | {one['files']:,} | {seconds['duckdb']:.2f} s | {seconds['polars']:.2f} s |")
+    return (
+        f"Shares of solved and of oscillating episodes by iteration, over an index of {found['episodes']:,} episodes "
+        f"({found['mb']:.0f} MB):\n\n" + "\n".join(lines)
+    )
+
+
+def render_audit(found: Found) -> str:
+    """Results of `benchmarks/test_audit.py`."""
+    return (
+        f"An audit of {found['episodes']:,} episodes without a model takes {found['cpu_seconds']:.0f} CPU-seconds, "
+        f"{found['seconds']:.0f} s by the clock, and {found['gib']:.2f} GiB, the start of the command included."
+    )
+
+
 def render_notebook(found: Found) -> str:
     """Results of `benchmarks/test_first_notebook.py`."""
     return (

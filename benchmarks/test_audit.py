@@ -4,6 +4,7 @@ Run with `pytest benchmarks/test_audit.py -s`, three minutes. Four iterations of
 short warm start, and repeated under further iterations and ids until there are 10,240 episodes; then
 `kedro run --pipelines=audit_sokoban --params=audit.versions=0` checks them. Thresholds, with the start of the command:
 60 seconds of one core, which on an idle machine are those of the clock, and 1 GiB.
+`BENCH_DOCS=1` writes the figures into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.records import ROOT
+from benchmarks.records import ROOT, keep
 from benchmarks.runs import repeat_iterations, run_training
+from benchmarks.tables import render_audit
 
 from geo_sokoban_pipeline.runs.storage import read_json
 
@@ -40,7 +42,9 @@ def test_an_audit_without_a_model(tmp_path: Path) -> None:
     clock, gib = time.perf_counter() - began, usage.ru_maxrss / 2**20
     seconds = usage.ru_utime + usage.ru_stime
     audit = read_json(root / "08_reporting/audit_sokoban/default/audit.json")
-    print(f"\n{episodes:,} episodes: {seconds:.1f} CPU-seconds, {clock:.1f} s by the clock, {gib:.2f} GiB")
+    found = {"episodes": episodes, "cpu_seconds": seconds, "seconds": clock, "gib": gib}
+    print(f"\n{render_audit(found)}")
     assert (status, audit["findings"]) == (0, 0)
     assert seconds < SECONDS
     assert gib < GIB
+    keep("audit", found)

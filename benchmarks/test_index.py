@@ -3,13 +3,14 @@
 Run with `pytest benchmarks/test_index.py -s`. Rows are drawn at random; iterations have 1,000 and 256 episodes. Past
 iterations lie in blocks, the newest 64 in a file each. A query takes the shares of solved and of oscillating episodes
 by iteration. Times are seconds of the clock, least of five. Threshold: under 1 s.
+`BENCH_DOCS=1` writes the figures into docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,23 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.records import keep
+from benchmarks.tables import render_index
 
 from geo_sokoban_pipeline.trajectories.index import BLOCK, INDEX_SCHEMA, index_folder
 
 EPISODES, THRESHOLD, ROUNDS = 1_000_000, 1.0, 5
+SIZES = (1000, 256)  # episodes of an iteration
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Any]]:
+    """The figures of all tests here, kept when the last one has ended."""
+    collected: dict[str, Any] = {"episodes": EPISODES, "mb": 0.0, "iterations": []}
+    yield collected
+    if len(collected["iterations"]) == len(SIZES):
+        print(f"\n{render_index(collected)}")
+        keep("index", collected)
 
 
 def draw_rows(count: int, first: int, size: int) -> pa.Table:
@@ -80,10 +94,12 @@ def least_seconds(ask: Callable[[Path], int], outputs: Path) -> float:
     return min(found)
 
 
-@pytest.mark.parametrize("size", [1000, 256])
-def test_a_query_over_a_million_episodes(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_a_query_over_a_million_episodes(tmp_path: Path, found: dict[str, Any], size: int) -> None:
     make_index(tmp_path, size)
-    seconds = {ask.__name__: least_seconds(ask, tmp_path) for ask in (ask_duckdb, ask_polars)}
+    files = list(tmp_path.rglob("*.parquet"))
+    seconds = {ask.__name__.removeprefix("ask_"): least_seconds(ask, tmp_path) for ask in (ask_duckdb, ask_polars)}
+    found["mb"] = max(found["mb"], sum(path.stat().st_size for path in files) / 1e6)
+    found["iterations"].append({"size": size, "files": len(files), "seconds": seconds})
     shutil.rmtree(tmp_path)
-    print(f"\n{EPISODES:,} episodes in iterations of {size}: {seconds}")
     assert max(seconds.values()) < THRESHOLD
