@@ -128,8 +128,8 @@ def render_index(found: Found) -> str:
 def render_audit(found: Found) -> str:
     """Results of `benchmarks/test_audit.py`."""
     return (
-        f"An audit of {found['episodes']:,} episodes without a model takes {found['cpu_seconds']:.0f} CPU-seconds of one "
-        f"core and {found['gib']:.2f} GiB, the start of the command included."
+        f"An audit of {found['episodes']:,} episodes without a model takes {found['cpu_seconds']:.0f} CPU-seconds of "
+        f"one core and {found['gib']:.2f} GiB, the start of the command included."
     )
 
 
