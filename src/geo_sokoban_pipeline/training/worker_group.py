@@ -169,8 +169,7 @@ def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
     Raises:
         FileNotFoundError, ValueError, RuntimeError: as `load_as`.
     """
-    is_shared = options.sharding != "none" and options.processes > 1
-    is_elsewhere = is_shared or options.optimizer.offload
+    is_elsewhere = options.shares_weights or options.optimizer.offload
     return load_empty(options.policy, folder) if is_elsewhere else load_as(options.policy, folder)
 
 

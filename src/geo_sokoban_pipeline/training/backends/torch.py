@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from geo_sokoban_pipeline.config.grpo import OptimizerOptions
 from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, device_of_mesh, gather, shard_policy, synchronise_next
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import (
+    Slice,
     StoredTensors,
     collect_weight,
     own_part,
@@ -87,23 +88,35 @@ class TorchBackend:
         group: Group | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        self.policy = policy
-        self.options = options
-        self._group = group
         if options.offload and mesh is None:
-            self._group = Group.alone(policy.device)
-            mesh = self._group.mesh()
-        self._is_sharded = mesh is not None
+            group = Group.alone(policy.device)
+            mesh = group.mesh()
         trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
-        setting = PassSetting.of(options, temperature)
-        self._device = policy.model.device if mesh is None else device_of_mesh(mesh)
-        self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, self._device)
-        self._trained_policy = trained
-        self._parameters = dict(trained.model.named_parameters())
+        device = policy.model.device if mesh is None else device_of_mesh(mesh)
+        ranks = None if mesh is None else group
+        passes = GradientPass(trained, PassSetting.of(options, temperature), ranks, device)
+        self._set_up(policy, options, group, passes, device)
+
+    def _set_up(
+        self,
+        policy: Policy,
+        options: OptimizerOptions,
+        group: Group | None,
+        passes: GradientPass,
+        device: torch.device,
+    ) -> None:
+        self.policy, self.options, self._device = policy, options, device
+        self._group, self._pass = group, passes
+        self._trained_policy = passes.policy
+        self._is_sharded = self._trained_policy is not policy
+        self._parameters: dict[str, Tensor] = dict(self._trained_policy.model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        # Muon deals sharded matrices to the ranks by itself.
-        self.optimizers = Optimizers(self._trained, options, None if self._is_sharded else group)
+        self.optimizers = self._build_optimizers()
         self._skipped = self._changes = 0
+
+    def _build_optimizers(self) -> Optimizers:
+        # Muon deals sharded matrices to the ranks by itself.
+        return Optimizers(self._trained, self.options, None if self._is_sharded else self._group)
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
@@ -123,14 +136,10 @@ class TorchBackend:
         """
         samples = batch.make() if isinstance(batch, Demonstrations) else batch
         if size is None:
-            size = StepSize.of(samples)
-            if self._group is not None:
-                size = StepSize(*self._group.sum_counts([size.samples, size.tokens]))
+            size = self._measure(samples)
         # These leave the gradients of the whole step in the parameters.
         metrics = self._pass.accumulate(samples, objective, size)
-        if self._group is not None and not self._is_sharded:
-            self._group.sum_gradients(list(self._trained.values()))
-        norm = clip_gradients(list(self._trained.values()), self.options.clip)
+        norm = self._clip()
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
             self._skipped = 0
@@ -145,12 +154,23 @@ class TorchBackend:
             )
         return {**metrics, "grad_norm": norm, "skipped": float(self._skipped > 0)}
 
+    def _measure(self, samples: Sequence[TrainSample]) -> StepSize:
+        """Size of a step of which this rank has these samples."""
+        size = StepSize.of(samples)
+        return size if self._group is None else StepSize(*self._group.sum_counts([size.samples, size.tokens]))
+
+    def _clip(self) -> float:
+        """Make the gradients those of the whole step, and clip them; returns their norm before."""
+        if self._group is not None and not self._is_sharded:
+            self._group.sum_gradients(list(self._trained.values()))
+        return clip_gradients(list(self._trained.values()), self.options.clip)
+
     def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
         """See `TrainBackend`; where several ranks share the weights, see `collect`."""
         if not self._is_sharded:
             yield from WeightSource.of_model(self.policy.model).read(dtype)
             return
-        for name in self._parameters:
+        for name in self._specs():
             yield from self.collect([name], dtype)
 
     def weight_source(self) -> WeightSource:
@@ -163,8 +183,7 @@ class TorchBackend:
         """Names of weights that are collected together: of at most so many bytes, or one."""
         names: list[str] = []
         held = 0
-        for name, parameter in self._parameters.items():
-            spec = published_spec(name, parameter)
+        for name, spec in self._specs().items():
             size = replace(spec, dtype=dtype or spec.dtype).bytes
             if names and held + size > largest:
                 yield names
@@ -181,8 +200,7 @@ class TorchBackend:
         assert self._group is not None
         kind, collected = None if dtype is None else getattr(torch, dtype), []
         for name in names:
-            parameter = self._parameters[name]
-            whole = collect_weight(name, parameter, 0, self._group, kind, own_part(parameter).device)
+            whole = self._collect_one(name, 0, kind, on_device=True)
             if whole is not None and self._group.rank == 0:
                 collected.append((name, whole))
         return collected
@@ -200,9 +218,30 @@ class TorchBackend:
             )
             self.policy.model.to(self._device)  # its buffers
         whole = dict(self.policy.model.named_parameters())
-        for name, parameter in self._parameters.items():
-            # Rounded before it is sent.
-            whole[name].copy_(gather(parameter.detach().to(whole[name].dtype)))
+        for name, weight in whole.items():
+            weight.copy_(self._gather(name, weight.dtype))
+
+    def _specs(self) -> dict[str, TensorSpec]:
+        """Types and shapes of the whole weights as published, in the order of the model."""
+        return {name: published_spec(name, parameter) for name, parameter in self._parameters.items()}
+
+    def _collect_one(
+        self, name: str, owner: int, dtype: torch.dtype | None = None, *, on_device: bool = False
+    ) -> Tensor | None:
+        """A whole weight in the published layout, on one rank; a collective. See `collect_weight`.
+
+        Args:
+            on_device: it stays on the device of the weights.
+        """
+        assert self._group is not None
+        parameter = self._parameters[name]
+        device = own_part(parameter).device if on_device else "cpu"
+        return collect_weight(name, parameter, owner, self._group, dtype, device)
+
+    def _gather(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A whole weight in a type, on every rank; a collective."""
+        # Rounded before it is sent.
+        return gather(self._parameters[name].detach().to(dtype))
 
     def digest(self) -> str:
         """Hash of what this rank holds of the weights, and of all buffers."""
@@ -222,32 +261,45 @@ class TorchBackend:
             return save_policy(policy, folder, largest=largest)
         if self._group.rank == 0:
             save_encoding(policy, folder)
-        return write_weights(folder, self._parameters, self._group, largest)
+        return write_weights(folder, self._specs(), self._collect_one, self._group, largest)
 
     def save_state(self, folder: Path) -> Files:
         """See `TrainBackend`; where moments are sharded, every rank writes a part, and returns its own files."""
         tensors, steps = self.optimizers.state()
         if self._group is None or self._group.rank == 0:
             write_json(folder / STATE_FILE, {"optimizer_steps": steps, "skipped_in_a_row": self._skipped})
-        if self._group is not None and self._is_sharded:
-            return write_slices(folder, OPTIMIZER, tensors, self._group)
+        if self._is_sharded:
+            return self._write_moments(folder, tensors)
         specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
         return write_tensors(folder / f"{OPTIMIZER}.safetensors", specs, tensors.__getitem__)
 
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
         """See `TrainBackend`; every rank reads what it holds, one tensor at a time."""
-        read_weights(self._parameters, folder)
+        self._read_weights(folder)
         self._changes += 1
-        moments, stored = {}, StoredTensors(folder, OPTIMIZER)
-        for key in stored.names:
-            parameter = self._parameters[key.split(".", 1)[1]]
-            rows, part = own_rows(parameter), own_part(parameter)
-            own = stored.read(key, rows).to(part.device) if rows else torch.empty_like(part)
-            moments[key] = with_part(own, parameter)
+        moments = self._read_moments(StoredTensors(folder, OPTIMIZER))
         numbers = read_json(folder / STATE_FILE)
         self._skipped = int(numbers["skipped_in_a_row"])
         self.optimizers.load_state(moments, int(numbers["optimizer_steps"]))
+
+    def _write_moments(self, folder: Path, moments: Mapping[str, Tensor]) -> Files:
+        """Write this rank's part of the moments."""
+        assert self._group is not None
+        return write_slices(folder, OPTIMIZER, moments, self._group)
+
+    def _read_weights(self, folder: Path) -> None:
+        read_weights(self._parameters, folder)
+
+    def _read_moments(self, stored: StoredTensors) -> dict[str, Tensor]:
+        """This rank's part of the moments."""
+        moments = {}
+        for key in stored.names:
+            parameter = self._parameters[key.split(".", 1)[1]]
+            rows, part = own_rows(parameter), own_part(parameter)
+            own = stored.read(key, Slice(rows)).to(part.device) if rows else torch.empty_like(part)
+            moments[key] = with_part(own, parameter)
+        return moments
 
     def close(self) -> None:
         """See `TrainBackend`."""
@@ -345,12 +397,12 @@ class GradientPass:
             synchronise_next(network.language, is_last=number == len(plan) or self.setting.syncs_each_pass)
             if not batch:
                 values, _, _ = self._score([self._filler], None, entropy="none")
-                (0.0 * values.sum()).backward()
+                self._backward(0.0 * values.sum())
                 continue
             members = [samples[index] for index in batch]
             scored = self._score(members, shown, entropy=objective.entropy)
             part = objective(members, *scored, step)
-            part.loss.backward()
+            self._backward(part.loss)
             for name, value in part.metrics.items():
                 totals[name] = totals.get(name, 0.0) + value
         if shown is not None and self._trains_vision:
@@ -363,6 +415,10 @@ class GradientPass:
                 ]
             _train_tower(encoded, gradients, network.vision, 1 if self.setting.syncs_each_pass else len(parts))
         return totals
+
+    def _backward(self, loss: Tensor) -> None:
+        """Pass a loss back through the language model."""
+        loss.backward()
 
     def _plan(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         return plan_micro_batches([sample.length for sample in samples], self.setting.max_tokens)
