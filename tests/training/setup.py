@@ -27,6 +27,8 @@ SIZES = {
     "vision_mlp": 32,
     "vision_grid": 8,
 }
+# Two ranks can split it, and each has two groups of heads, so that queries, keys and values lie in turns.
+SPLITTABLE = {**SIZES, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 8, "vision_layers": 2, "deepstack": (0, 1)}
 SMALL: dict[str, Any] = {
     "policy": {"tiny": SIZES},
     "warm_start": {

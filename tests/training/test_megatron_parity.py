@@ -23,20 +23,16 @@ from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy
-from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker import Worker
-from task_options import TinyPolicyOptions
 from training.four_ranks import FourRanks, megatron_of
-from training.setup import SIZES, copied, shaken
+from training.setup import copied
 
 pytestmark = pytest.mark.slow
 
 LAYOUTS = ("tensor 1", "tensor 2", "tensor 2, sequence", "data 2", "tensor 2 x data 2")
-# Two groups of heads a rank, so that queries, keys and values lie in turns.
-SPLITTABLE = {**SIZES, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 8, "vision_layers": 2, "deepstack": (0, 1)}
 TEMPERATURE = 0.8
 # The clip leaves gradients as they are.
 OPTIONS = OptimizerOptions(eps=1e-5, clip=1e6)
@@ -125,8 +121,8 @@ def compute(four_ranks: FourRanks, policy: Policy, samples: list[TrainSample], l
 
 
 @pytest.fixture(scope="module")
-def policies() -> dict[str, Policy]:
-    tied = shaken(build_tiny_policy(TinyPolicyOptions.model_validate(SPLITTABLE), seed=0))
+def policies(splittable: Policy) -> dict[str, Policy]:
+    tied = splittable
     untied = copied(tied)
     untied.model.config.tie_word_embeddings = untied.model.config.text_config.tie_word_embeddings = False
     head = tied.model.lm_head.weight.detach()

@@ -221,6 +221,10 @@ class TorchBackend:
         for name, weight in whole.items():
             weight.copy_(self._gather(name, weight.dtype))
 
+    def _described(self) -> Policy:
+        """A policy with the configuration of the trained one, in Hugging Face's class."""
+        return self._trained_policy
+
     def _specs(self) -> dict[str, TensorSpec]:
         """Types and shapes of the whole weights as published, in the order of the model."""
         return {name: published_spec(name, parameter) for name, parameter in self._parameters.items()}
@@ -256,11 +260,10 @@ class TorchBackend:
         Args:
             largest: bytes of a file of weights.
         """
-        policy = self._trained_policy
         if self._group is None or not self._is_sharded:
-            return save_policy(policy, folder, largest=largest)
+            return save_policy(self._trained_policy, folder, largest=largest)
         if self._group.rank == 0:
-            save_encoding(policy, folder)
+            save_encoding(self._described(), folder)
         return write_weights(folder, self._specs(), self._collect_one, self._group, largest)
 
     def save_state(self, folder: Path) -> Files:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,11 @@ class ParallelPolicy(Policy):
 
     Attributes:
         table: of its weights.
+        whole: the whole model without weights, in Hugging Face's class.
     """
 
     table: Any = None
+    whole: Any = None
 
     @cached_property
     def network(self) -> Any:
@@ -69,8 +71,8 @@ def parallelise_policy(
     source = policy.model
     config, dtype = source.config, source.dtype
     language = MegatronLanguage(config, layout, dtype)
-    visual = empty_model(config, config._attn_implementation, dtype).model.visual
-    model = ParallelModel(config, language, visual)
+    whole = empty_model(config, config._attn_implementation, dtype, source.generation_config)
+    model = ParallelModel(config, language, whole.model.visual)
     specs = {name: TensorSpec.of(weight) for name, weight in source.named_parameters()}
     trained = {name for name, weight in source.named_parameters() if is_trained and weight.requires_grad}
     table = WeightTable(config, specs, [name for name, _ in model.named_parameters()], layout, group)
@@ -87,8 +89,9 @@ def parallelise_policy(
         kind = parameter.dtype if types is None else types[held[0]]
         made = nn.Parameter(parameter.detach().to(kind), requires_grad=chosen == {True})
         setattr(model.get_submodule(place), attribute, made)
+    own = {"table": table, "whole": whole}
     parallel = ParallelPolicy(
-        model, policy.tokenizer, policy.image_processor, policy.folder, policy.compute, table=table
+        model, policy.tokenizer, policy.image_processor, policy.folder, policy.compute, **own
     )
     roots = parallel.network.language, parallel.network.vision
     shard_modules(*roots, layout.data_mesh, offload=offload)
@@ -211,6 +214,10 @@ class MegatronBackend(TorchBackend):
                 squares += norm.square() if counted else 0.0
         dist.all_reduce(squares, group=self._layout.tensor_group)
         return squares.sqrt()
+
+    def _described(self) -> Policy:
+        held: Any = self._trained_policy
+        return replace(self.policy, model=held.whole)
 
     def _specs(self) -> dict[str, TensorSpec]:
         return {name: weight.spec for name, weight in self._table.weights.items()}
