@@ -339,8 +339,9 @@ class StoredTensors:
             if rows == wanted.rows and columns == wanted.columns:
                 return found
             if whole is None:
-                width = self._width(name) if wanted.columns is None else len(wanted.columns)
-                shape = (len(wanted.rows), *((width, *found.shape[2:]) if found.ndim > 1 else ()))
+                shape = [len(wanted.rows), *found.shape[1:]]
+                if columns is not None:
+                    shape[1] = self._width(name) if wanted.columns is None else len(wanted.columns)
                 whole = torch.empty(shape, dtype=found.dtype)
             there = None if columns is None else _shifted(columns, wanted.columns)
             Slice(_shifted(rows, wanted.rows), there).of(whole).copy_(found)
@@ -348,12 +349,8 @@ class StoredTensors:
         return whole
 
     def _width(self, name: str) -> int:
-        """Columns of a tensor."""
-        piece = self._pieces[name][0]
-        if piece.place.columns is not None:
-            return max(other.place.columns.stop for other in self._pieces[name] if other.place.columns is not None)
-        with safe_open(piece.path, "pt") as file:
-            return int(file.get_slice(name).get_shape()[1])
+        """Columns of a tensor that lies in slices of them."""
+        return max(piece.place.columns.stop for piece in self._pieces[name] if piece.place.columns is not None)
 
 
 def _read_place(entry: Mapping[str, Any]) -> Slice:

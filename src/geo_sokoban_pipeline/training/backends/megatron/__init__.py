@@ -13,3 +13,5 @@ for _text in (
     "When using (async grad allreduce|sequence parallelism) it is recommended",
 ):
     warnings.filterwarnings("ignore", _text, UserWarning)
+# Names of torch.distributed that Megatron-Core uses.
+warnings.filterwarnings("ignore", ".*(reduce_scatter_tensor|all_gather_into_tensor)` is deprecated", FutureWarning)

@@ -35,7 +35,7 @@ from geo_sokoban_pipeline.training.backends.megatron.model import (
 )
 from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_states
 from geo_sokoban_pipeline.training.backends.megatron.weights import Weight, WeightTable
-from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, orthogonalise
+from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, deal, orthogonalise
 from geo_sokoban_pipeline.training.backends.torch import OPTIMIZER, GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 
@@ -247,9 +247,12 @@ class MegatronBackend(TorchBackend):
             found |= {
                 start + name: (weight, held) for name, weight in self._table.weights.items() if weight.parameter in held
             }
+        # What all ranks of a tensor-parallel group hold is dealt to them by size.
+        alike = sorted(key for key, (weight, _) in found.items() if weight.split is None)
+        owners = dict(zip(alike, deal([found[key][0].spec.bytes for key in alike], self._layout.tensor), strict=True))
         places: dict[str, dict[int, Slice]] = {}
-        for number, (key, (weight, _)) in enumerate(sorted(found.items())):
-            ranks = self._table.holders(weight, number % self._layout.tensor)
+        for key, (weight, _) in sorted(found.items()):
+            ranks = self._table.holders(weight, owners.get(key, 0))
             places[key] = {rank: self._table.piece(weight, rank).place for rank in ranks}
         return write_places(
             folder, OPTIMIZER, places, lambda key: self._table.read(*found[key]).contiguous(), self._group

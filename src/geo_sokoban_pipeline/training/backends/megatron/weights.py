@@ -249,7 +249,7 @@ class WeightTable:
         flat = own.new_zeros(max(shape.numel() for shape in shapes))
         flat[: own.numel()] = own
         found = own.new_empty(self._group.size, len(flat))
-        dist.all_gather_into_tensor(found.view(-1), flat)
+        dist.all_gather_single(found.view(-1), flat)
         for place, shape, row in zip(places, shapes, found, strict=True):
             place.of(whole).copy_(row[: shape.numel()].view(shape))
         return whole
