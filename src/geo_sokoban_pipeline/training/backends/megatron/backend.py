@@ -26,7 +26,8 @@ from geo_sokoban_pipeline.grpo.loss import EntropyUse, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, empty_model, use_types
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
-from geo_sokoban_pipeline.training.backends.megatron.layout import Layout, check_layout
+from geo_sokoban_pipeline.training.backends.megatron.layout import Layout
+from geo_sokoban_pipeline.training.backends.megatron.limits import check_limits
 from geo_sokoban_pipeline.training.backends.megatron.model import (
     MegatronLanguage,
     ParallelModel,
@@ -90,9 +91,7 @@ def parallelise_policy(
         made = nn.Parameter(parameter.detach().to(kind), requires_grad=chosen == {True})
         setattr(model.get_submodule(place), attribute, made)
     own = {"table": table, "whole": whole}
-    parallel = ParallelPolicy(
-        model, policy.tokenizer, policy.image_processor, policy.folder, policy.compute, **own
-    )
+    parallel = ParallelPolicy(model, policy.tokenizer, policy.image_processor, policy.folder, policy.compute, **own)
     roots = parallel.network.language, parallel.network.vision
     shard_modules(*roots, layout.data_mesh, offload=offload)
     device = "cpu" if offload else layout.mesh.device_type
@@ -144,7 +143,7 @@ class MegatronBackend(TorchBackend):
         layout: how they divide the policy.
 
     Raises:
-        ValueError: see `check_layout` and `parallelise_policy`.
+        ValueError: see `check_limits` and `parallelise_policy`.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class MegatronBackend(TorchBackend):
         group: Group,
         layout: MegatronOptions,
     ) -> None:
-        check_layout(policy.model.config, layout, group.size)
+        check_limits(policy.model.config.text_config.to_dict(), layout, group.size)
         self._layout = Layout.of(layout, group)
         trained = parallelise_policy(policy, self._layout, group, offload=options.offload)
         self._table: WeightTable = trained.table
@@ -282,7 +281,7 @@ def build_parallel_pass(
 
     Arguments are those of `MegatronBackend`.
     """
-    check_layout(policy.model.config, layout, group.size)
+    check_limits(policy.model.config.text_config.to_dict(), layout, group.size)
     made = Layout.of(layout, group)
     held = parallelise_policy(policy, made, group, is_trained=False)
     return ParallelPass(held, PassSetting.of(options, temperature), group, made)

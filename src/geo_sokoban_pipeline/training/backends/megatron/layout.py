@@ -6,7 +6,6 @@ Rank r is number r % tensor of group r // tensor. Ranks of equal number share wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -56,55 +55,3 @@ class Layout:
     def place_of(self, rank: int) -> tuple[int, int]:
         """`place` of another rank."""
         return divmod(rank, self.tensor)
-
-
-def find_obstacles(config: Any, options: MegatronOptions, processes: int) -> list[str]:
-    """Why Megatron-Core cannot train a model in this layout, each with the numbers and what to take instead.
-
-    Args:
-        config: Hugging Face's, of the whole model.
-        processes: number of ranks.
-    """
-    text, ranks = config.text_config, options.tensor_parallel
-    found = []
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
-        found.append(
-            "backend=megatron needs Megatron-Core: pip install 'geo-sokoban-pipeline[megatron]', or set backend=fsdp"
-        )
-    if getattr(text, "num_experts", 0):
-        found.append(
-            f"backend=megatron with a mixture of {text.num_experts} experts: Megatron-Core trains them with "
-            "Transformer Engine alone; set backend=fsdp"
-        )
-    if processes % ranks:
-        found.append(f"megatron.tensor_parallel={ranks} does not divide processes={processes}; change one of them")
-    for what, count in (
-        ("query heads", text.num_attention_heads),
-        ("key and value heads", text.num_key_value_heads),
-        ("rows of the vocabulary", text.vocab_size),
-        ("numbers of an MLP", text.intermediate_size),
-    ):
-        if count % ranks:
-            fitting = [size for size in range(1, ranks) if count % size == 0]
-            found.append(
-                f"megatron.tensor_parallel={ranks} does not divide the model's {count} {what}; take {fitting[-1]}"
-            )
-    if getattr(text, "attention_bias", False):
-        found.append("backend=megatron with biases of attention (attention_bias): set backend=fsdp")
-    if text.hidden_act != "silu":
-        found.append(f"backend=megatron with hidden_act={text.hidden_act}: it has silu alone; set backend=fsdp")
-    kind = text.rope_parameters["rope_type"]
-    if kind != "default":
-        found.append(f"backend=megatron with rope_type={kind}: it has the default alone; set backend=fsdp")
-    return found
-
-
-def check_layout(config: Any, options: MegatronOptions, processes: int) -> None:
-    """See that Megatron-Core can train a model in a layout; arguments are those of `find_obstacles`.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    obstacles = find_obstacles(config, options, processes)
-    if obstacles:
-        raise ValueError(". ".join([*obstacles, ""]).strip())
