@@ -21,9 +21,11 @@ from torch import Tensor
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.slices import own_part
-from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective, entropy
 from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.backends.megatron.language import VocabularyHead
+from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_states
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker import Worker
@@ -58,13 +60,40 @@ class Found:
 
 
 def read_logits(backend: TorchBackend, samples: Sequence[TrainSample]) -> tuple[Tensor, Tensor]:
-    """(M, V) logits of trained tokens and their (M,) entropies, from one pass."""
-    passes = backend._pass
+    """(M, V) logits of trained tokens, from one pass over all samples, and their (M,) entropies at temperature 1."""
+    policy = backend.trained_policy
+    network, banned = policy.network, torch.from_numpy(policy.banned_ids)
+    images = {image.key: image for sample in samples for image in sample.images}
+    width, count = (max(map(size, samples)) for size in (lambda sample: sample.length, lambda one: len(one.targets)))
+    ids, positions = np.zeros((len(samples), width), np.int64), np.zeros((3, len(samples), width), np.int64)
+    wanted = np.zeros((len(samples), count), np.int64)
+    for row, sample in enumerate(samples):
+        ids[row, : sample.length], positions[:, row, : sample.length] = sample.input_ids, sample.positions
+        wanted[row, : len(sample.targets)] = sample.targets - 1
+    kept = torch.from_numpy(np.arange(count) < np.array([len(sample.targets) for sample in samples])[:, None])
+    labels = torch.from_numpy(np.concatenate([sample.labels for sample in samples]))
+
+    def read(states: Tensor, head: Any) -> tuple[Tensor, Tensor]:
+        chosen = states[kept]
+        logits = head(chosen)
+        if not isinstance(head, VocabularyHead):
+            return logits, entropy(logits, banned_ids=banned)
+        options = {"chunk": 5, "temperature": TEMPERATURE, "banned_ids": banned}
+        _, found = score_split_states(chosen, head.weight, labels, group=head.group, entropy="reported", **options)
+        return logits, found
+
     with torch.no_grad():
-        features = passes._encode(passes._images(samples))
-        logits = passes._forward(samples, features, lambda states, _, head: head(states))
-        _, entropies, mask = passes._score(samples, features, entropy="reported")
-    return logits, entropies[mask]
+        features = network.encode(list(images.values()))
+        keys = [image.key for sample in samples for image in sample.images]
+        found: tuple[Tensor, Tensor] = network(
+            torch.from_numpy(ids),
+            torch.from_numpy(positions),
+            wanted=torch.from_numpy(wanted),
+            features=features.tables,
+            rows=torch.from_numpy(features.rows(keys)),
+            head=read,
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -84,9 +113,9 @@ def keep_whole_gradients(backend: Any) -> dict[str, Tensor]:
     def keep(*_: Any) -> None:
         if kept:
             return
-        table = getattr(backend, "_table", None)
+        table = getattr(backend.trained_policy, "table", None)
         if table is None:
-            kept.update({name: weight.grad.clone() for name, weight in backend._trained.items()})
+            kept.update({name: weight.grad.clone() for name, weight in backend.policy.model.named_parameters()})
             return
         gradients = {name: weight.grad for name, weight in table.parameters.items()}
         kept.update({name: table.gather(name, torch.float32, gradients) for name in table.weights})
@@ -176,12 +205,28 @@ def test_ranks_compute_what_the_library_does(
         assert (found.gradients[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
+def test_sequence_parallel_layers_see_a_part_of_the_tokens(
+    four_ranks: FourRanks, policies: dict[str, Policy], samples: list[TrainSample]
+) -> None:
+    width = max(sample.length for sample in samples)
+    for layout, seen in (("tensor 2", width), ("tensor 2, sequence", -(-width // 2))):
+        policy, lengths = copied(policies["tied"]), set()
+        with four_ranks.group(policy, layout) as workers:
+            assert workers is not None
+            backend: Any = build_backend(policy, OPTIONS, TEMPERATURE, workers)
+            norm = backend.own.trained_policy.model.language.layers[0].input_layernorm
+            norm.register_forward_pre_hook(lambda _, given, lengths=lengths: lengths.add(given[0].shape[0]))
+            own = backend.own
+            workers.run(lambda own=own: read_logits(own, samples), [ReadLogits(samples)])
+        assert lengths == {seen}
+
+
 @dataclass(frozen=True)
 class Alter:
     """Change one number of this rank's part of a matrix."""
 
     def __call__(self, worker: Worker) -> None:
-        layer = worker.backend._trained_policy.model.language.layers[0]
+        layer = worker.backend.trained_policy.model.language.layers[0]
         own_part(layer.mlp.linear_fc2.weight)[3, 5] += 1.0
 
 
@@ -193,7 +238,7 @@ def test_classes_are_megatrons_and_a_rank_holds_its_part_alone(
     with four_ranks.group(policy, "tensor 2") as workers:
         assert workers is not None
         backend: Any = build_backend(policy, OPTIONS, TEMPERATURE, workers)
-        gpt = backend.own._trained_policy.model.language.gpt
+        gpt = backend.own.trained_policy.model.language.gpt
         parts = dict(gpt.named_modules())
         assert isinstance(parts["embedding.word_embeddings"], VocabParallelEmbedding)
         assert isinstance(parts["output_layer"], ColumnParallelLinear)
@@ -209,7 +254,7 @@ def test_classes_are_megatrons_and_a_rank_holds_its_part_alone(
                 (f"{layer}.mlp.linear_fc2", RowParallelLinear),
             ):
                 assert isinstance(parts[name], kind), name
-        held = sum(own_part(weight).numel() for weight in backend.own._parameters.values())
+        held = sum(own_part(weight).numel() for weight in backend.own.trained_policy.model.parameters())
         replicated = sum(size for name, size in sizes.items() if ".visual." in name or "norm" in name)
         assert held == replicated + (sum(sizes.values()) - replicated) // 2
 

@@ -26,18 +26,19 @@ from geo_sokoban_pipeline.grpo.loss import EntropyUse, StepSize
 from geo_sokoban_pipeline.policies.policy import Policy, empty_model, use_types
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
-from geo_sokoban_pipeline.training.backends.megatron.layout import Layout
-from geo_sokoban_pipeline.training.backends.megatron.limits import check_limits
-from geo_sokoban_pipeline.training.backends.megatron.model import (
+from geo_sokoban_pipeline.training.backends.megatron.language import (
     MegatronLanguage,
     ParallelModel,
     ParallelNetwork,
     VocabularyHead,
 )
+from geo_sokoban_pipeline.training.backends.megatron.layout import MegatronLayout
+from geo_sokoban_pipeline.training.backends.megatron.limits import check_limits
+from geo_sokoban_pipeline.training.backends.megatron.pieces import Weight, WeightTable
 from geo_sokoban_pipeline.training.backends.megatron.scores import score_split_states
-from geo_sokoban_pipeline.training.backends.megatron.weights import Weight, WeightTable
 from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, deal, orthogonalise
-from geo_sokoban_pipeline.training.backends.torch import OPTIMIZER, GradientPass, PassSetting, TorchBackend
+from geo_sokoban_pipeline.training.backends.rank_state import OPTIMIZER
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 
 
@@ -60,7 +61,7 @@ class ParallelPolicy(Policy):
 
 
 def parallelise_policy(
-    policy: Policy, layout: Layout, group: Group, *, is_trained: bool = True, offload: bool = False
+    policy: Policy, layout: MegatronLayout, group: Group, *, is_trained: bool = True, offload: bool = False
 ) -> ParallelPolicy:
     """A policy whose matrices and samples the ranks divide; the given one is unchanged.
 
@@ -109,7 +110,7 @@ def parallelise_policy(
 class ParallelPass(GradientPass):
     """`GradientPass` over a policy whose vocabulary ranks split."""
 
-    def __init__(self, policy: ParallelPolicy, setting: PassSetting, ranks: Group, layout: Layout) -> None:
+    def __init__(self, policy: ParallelPolicy, setting: PassSetting, ranks: Group, layout: MegatronLayout) -> None:
         super().__init__(policy, setting, ranks, device_of_mesh(layout.mesh))
 
     def _backward(self, loss: Tensor) -> None:
@@ -155,7 +156,7 @@ class MegatronBackend(TorchBackend):
         layout: MegatronOptions,
     ) -> None:
         check_limits(policy.model.config.text_config.to_dict(), layout, group.size)
-        self._layout = Layout.of(layout, group)
+        self._layout = MegatronLayout.of(layout, group)
         trained = parallelise_policy(policy, self._layout, group, offload=options.offload)
         self._table: WeightTable = trained.table
         passes = ParallelPass(trained, PassSetting.of(options, temperature), group, self._layout)
@@ -215,7 +216,7 @@ class MegatronBackend(TorchBackend):
         return squares.sqrt()
 
     def _described(self) -> Policy:
-        held: Any = self._trained_policy
+        held: Any = self.trained_policy
         return replace(self.policy, model=held.whole)
 
     def _specs(self) -> dict[str, TensorSpec]:
@@ -282,7 +283,7 @@ def build_parallel_pass(
     Arguments are those of `MegatronBackend`.
     """
     check_limits(policy.model.config.text_config.to_dict(), layout, group.size)
-    made = Layout.of(layout, group)
+    made = MegatronLayout.of(layout, group)
     held = parallelise_policy(policy, made, group, is_trained=False)
     return ParallelPass(held, PassSetting.of(options, temperature), group, made)
 

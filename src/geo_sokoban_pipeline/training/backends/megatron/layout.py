@@ -15,7 +15,7 @@ from geo_sokoban_pipeline.distributed.group import Group
 
 
 @dataclass(frozen=True)
-class Layout:
+class MegatronLayout:
     """The layout, seen from one rank.
 
     Attributes:
@@ -31,7 +31,7 @@ class Layout:
     mesh: DeviceMesh
 
     @classmethod
-    def of(cls, options: MegatronOptions, group: Group) -> Layout:
+    def of(cls, options: MegatronOptions, group: Group) -> MegatronLayout:
         """Of a group's ranks; a collective."""
         data = group.size // options.tensor_parallel
         mesh = group.grid({"data": data, "tensor": options.tensor_parallel, "alone": 1})

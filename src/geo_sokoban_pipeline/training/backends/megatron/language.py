@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRMSNorm, Qwen3VLTextRotaryEmbedding
 
 from geo_sokoban_pipeline.policies.qwen3_vl import PolicyNetwork, VisionTower, attend, attention_bias
-from geo_sokoban_pipeline.training.backends.megatron.layout import Layout
+from geo_sokoban_pipeline.training.backends.megatron.layout import MegatronLayout
 
 
 class ParallelModel(nn.Module):
@@ -98,7 +98,7 @@ class MegatronLanguage(nn.Module):
         dtype: of the weights, which lie on the meta device.
     """
 
-    def __init__(self, config: Any, layout: Layout, dtype: torch.dtype) -> None:
+    def __init__(self, config: Any, layout: MegatronLayout, dtype: torch.dtype) -> None:
         super().__init__()
         text = config.text_config
         self.gpt = _build_gpt(config, layout, dtype)
@@ -193,7 +193,7 @@ class MegatronLanguage(nn.Module):
         return self.rotary.recomposition_frequencies(angles).transpose(0, 1).unsqueeze(2)
 
 
-def _build_gpt(config: Any, layout: Layout, dtype: torch.dtype) -> GPTModel:
+def _build_gpt(config: Any, layout: MegatronLayout, dtype: torch.dtype) -> GPTModel:
     """Megatron's model without weights."""
     text = config.text_config
     if layout.sequence_parallel and parallel_state._GLOBAL_MEMORY_BUFFER is None:
@@ -217,9 +217,9 @@ def _build_gpt(config: Any, layout: Layout, dtype: torch.dtype) -> GPTModel:
         sequence_parallel=layout.sequence_parallel,
         use_cpu_initialization=True,
         params_dtype=dtype,
+        text=text,
         attention_backend=None,  # a choice of Transformer Engine's kernels, which would be noted in the environment
     )
-    settings._attn_implementation = text._attn_implementation
     spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     parts = spec.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = MatrixNorm
@@ -250,9 +250,9 @@ def _build_gpt(config: Any, layout: Layout, dtype: torch.dtype) -> GPTModel:
 
 @dataclass
 class _Settings(TransformerConfig):
-    """Megatron's settings, and the attention implementation under transformers' name for it."""
+    """Megatron's settings, and the library's configuration of the language model."""
 
-    _attn_implementation: str = "sdpa"
+    text: Any = None
 
 
 class Norm(Qwen3VLTextRMSNorm):
@@ -277,7 +277,7 @@ class CoreAttention(nn.Module):
 
     def __init__(self, config: Any, layer_number: int, **_: Any) -> None:
         super().__init__()
-        self.config = config
+        self.config = config.text  # it names the implementation
         self.is_causal = True
         self.attention_dropout = 0.0
         self.scaling = config.kv_channels**-0.5

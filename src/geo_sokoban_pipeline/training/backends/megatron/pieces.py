@@ -20,7 +20,7 @@ from torch import Tensor
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors, own_part, split_rows
 from geo_sokoban_pipeline.runs.tensor_files import TensorSpec
-from geo_sokoban_pipeline.training.backends.megatron.layout import Layout
+from geo_sokoban_pipeline.training.backends.megatron.layout import MegatronLayout
 
 _GPT = "language.gpt."
 _LANGUAGE = "model.language_model."
@@ -100,7 +100,7 @@ class Weight:
     count: int
     split: Literal["rows", "columns"] | None
 
-    def piece(self, layout: Layout, data: int, tensor: int) -> Piece:
+    def piece(self, layout: MegatronLayout, data: int, tensor: int) -> Piece:
         """What the rank at this place of the layout holds."""
         held = split_rows(self.count, layout.data)[data]
         found: list[range] = []
@@ -139,7 +139,7 @@ class WeightTable:
         config: Any,
         specs: Mapping[str, TensorSpec],
         names: Sequence[str],
-        layout: Layout,
+        layout: MegatronLayout,
         group: Group,
     ) -> None:
         self._layout, self._group = layout, group
@@ -255,7 +255,7 @@ class WeightTable:
         return whole
 
 
-def _language_weights(text: Any, specs: Mapping[str, TensorSpec], layout: Layout) -> Iterator[Weight]:
+def _language_weights(text: Any, specs: Mapping[str, TensorSpec], layout: MegatronLayout) -> Iterator[Weight]:
     ranks = range(layout.tensor)
 
     def by_rows(name: str, parameter: str, tables: Sequence[Sequence[Rows]], count: int) -> Weight:
@@ -301,7 +301,7 @@ def _language_weights(text: Any, specs: Mapping[str, TensorSpec], layout: Layout
             yield by_rows(f"{prefix}mlp.{part}_proj.weight", f"{own}mlp.linear_fc1.weight", tables, 2 * inner)
 
 
-def _replicated(name: str, specs: Mapping[str, TensorSpec], parameter: str, layout: Layout) -> Weight:
+def _replicated(name: str, specs: Mapping[str, TensorSpec], parameter: str, layout: MegatronLayout) -> Weight:
     """A weight that every rank of a tensor-parallel group has."""
     count = specs[name].shape[0]
     return Weight(name, specs[name], parameter, [[Rows(0, 0, count)]] * layout.tensor, count, None)
