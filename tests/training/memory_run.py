@@ -105,9 +105,11 @@ def samples_of(policy: Policy, count: int) -> list[TrainSample]:
     return made
 
 
-def main(folder: str, count: int) -> None:
-    """Run it."""
-    values = {"processes": count, "threads": 1, "sharding": "full", "policy": {"device": "cpu"}}
+def main(folder: str, count: int, tensor_parallel: int = 0) -> None:
+    """Run it: by FSDP2, or by Megatron-Core where `tensor_parallel` is given."""
+    values: dict[str, Any] = {"processes": count, "threads": 1, "sharding": "full", "policy": {"device": "cpu"}}
+    if tensor_parallel:
+        values |= {"backend": "megatron", "megatron": {"tensor_parallel": tensor_parallel}}
     options = TrainOptions.model_validate(values)
     prepare_process(1)
     policy = load_driver_policy(options, Path(folder))
@@ -140,4 +142,4 @@ def main(folder: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))
