@@ -7,6 +7,7 @@ FOLDER holds the policy. Prints JSON: bytes by which each process has grown at m
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
@@ -80,6 +81,11 @@ def state_bytes(backend: Any) -> dict[str, int]:
     }
 
 
+def import_megatron() -> None:
+    """Import the library, whose own memory is not that of a policy."""
+    importlib.import_module("geo_sokoban_pipeline.training.backends.megatron.backend")
+
+
 def samples_of(policy: Policy, count: int) -> list[TrainSample]:
     """Samples with an image and a few trained tokens each."""
     made = []
@@ -120,6 +126,8 @@ def main(folder: str, count: int, tensor_parallel: int = 0) -> None:
         def everywhere(work: Callable[..., Any], *own: Any) -> list[Any]:
             return workers.run(lambda: work(*own), [Job(work, bool(own))] * (count - 1))
 
+        if tensor_parallel:
+            everywhere(import_megatron)
         before = everywhere(forget_peak)
         backend: Any = build_backend(policy, OptimizerOptions(), 1.0, workers)
         everywhere(watch_gradients, backend.own)
