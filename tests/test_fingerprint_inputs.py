@@ -54,6 +54,8 @@ LAYOUT = {
     "sharding": "what each of them holds",
     "replicas": "how many copies they hold together",
     "backend": "by which backend",
+    "megatron.tensor_parallel": "how many ranks split a matrix",
+    "megatron.sequence_parallel": "which of its ranks holds which tokens",
     "placement": "where the ranks live",
 }
 # Fields whose other values are free, and why.
@@ -117,7 +119,7 @@ WARM_START = (
     "rollout.rules.",
 )
 # Without a choice: one value is allowed.
-FIXED = {"rollout.sampling.greedy", "backend", "placement"}
+FIXED = {"rollout.sampling.greedy", "placement"}
 # What has to be changed with a field, or before it, for its other values to be allowed.
 BESIDE: dict[str, dict[str, Any]] = {
     "policy.source": {"policy.path": "somewhere"},
@@ -131,6 +133,15 @@ BESIDE: dict[str, dict[str, Any]] = {
     "grpo.baseline": {"grpo.credit": "turn"},
     "processes": {"threads": 1},
     "sharding": {"threads": 1, "processes": 4},
+    "backend": {"threads": 1},
+    "megatron.tensor_parallel": {"threads": 1, "processes": 4, "backend": "megatron"},
+    "megatron.sequence_parallel": {
+        "threads": 1,
+        "processes": 4,
+        "backend": "megatron",
+        "megatron.tensor_parallel": 2,
+        "policy.device": "auto",
+    },
     "replicas": {"threads": 1, "processes": 4, "sharding": "hybrid"},
 }
 MODELS = {model.__name__: model for model in (TrainOptions, Geo3kTrainOptions, Geo3kMultiTurnTrainOptions)}

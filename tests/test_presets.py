@@ -32,6 +32,23 @@ def test_the_server_on_a_cpu_takes_the_rest_from_base() -> None:
     assert ours.rollout.max_turns == base.rollout.max_turns
 
 
+def test_megatron_has_the_originals_layout_and_all_else_of_qwen3vl(monkeypatch: Any) -> None:
+    monkeypatch.delenv("SLIME_SCRIPT_TRAIN_BACKEND", raising=False)
+    ours, other = load("megatron"), load("qwen3vl")
+    run, server = ours.train_geo3k, ours.train_geo3k.rollout.server
+    assert (run.backend, run.megatron.tensor_parallel, run.megatron.sequence_parallel) == ("megatron", 4, True)
+    assert (run.optimizer.max_tokens, run.optimizer.gradient_checkpointing) == (4096, True)
+    assert (run.processes, server.first_gpu, server.count) == (4, 4, 4)
+    changed = {"backend", "megatron", "processes", "threads", "optimizer", "rollout"}
+    for task in ("sokoban", "geo3k", "geo3k_multi_turn"):
+        one, two = (getattr(found, f"train_{task}").model_dump() for found in (ours, other))
+        assert {name for name in one if one[name] != two[name]} == changed
+        assert {name for name in one["rollout"] if one["rollout"][name] != two["rollout"][name]} == {"server"}
+        assert getattr(ours, task) == getattr(other, task)
+    monkeypatch.setenv("SLIME_SCRIPT_TRAIN_BACKEND", "fsdp")
+    assert load("megatron").train_geo3k.backend == "fsdp"
+
+
 def test_qwen3vl_launches_servers_as_the_originals_do(monkeypatch: Any) -> None:
     monkeypatch.setenv("SLIME_SCRIPT_NUM_GPUS", "4")
     monkeypatch.setenv("SLIME_SCRIPT_MODEL_NAME", "Qwen3-VL-8B-Instruct")

@@ -85,6 +85,7 @@ def test_the_readme_is_short():
 # Import names that differ from those of the packages.
 MODULES = {
     "ipython": "IPython",
+    "megatron-core": "megatron",
     "mkdocs-material": "mkdocs",
     "pillow": "PIL",
     "pytest-xdist": "xdist",
@@ -144,17 +145,19 @@ def test_every_requirement_is_used():
         assert words in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not need {tool}"
     tools = {name.replace("-", "_") for name in TOOLS}
     assert modules_of("dependencies") <= imports_of("src")
-    extras = modules_of("viz", "notebooks", "dev", "wandb", "inspect")
+    extras = modules_of("viz", "notebooks", "dev", "wandb", "inspect", "megatron")
     assert extras - tools <= imports_of("src", "tests", "benchmarks", "notebooks")
 
 
 def test_everything_imported_is_required():
-    own_extras = modules_of("wandb") | {"IPython"}  # the latter inside a notebook alone
+    own_extras = modules_of("wandb", "megatron") | {"IPython"}  # the latter inside a notebook alone
     assert foreign(imports_of("src")) <= modules_of("dependencies") | own_extras
     others = foreign(imports_of("tests", "benchmarks", "notebooks", "scripts", "docs"))
     folders = ("", "tests", "benchmarks", "scripts", "scripts/gpu_check", "scripts/sglang_cpu")
     own = {path.stem for folder in folders for path in (ROOT / folder).iterdir()}
-    assert others - own - ELSEWHERE <= modules_of("dependencies", "viz", "notebooks", "dev", "wandb", "inspect")
+    assert others - own - ELSEWHERE <= modules_of(
+        "dependencies", "viz", "notebooks", "dev", "wandb", "inspect", "megatron"
+    )
 
 
 def test_what_the_notebooks_import_comes_with_their_extra():

@@ -33,7 +33,6 @@ ELSEWHERE = {
     ("GeometryHubOptions", "revision"): ("pipelines/hub_rows.py", "revision=options.revision"),
     ("GeometryHubOptions", "streaming"): ("pipelines/hub_rows.py", 'getattr(hub, "streaming"'),
     # One value each: there is nothing to choose yet.
-    ("TrainOptions", "backend"): ("config/grpo.py", 'backend: Literal["fsdp"]'),
     ("TrainOptions", "placement"): ("config/grpo.py", 'placement: Literal["local"]'),
 }
 

@@ -36,6 +36,7 @@ from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.tiny import build_tokenizer
 from geo_sokoban_pipeline.preflight.memory import RankPlan, StepLoad, plan_rank
 from geo_sokoban_pipeline.preflight.model import ModelShape, PartSize
+from geo_sokoban_pipeline.preflight.own_code import EpisodeShape
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting
 from geo_sokoban_pipeline.training.batch import TrainSample
 from task_options import TrainOptions
@@ -241,3 +242,26 @@ def test_the_plan_of_the_tower_is_what_lives(name: str, layout: dict[str, Any], 
         found = living_bytes(policy.network.vision, encode)
     language = PartSize(model.parameters - model.vision.parameters, model.trained - model.vision.trained)
     assert found == pytest.approx(tower.total - apart(rank, language, options), rel=0.15)
+
+
+@pytest.mark.parametrize(("tensor", "sequence"), [(2, False), (4, True)])
+def test_megatron_divides_the_language_model_and_each_rank_has_the_tower(tensor: int, sequence: bool) -> None:
+    """Beside the plan of one process; two groups of ranks share what each of them holds."""
+    config, sizes = published_config("8B", layers=LAYERS), {"gradient_checkpointing": True, "logit_chunk": 2048}
+    alone = {"policy": {**MIXED, "device": "auto"}, "optimizer": sizes, "rollout": {"engine": "sglang"}}
+    layout = {"tensor_parallel": tensor, "sequence_parallel": sequence}
+    values = {**alone, "processes": 2 * tensor, "threads": 1, "backend": "megatron", "megatron": layout}
+    one, other = (TrainOptions.model_validate(given) for given in (alone, values))
+    model = ModelShape.of(one.policy, config)
+    load = StepLoad(TOKENS, 1, 1024, 1024, 256)
+    whole, part = (plan_rank(options, model, load, on_gpu=True) for options in (one, other))
+    language = model.parameters - model.vision.parameters
+    for name, size in (("weights", 4), ("gradients", 4), ("optimizer moments", 8)):
+        assert whole.held[name] == size * model.parameters
+        assert part.held[name] == size * ((language // tensor + model.vision.parameters) // 2)
+    logits, kept = "logits of a micro-batch", "activations of a micro-batch"
+    assert part.phases["output head"][logits] == whole.phases["output head"][logits] // tensor
+    divided = part.phases["output head"][kept] / whole.phases["output head"][kept]
+    assert divided == pytest.approx(1 / tensor if sequence else 1, rel=0.01)
+    shape = EpisodeShape(prompt=28, observation=22, response=6, patches=36, image_tokens=9, image_bytes=400)
+    assert StepLoad.of(other, shape, 100).passes == pytest.approx(StepLoad.of(one, shape, 100).passes / 2, abs=1)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.preparing import policy_writer
 from geo_sokoban_pipeline.policies.tiny import build_tiny_policy
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -24,7 +25,7 @@ from geo_sokoban_pipeline.training.demonstrations import Demonstrator
 from geo_sokoban_pipeline.training.sft import run_sft
 from task_options import Geo3kTrainOptions, TinyPolicyOptions, TrainOptions
 from training.four_ranks import FourRanks
-from training.setup import SIZES, Setup, copied, settings, shaken
+from training.setup import SIZES, SPLITTABLE, Setup, copied, settings, shaken
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +36,12 @@ def four_ranks(setup: Setup) -> Iterator[FourRanks]:
     ranks = FourRanks(copied(setup.policy), setup.options)
     yield ranks
     ranks.close()
+
+
+@pytest.fixture(scope="session")
+def splittable() -> Policy:
+    """A policy that ranks of Megatron can split, with the vocabulary of the one in `setup`."""
+    return shaken(build_tiny_policy(TinyPolicyOptions.model_validate(SPLITTABLE), seed=0))
 
 
 @pytest.fixture(scope="session")

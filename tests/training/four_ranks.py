@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geo_sokoban_pipeline.config.grpo import MegatronOptions
 from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.fsdp import gather
 from geo_sokoban_pipeline.distributed.launch import Ranks
@@ -29,7 +30,28 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "four shards": {"processes": 4, "sharding": "full"},
     "two copies of one shard": {"processes": 2, "sharding": "hybrid", "replicas": 2},
     "two copies of two shards": {"processes": 4, "sharding": "hybrid", "replicas": 2},
+    # Megatron: ranks that split matrices, times groups of them that split samples; `sequence`: tokens too.
+    "tensor 1": {"processes": 1, "backend": "megatron"},
+    "tensor 2": {"processes": 2, "backend": "megatron", "megatron": MegatronOptions(tensor_parallel=2)},
+    "tensor 2, sequence": {
+        "processes": 2,
+        "backend": "megatron",
+        "megatron": MegatronOptions(tensor_parallel=2, sequence_parallel=True),
+    },
+    "data 2": {"processes": 2, "backend": "megatron"},
+    "tensor 2 x data 2": {"processes": 4, "backend": "megatron", "megatron": MegatronOptions(tensor_parallel=2)},
+    "tensor 2 x data 2, sequence": {
+        "processes": 4,
+        "backend": "megatron",
+        "megatron": MegatronOptions(tensor_parallel=2, sequence_parallel=True),
+    },
 }
+
+
+def megatron_of(layout: str) -> MegatronOptions | None:
+    """What `build_backend` is given beside a worker group of this layout."""
+    chosen = LAYOUTS[layout]
+    return chosen.get("megatron", MegatronOptions()) if chosen.get("backend") == "megatron" else None
 
 
 class FourRanks:
@@ -47,6 +69,9 @@ class FourRanks:
             chosen: other options of the policy.
         """
         options = self._options.model_copy(update={"sharding": "none", "replicas": 1, **LAYOUTS[layout]})
+        if options.megatron.sequence_parallel:
+            # Megatron-Core asks a GPU where to put its buffers; nothing that computes is replaced.
+            self._answer_with_cpu()
         if chosen is not None:
             options = options.model_copy(update={"policy": chosen})
         if options.processes == 1:
@@ -58,6 +83,10 @@ class FourRanks:
             yield workers
         finally:
             workers.leave()
+
+    def _answer_with_cpu(self) -> None:
+        place = AnswerWithCpu()
+        self._ranks.run(lambda: place(None), [place] * 3)
 
     def close(self) -> None:
         """End the processes."""
@@ -75,6 +104,14 @@ class TakeOver:
             worker.group.close()
         vars(worker).clear()
         vars(worker).update(vars(Worker(self.blueprint.build_policy(), self.blueprint.options)))
+
+
+@dataclass(frozen=True)
+class AnswerWithCpu:
+    """Have `torch.cuda.current_device` name the CPU in this process."""
+
+    def __call__(self, worker: Worker | None) -> None:
+        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
 
 
 def keep_gradients(backend: TorchBackend) -> list[Tensor | None]:

@@ -7,6 +7,7 @@ FOLDER holds the policy. Prints JSON: bytes by which each process has grown at m
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
@@ -80,6 +81,11 @@ def state_bytes(backend: Any) -> dict[str, int]:
     }
 
 
+def import_megatron() -> None:
+    """Import the library, whose own memory is not that of a policy."""
+    importlib.import_module("geo_sokoban_pipeline.training.backends.megatron.backend")
+
+
 def samples_of(policy: Policy, count: int) -> list[TrainSample]:
     """Samples with an image and a few trained tokens each."""
     made = []
@@ -105,9 +111,11 @@ def samples_of(policy: Policy, count: int) -> list[TrainSample]:
     return made
 
 
-def main(folder: str, count: int) -> None:
-    """Run it."""
-    values = {"processes": count, "threads": 1, "sharding": "full", "policy": {"device": "cpu"}}
+def main(folder: str, count: int, tensor_parallel: int = 0) -> None:
+    """Run it: by FSDP2, or by Megatron-Core where `tensor_parallel` is given."""
+    values: dict[str, Any] = {"processes": count, "threads": 1, "sharding": "full", "policy": {"device": "cpu"}}
+    if tensor_parallel:
+        values |= {"backend": "megatron", "megatron": {"tensor_parallel": tensor_parallel}}
     options = TrainOptions.model_validate(values)
     prepare_process(1)
     policy = load_driver_policy(options, Path(folder))
@@ -118,6 +126,8 @@ def main(folder: str, count: int) -> None:
         def everywhere(work: Callable[..., Any], *own: Any) -> list[Any]:
             return workers.run(lambda: work(*own), [Job(work, bool(own))] * (count - 1))
 
+        if tensor_parallel:
+            everywhere(import_megatron)
         before = everywhere(forget_peak)
         backend: Any = build_backend(policy, OptimizerOptions(), 1.0, workers)
         everywhere(watch_gradients, backend.own)
@@ -140,4 +150,4 @@ def main(folder: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

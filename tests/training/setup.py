@@ -27,6 +27,8 @@ SIZES = {
     "vision_mlp": 32,
     "vision_grid": 8,
 }
+# Two ranks can split it, and each has two groups of heads, so that queries, keys and values lie in turns.
+SPLITTABLE = {**SIZES, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 8, "vision_layers": 2, "deepstack": (0, 1)}
 SMALL: dict[str, Any] = {
     "policy": {"tiny": SIZES},
     "warm_start": {
@@ -69,8 +71,8 @@ def copied(policy: Policy) -> Policy:
     return replace(policy, model=copy.deepcopy(policy.model))
 
 
-def settings(base: TrainOptions, changes: Mapping[str, Any]) -> TrainOptions:
-    """Options at the small size with changes by dotted name, such as `grpo.passes`."""
+def settings(base: TrainOptions, changes: Mapping[str, Any], model: type[TrainOptions] = TrainOptions) -> TrainOptions:
+    """Options at the small size with changes by dotted name, such as `grpo.passes`, of a task's model."""
     values = merge(base.model_dump(), SMALL)
     for name, value in changes.items():
         *sections, field = name.split(".")
@@ -78,7 +80,7 @@ def settings(base: TrainOptions, changes: Mapping[str, Any]) -> TrainOptions:
         for section in sections:
             place = place[section]
         place[field] = value
-    return TrainOptions.model_validate(values)
+    return model.model_validate(values)
 
 
 def shaken(policy: Policy, share: float = 0.1) -> Policy:

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.distributed.fsdp import shard_policy
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import own_part
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
 from geo_sokoban_pipeline.training.backends.factory import build_backend
 from geo_sokoban_pipeline.training.backends.ranks import ShardScorer
-from geo_sokoban_pipeline.training.backends.torch import PassSetting, TorchBackend
+from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import load_driver_policy
 from runs import finish, kedro_command, read_run
@@ -120,7 +121,8 @@ def test_a_reference_computes_with_what_was_moved(
     save_policy(setup.trained, tmp_path)
     group = Group.alone("cpu")
     setting = PassSetting.of(OptimizerOptions(), 0.9)
-    scorer = ShardScorer(load_empty(setup.options.policy, tmp_path), setting, group, group.mesh())
+    held = shard_policy(load_empty(setup.options.policy, tmp_path), group.mesh(), is_trained=False)
+    scorer = ShardScorer(GradientPass(held, setting, group))
     first = np.concatenate(scorer.log_probs(batches["boards"]))
     parts = [own_part(parameter) for parameter in scorer.policy.model.parameters()]
     for root in (scorer.policy.network.language, scorer.policy.network.vision):

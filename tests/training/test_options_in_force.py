@@ -59,6 +59,12 @@ ELSEWHERE = {
     "processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit"),
     "sharding": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "replicas": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
+    "backend": ("test_megatron_parity.py", "test_classes_are_megatrons_and_a_rank_holds_its_part_alone"),
+    "megatron.tensor_parallel": (
+        "test_megatron_parity.py",
+        "test_classes_are_megatrons_and_a_rank_holds_its_part_alone",
+    ),
+    "megatron.sequence_parallel": ("test_megatron_parity.py", "test_sequence_parallel_layers_see_a_part_of_the_tokens"),
     "optimizer.gradient_checkpointing": ("test_step_memory.py", "test_checkpointing_keeps_two_rows_a_token_and_layer"),
     "optimizer.gradient_sync": ("test_ranks_work.py", "test_gradients_are_shared_out_after_each_micro_batch"),
     "optimizer.offload": ("test_offload.py", "test_units_are_offloaded"),
@@ -328,11 +334,10 @@ def narrow_sampling(setup: Setup, _: Path) -> None:
         settings(setup.options, {"rollout.sampling.greedy": True})
 
 
-@effect_of("backend", "placement")
+@effect_of("placement")
 def one_choice(setup: Setup, _: Path) -> None:
     """Nothing can be chosen yet: whoever adds a value adds its test."""
-    for name, value in (("backend", "fsdp"), ("placement", "local")):
-        assert typing.get_args(TrainOptions.model_fields[name].annotation) == (value,)
+    assert typing.get_args(TrainOptions.model_fields["placement"].annotation) == ("local",)
 
 
 SHORT = {

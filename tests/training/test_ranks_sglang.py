@@ -62,7 +62,9 @@ def check(backend: TrainBackend, policy: Policy, pairs: list[tuple[Request, Resu
         np.testing.assert_allclose(result.log_probs, expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("layout", "way"), [*(("two shards", way) for way in WAYS), ("tensor 2", "tensors"), ("tensor 2", "group")]
+)
 def test_servers_sample_with_what_sharded_ranks_have_trained(
     four_ranks: FourRanks,
     setup: Setup,
@@ -70,13 +72,14 @@ def test_servers_sample_with_what_sharded_ranks_have_trained(
     sglang_server: str,
     tiny_policy: Policy,
     tmp_path: Path,
+    layout: str,
     way: str,
 ) -> None:
     save_policy(tiny_policy, tmp_path)
     policy = load_empty(setup.options.policy, tmp_path)
     seen = request_with(policy, [0, 1], SAMPLING, identity=0)
     before: Any = None
-    with four_ranks.group(policy, "two shards") as workers:
+    with four_ranks.group(policy, layout) as workers:
         backend = build_backend(policy, OptimizerOptions(), SAMPLING.temperature, workers)
         with attached(policy, sglang_server, update=way, bucket_bytes=100_000) as engine:
             for version in (1, 2, 3):

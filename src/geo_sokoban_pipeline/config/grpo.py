@@ -191,6 +191,48 @@ class OptimizerOptions(StrictModel):
         return self
 
 
+class MegatronOptions(StrictModel):
+    """How Megatron-Core divides the processes, with backend=megatron."""
+
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Processes that split each matrix among them; they divide `processes`, the heads, and the "
+        "vocabulary. Groups of so many processes share the samples of a step, and weights, gradients and moments.",
+    )
+    sequence_parallel: bool = Field(
+        False,
+        description="Split what lies between the matrices by tokens. On GPUs alone, which Megatron-Core asks for its "
+        "buffers.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_dimensions(cls, values: Any) -> Any:
+        known = {
+            "pipeline_parallel": "Megatron-Core's pipeline schedules are not used here",
+            "context_parallel": "no sequence is split over processes",
+            "expert_parallel": "mixtures of experts are trained by backend=fsdp",
+        }
+        for name, reason in known.items():
+            value = values.get(name, 1) if isinstance(values, dict) else 1
+            if value != 1:
+                raise ValueError(f"{name}={value}: {reason}. Leave it out; tensor_parallel splits the model.")
+        return (
+            {name: value for name, value in values.items() if name not in known} if isinstance(values, dict) else values
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> MegatronOptions:
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "sequence_parallel=true with tensor_parallel=1: one process has nothing to split. Raise "
+                "tensor_parallel, or set sequence_parallel=false."
+            )
+        return self
+
+
 class PromptOptions(StrictModel):
     """Which prompts an iteration draws."""
 
@@ -278,10 +320,12 @@ class TrainOptions(StrictModel):
     prompts: PromptOptions = Field(default_factory=PromptOptions)
     loop: LoopOptions = Field(default_factory=LoopOptions)
     evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
-    backend: Literal["fsdp"] = Field(
+    backend: Literal["fsdp", "megatron"] = Field(
         "fsdp",
-        description="Training backend, under slime's name: PyTorch, in the processes of this command.",
+        description="Training backend, under slime's names: PyTorch with FSDP2, or Megatron-Core, which splits "
+        "matrices (`megatron`; dense models).",
     )
+    megatron: MegatronOptions = Field(default_factory=MegatronOptions, description="Layout with backend=megatron.")
     placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
     threads: int | None = Field(None, ge=1, le=1024, description="Threads of torch. None: all cores.")
     processes: int = Field(
@@ -302,14 +346,18 @@ class TrainOptions(StrictModel):
 
     @field_validator("backend", mode="before")
     @classmethod
-    def _check_backend(cls, value: Any) -> Any:
-        name = value.lower() if isinstance(value, str) else value
-        if name == "megatron":
-            raise ValueError(
-                "there is no Megatron backend yet. Set fsdp, in --env=qwen3vl by SLIME_SCRIPT_TRAIN_BACKEND=fsdp "
-                "or by leaving that variable unset."
-            )
-        return name
+    def _lower_backend(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+    @property
+    def megatron_layout(self) -> MegatronOptions | None:
+        """The layout of Megatron's ranks; None with another backend."""
+        return self.megatron if self.backend == "megatron" else None
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether a process trains a part of the weights alone, so that an engine needs whole ones beside it."""
+        return self.backend == "megatron" or (self.sharding != "none" and self.processes > 1)
 
     @property
     def evaluation_sampling(self) -> SamplingOptions:
@@ -346,7 +394,9 @@ class TrainOptions(StrictModel):
             )
         if self.sharding != "hybrid" and self.replicas != 1:
             raise ValueError(f"replicas={self.replicas} with sharding={self.sharding}: only hybrid takes replicas.")
-        if self.optimizer.offload and self.processes > 1 and self.sharding == "none":
+        if self.backend == "megatron":
+            self._check_megatron()
+        elif self.optimizer.offload and self.processes > 1 and self.sharding == "none":
             raise ValueError(
                 f"optimizer.offload=true with processes={self.processes} and sharding=none: only sharded weights leave "
                 "the device; take sharding=full or hybrid."
@@ -359,6 +409,24 @@ class TrainOptions(StrictModel):
         if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
             raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
         return self
+
+    def _check_megatron(self) -> None:
+        size = self.megatron.tensor_parallel
+        if self.processes % size:
+            raise ValueError(
+                f"megatron.tensor_parallel={size} with processes={self.processes}: it must divide them; take "
+                f"processes={size * max(1, self.processes // size)} or another tensor_parallel."
+            )
+        if self.sharding == "hybrid":
+            raise ValueError(
+                f"sharding=hybrid with backend=megatron: the {self.processes // size} processes with the same part of "
+                "each matrix share it out, so there are no copies. Set sharding=full."
+            )
+        if self.megatron.sequence_parallel and self.policy.device == "cpu":
+            raise ValueError(
+                "megatron.sequence_parallel=true with policy.device=cpu: Megatron-Core asks a GPU for its buffers. "
+                "Set sequence_parallel=false, or policy.device=cuda."
+            )
 
 
 Comparison = Literal["==", "!=", ">", ">=", "<", "<=", "in", "not in"]

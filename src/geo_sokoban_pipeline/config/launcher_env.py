@@ -39,7 +39,9 @@ class Variable:
 
 
 VARIABLES = (
-    Variable("SLIME_SCRIPT_TRAIN_BACKEND", ("{run}.backend",), "fsdp by default; megatron is refused"),
+    Variable(
+        "SLIME_SCRIPT_TRAIN_BACKEND", ("{run}.backend",), "fsdp by default; the layout of megatron is in conf/megatron"
+    ),
     Variable(MODEL_NAME, ("{run}.policy.path",), "without Qwen/; one list for all tasks"),
     Variable("SLIME_SCRIPT_DATASET_NAME", ("geo3k.hub.dataset",), "of the task with one response"),
     Variable(NUM_GPUS, ("{run}.rollout.server.count",), "a sampling server each; training takes another GPU"),

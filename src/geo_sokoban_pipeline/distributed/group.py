@@ -10,7 +10,7 @@ import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,6 +100,11 @@ class Group:
             if copies == 1:
                 return init_device_mesh(self._device, (self.size,))
             return init_device_mesh(self._device, (copies, self.size // copies), mesh_dim_names=("copy", "shard"))
+
+    def grid(self, sizes: Mapping[str, int]) -> DeviceMesh:
+        """The ranks as a mesh of named dimensions; neighbouring ranks differ in the last one."""
+        with gloo_on_loopback():
+            return init_device_mesh(self._device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:
         """Sums of integers over the ranks."""

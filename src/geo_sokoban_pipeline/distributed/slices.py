@@ -1,16 +1,17 @@
 """State of ranks on disk: every rank reads and writes its part, and any layout reads what any other has written.
 
-A slice is a range of rows of a tensor, the part of its first dimension that one rank holds. Files of weights hold whole
-tensors in the published layout; one rank writes each file and receives the rows that it lacks, one tensor at a time.
-Other tensors, such as moments, are written as slices, one file a rank, and an index lists where the rows of each lie.
+A slice is the part of a tensor that one rank holds: a range of its rows, or of the columns of these rows. Files of
+weights hold whole tensors in the published layout; one rank writes each file and receives what it lacks, one tensor at
+a time. Other tensors, such as moments, are written as slices, one file a rank, and an index lists where each lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -30,6 +31,23 @@ from geo_sokoban_pipeline.runs.tensor_files import (
     write_tensors,
     write_weight_index,
 )
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a tensor.
+
+    Attributes:
+        columns: of its matrix; None: whole rows.
+    """
+
+    rows: range
+    columns: range | None = None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This part of a tensor, sharing its memory."""
+        part = tensor[self.rows.start : self.rows.stop]
+        return part if self.columns is None else part[:, self.columns.start : self.columns.stop]
 
 
 def split_rows(count: int, parts: int) -> list[range]:
@@ -106,19 +124,25 @@ def collect_weight(
     return whole
 
 
-def write_weights(folder: Path, parameters: Mapping[str, Tensor], group: Group, largest: int = SHARD_BYTES) -> Files:
+def write_weights(
+    folder: Path,
+    specs: Mapping[str, TensorSpec],
+    collect: Callable[[str, int], Tensor | None],
+    group: Group,
+    largest: int = SHARD_BYTES,
+) -> Files:
     """Write sharded weights as a Hugging Face checkpoint; every rank calls this, and writes each `group.size`-th file.
 
     The files do not depend on the number of ranks.
 
     Args:
-        parameters: by name, in the order of the model.
+        specs: of the published weights, in the order of the model.
+        collect: a whole weight, by its name, on the given rank; None on the others, which all call this too.
         largest: bytes of a file, unless one tensor is larger.
 
     Returns:
         Sizes and digests of the files that this rank has written.
     """
-    specs = {name: published_spec(name, parameter) for name, parameter in parameters.items()}
     files = plan_weight_files(specs, largest)
     if group.rank == 0:
         write_weight_index(folder, files, specs)
@@ -126,7 +150,7 @@ def write_weights(folder: Path, parameters: Mapping[str, Tensor], group: Group, 
     names = list(files)
     for first in range(0, len(names), group.size):
         # As many files as there are ranks are written side by side.
-        written |= _write_side_by_side(folder, names[first : first + group.size], files, parameters, specs, group)
+        written |= _write_side_by_side(folder, names[first : first + group.size], files, specs, collect, group)
     return written
 
 
@@ -134,31 +158,31 @@ def _write_side_by_side(
     folder: Path,
     chosen: Sequence[str],
     files: Mapping[str, Sequence[str]],
-    parameters: Mapping[str, Tensor],
     specs: Mapping[str, TensorSpec],
+    collect: Callable[[str, int], Tensor | None],
     group: Group,
 ) -> Files:
     """Write files of weights, the first one on rank 0, and so on."""
     orders = [order_tensors({name: specs[name] for name in files[file]}) for file in chosen]
 
-    def collect(names: Sequence[str | None]) -> Tensor | None:
+    def collect_each(names: Sequence[str | None]) -> Tensor | None:
         """The next tensor of this rank's file; None: it is complete, or there is none."""
         ready = None
         for owner, name in enumerate(names):
-            whole = None if name is None else collect_weight(name, parameters[name], owner, group)
+            whole = None if name is None else collect(name, owner)
             ready = ready if whole is None else whole
         return ready
 
     steps = list(zip_longest(*orders))
     if group.rank >= len(chosen):
         for names in steps:
-            collect(names)
+            collect_each(names)
         return {}
     path = folder / chosen[group.rank]
     with TensorFile(path, {name: specs[name] for name in files[path.name]}, WEIGHT_METADATA) as file:
         for names in steps:
             # All ranks have sent what the others need before anyone turns to the disk.
-            tensor = collect(names)
+            tensor = collect_each(names)
             if tensor is not None:
                 file.write(names[group.rank], tensor)
     return {path.name: file.record}
@@ -175,13 +199,10 @@ def read_weights(parameters: Mapping[str, Tensor], folder: Path) -> None:
     """
     stored = StoredTensors(folder, "model")
     for name, parameter in parameters.items():
-        wanted = published_spec(name, parameter).shape
-        if name not in stored.shapes or stored.shapes[name] != wanted:
-            found = stored.shapes.get(name, "missing")
-            raise ValueError(f"{folder}: {name} is {found}, but the model of its config.json has {wanted}.")
+        stored.check_shape(name, published_spec(name, parameter).shape)
         rows = own_rows(parameter)
         if rows:
-            own_part(parameter).copy_(transpose_experts(name, stored.read(name, rows)))
+            own_part(parameter).copy_(transpose_experts(name, stored.read(name, Slice(rows))))
 
 
 @torch.no_grad()
@@ -201,17 +222,41 @@ def write_slices(folder: Path, stem: str, tensors: Mapping[str, Tensor], group: 
     Returns:
         Sizes and digests of the files that this rank has written.
     """
-    index: dict[str, list[dict[str, object]]] = {}
-    own: dict[str, Tensor] = {}
+    places: dict[str, dict[int, Slice]] = {}
     for number, (name, tensor) in enumerate(sorted(tensors.items())):
         copies = copies_of(tensor)
         ranks = copies[number % len(copies)]
+        places[name] = dict(zip(ranks, map(Slice, split_rows(tensor.shape[0], len(ranks))), strict=True))
+    return write_places(folder, stem, places, lambda name: own_part(tensors[name]), group)
+
+
+def write_places(
+    folder: Path, stem: str, places: Mapping[str, Mapping[int, Slice]], read: Callable[[str], Tensor], group: Group
+) -> Files:
+    """Write tensors as slices; every rank calls this, and nothing is sent.
+
+    Args:
+        stem: of the files' names.
+        places: slices by the rank that writes them, of each tensor; a slice without rows is left out.
+        read: this rank's slice of a tensor.
+
+    Returns:
+        Sizes and digests of the files that this rank has written.
+    """
+    index: dict[str, list[dict[str, object]]] = {}
+    own: dict[str, Tensor] = {}
+    for name, ranks in places.items():
         index[name] = []
-        for rank, rows in zip(ranks, split_rows(tensor.shape[0], len(ranks)), strict=True):
-            if rows:
-                index[name].append({"file": _slice_file(stem, rank, group.size), "rows": [rows.start, rows.stop]})
-                if rank == group.rank:
-                    own[name] = own_part(tensor)
+        for rank, place in ranks.items():
+            if not place.rows:
+                continue
+            entry: dict[str, object] = {"file": _slice_file(stem, rank, group.size)}
+            entry["rows"] = [place.rows.start, place.rows.stop]
+            if place.columns is not None:
+                entry["columns"] = [place.columns.start, place.columns.stop]
+            index[name].append(entry)
+            if rank == group.rank:
+                own[name] = read(name)
     if group.rank == 0:
         write_json(_slice_index(folder, stem), {"slices": index})
     if not own:
@@ -230,14 +275,14 @@ def _slice_index(folder: Path, stem: str) -> Path:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Rows of a tensor in a file; `rows` counts in the whole tensor."""
+    """A slice of a tensor in a file; `place` counts in the whole tensor."""
 
     path: Path
-    rows: range
+    place: Slice
 
 
 class StoredTensors:
-    """Tensors of a folder: whole in one file or several, or in slices. Any of their rows can be read.
+    """Tensors of a folder: whole in one file or several, or in slices. Any part of them can be read.
 
     Args:
         stem: of the files' names, such as `model`.
@@ -247,37 +292,93 @@ class StoredTensors:
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
+        self._folder = folder
         self._pieces: dict[str, list[_Piece]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         index = find_json(_slice_index(folder, stem)) or {}
         if "slices" in index:
             for name, slices in index["slices"].items():
-                self._pieces[name] = [_Piece(folder / piece["file"], range(*piece["rows"])) for piece in slices]
+                self._pieces[name] = [_Piece(folder / entry["file"], _read_place(entry)) for entry in slices]
             return
         for path in sorted(folder.glob(f"{stem}*.safetensors")):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the file is no mapping
                     self.shapes[name] = tuple(file.get_slice(name).get_shape())
-                    self._pieces[name] = [_Piece(path, range(self.shapes[name][0]))]
+                    self._pieces[name] = [_Piece(path, Slice(range(self.shapes[name][0])))]
 
     @property
     def names(self) -> list[str]:
         """Names of all tensors."""
         return list(self._pieces)
 
-    def read(self, name: str, rows: range) -> Tensor:
-        """Rows of a tensor, at least one, in memory of their own.
+    def check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
+        """See that a whole weight has the shape of the model's.
+
+        Raises:
+            ValueError: it has another one, or is missing.
+        """
+        found = self.shapes.get(name, "missing")
+        if found != wanted:
+            raise ValueError(f"{self._folder}: {name} is {found}, but the model of its config.json has {wanted}.")
+
+    def read(self, name: str, wanted: Slice) -> Tensor:
+        """A part of a tensor, at least one row, in memory of its own; nothing else of it is read.
 
         Raises:
             KeyError: there is no such tensor.
         """
-        parts = []
+        whole: Tensor | None = None
         for piece in self._pieces[name]:
-            first, last = max(rows.start, piece.rows.start), min(rows.stop, piece.rows.stop)
-            if first < last:
-                # Opened anew for each tensor: what was read of an open file counts in this process's memory.
-                with safe_open(piece.path, "pt") as file:
-                    stored = file.get_slice(name)[first - piece.rows.start : last - piece.rows.start]
-                    parts.append(stored.clone())
-                    del stored
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            rows = _overlap(piece.place.rows, wanted.rows)
+            columns = wanted.columns if piece.place.columns is None else piece.place.columns
+            if columns is not None and wanted.columns is not None:
+                columns = _overlap(columns, wanted.columns)
+            if not rows or (columns is not None and not columns):
+                continue
+            found = _read_file(piece, name, Slice(rows, columns))
+            if rows == wanted.rows and columns == wanted.columns:
+                return found
+            if whole is None:
+                shape = [len(wanted.rows), *found.shape[1:]]
+                if columns is not None:
+                    shape[1] = self._width(name) if wanted.columns is None else len(wanted.columns)
+                whole = torch.empty(shape, dtype=found.dtype)
+            there = None if columns is None else _shifted(columns, wanted.columns)
+            Slice(_shifted(rows, wanted.rows), there).of(whole).copy_(found)
+        assert whole is not None  # the pieces cover the tensor
+        return whole
+
+    def _width(self, name: str) -> int:
+        """Columns of a tensor that lies in slices of them."""
+        return max(piece.place.columns.stop for piece in self._pieces[name] if piece.place.columns is not None)
+
+
+def _read_place(entry: Mapping[str, Any]) -> Slice:
+    return Slice(range(*entry["rows"]), range(*entry["columns"]) if "columns" in entry else None)
+
+
+def _read_file(piece: _Piece, name: str, wanted: Slice) -> Tensor:
+    """A part of a tensor that a file has."""
+    rows = _shifted(wanted.rows, piece.place.rows)
+    # Opened anew for each tensor: what was read of an open file counts in this process's memory.
+    with safe_open(piece.path, "pt") as file:
+        stored = file.get_slice(name)
+        if wanted.columns is None or wanted.columns == piece.place.columns:
+            part = stored[rows.start : rows.stop]
+        else:
+            columns = _shifted(wanted.columns, piece.place.columns)
+            part = stored[rows.start : rows.stop, columns.start : columns.stop]
+        found: Tensor = part.clone()
+        del stored, part
+    return found
+
+
+def _overlap(one: range, other: range) -> range:
+    first, last = max(one.start, other.start), min(one.stop, other.stop)
+    return range(first, max(first, last))
+
+
+def _shifted(part: range, whole: range | None) -> range:
+    """A range counted from the first number of another one."""
+    first = 0 if whole is None else whole.start
+    return range(part.start - first, part.stop - first)

@@ -106,7 +106,12 @@ class RunHooks:
                 `plan_data` and `check_tables`.
         """
         # These modules import pyarrow, which most commands do not need.
-        from geo_sokoban_pipeline.preflight.first_checks import check_plugins, check_starting_policy, look_first
+        from geo_sokoban_pipeline.preflight.first_checks import (
+            check_megatron,
+            check_plugins,
+            check_starting_policy,
+            look_first,
+        )
 
         assert self._parameters is not None, "Kedro creates the context before it runs a pipeline"
         # An interrupted run of this process (in a notebook, say) may still hold its locks.
@@ -136,6 +141,7 @@ class RunHooks:
                 check_stored_run(run, folders.models, self._parameters)
                 _check_rows(run, folders)
                 check_starting_policy(run, folders.models, self._parameters)
+                check_megatron(run, folders.models, self._parameters)
             self._note_data(request)
         except _REFUSALS as error:
             self._release()

@@ -235,7 +235,7 @@ class VisionBlock(nn.Module):
         qkv = attention.qkv(block.norm1(hidden)).view(*hidden.shape[:2], 3, attention.num_heads, -1)
         queries, keys, values = qkv.unbind(2)
         queries, keys = apply_rotary_pos_emb_vision(queries, keys, *rotary)
-        mixed = _attend(attention, queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), None)
+        mixed = attend(attention, queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), None)
         hidden = hidden + attention.proj(mixed)
         hidden = hidden + block.mlp(block.norm2(hidden))
         return hidden
@@ -339,11 +339,12 @@ class LanguageModel(nn.Module):
         rotary = self.rotary_emb(hidden, positions)
         # The last layer runs at the wanted positions alone if they are few, unless image features are added after it.
         few = wanted is not None and 2 * wanted.shape[1] <= token_ids.shape[1] and len(deepstack) < len(self.layers)
-        mask = self._as_taken(attention_mask, hidden)
+        length = token_ids.shape[1]
+        mask = attention_bias(self._config, attention_mask, length, hidden)
         for index, layer in enumerate(self.layers):
             if few and index == len(self.layers) - 1:
                 assert wanted is not None
-                there = self._as_taken(_mask_at(wanted, attention_mask, token_ids.shape[1]), hidden)
+                there = attention_bias(self._config, _mask_at(wanted, attention_mask, length), length, hidden)
                 hidden = _run(layer, checkpointing, hidden, rotary, there, cache, wanted)
             else:
                 hidden = _run(layer, checkpointing, hidden, rotary, mask, cache)
@@ -353,19 +354,6 @@ class LanguageModel(nn.Module):
             hidden = _pick(hidden, wanted)
         states = self.norm(hidden)
         return states if head is None else head(states, self.head)
-
-    def _as_taken(self, mask: Tensor | None, hidden: Tensor) -> Tensor | None:
-        """A bool mask in the form that the attention implementation takes.
-
-        `eager` adds its mask to the scores: it needs 0 and a large negative number, and without one it is not causal.
-        """
-        if self._config._attn_implementation != "eager":
-            return mask
-        if mask is None:
-            length = hidden.shape[1]
-            mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=hidden.device).tril()
-        allowed = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device)
-        return allowed.masked_fill(~mask, torch.finfo(hidden.dtype).min)
 
 
 class DecoderLayer(nn.Module):
@@ -401,7 +389,7 @@ class DecoderLayer(nn.Module):
             keys, values = cache.update(keys, values, attention.layer_idx)
         if wanted is not None:
             queries = self._queries(_pick(normed, wanted), (_pick(rotary[0], wanted), _pick(rotary[1], wanted)))
-        mixed = attention.o_proj(_attend(attention, queries, keys, values, mask))
+        mixed = attention.o_proj(attend(attention, queries, keys, values, mask))
         hidden = (hidden if wanted is None else _pick(hidden, wanted)) + mixed
         normed = layer.post_attention_layernorm(hidden)
         mixture = hasattr(layer.mlp, "experts")
@@ -422,12 +410,31 @@ def _run(layer: nn.Module, checkpointing: bool, *inputs: Any) -> Tensor:
     return output
 
 
-def _attend(attention: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def attend(attention: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """(B, L, heads · dim) of (B, heads, L, dim) queries, by the policy's attention implementation."""
     name = attention.config._attn_implementation
     function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
     mixed: Tensor = function(attention, queries, keys, values, mask, dropout=0.0, scaling=attention.scaling)[0]
     return mixed.flatten(2)
+
+
+def attention_bias(config: Any, mask: Tensor | None, length: int, like: Tensor) -> Tensor | None:
+    """A bool mask in the form that the attention implementation takes.
+
+    `eager` adds its mask to the scores: it needs 0 and a large negative number, and without one it is not causal.
+
+    Args:
+        config: of the language model.
+        mask: True where attention is allowed; None: causal.
+        length: tokens of each row.
+        like: tensor of the device and type of the bias.
+    """
+    if config._attn_implementation != "eager":
+        return mask
+    if mask is None:
+        mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=like.device).tril()
+    allowed = torch.zeros(mask.shape, dtype=like.dtype, device=like.device)
+    return allowed.masked_fill(~mask, torch.finfo(like.dtype).min)
 
 
 def _mask_at(wanted: Tensor, mask: Tensor | None, total: int) -> Tensor:

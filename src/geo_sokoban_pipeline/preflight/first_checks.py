@@ -36,8 +36,9 @@ from geo_sokoban_pipeline.preflight.servers import check_launch
 from geo_sokoban_pipeline.preflight.stored import TRAINING
 from geo_sokoban_pipeline.runs.own_code import explain
 from geo_sokoban_pipeline.runs.policy_folder import check_model_type, check_policy_files, find_policy_folder
-from geo_sokoban_pipeline.runs.storage import MANIFEST
+from geo_sokoban_pipeline.runs.storage import MANIFEST, read_json
 from geo_sokoban_pipeline.tasks import TASKS, task_of
+from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
 
 
 def check_starting_policy(run: str, models: Path, parameters: ProjectParameters) -> None:
@@ -60,6 +61,44 @@ def check_starting_policy(run: str, models: Path, parameters: ProjectParameters)
         check_model_type(f"{run}.policy.path={options.path}", fetch_config(options.path, options.revision))
         return
     check_policy_files(find_policy_folder(options.path, f"{run}.policy"))
+
+
+def check_megatron(run: str, models: Path, parameters: ProjectParameters) -> None:
+    """Check that Megatron-Core can train the policy of a training run in its layout, where it is the backend.
+
+    Args:
+        run: namespace; only `train_*` is checked.
+        models: folder of the run id in 06_models.
+
+    Raises:
+        ParameterError: it cannot.
+    """
+    options: TrainOptions | None = getattr(parameters, run) if run.startswith(TRAINING) else None
+    if options is None or options.megatron_layout is None:
+        return
+    text = _text_config(options.policy, models)
+    obstacles = find_obstacles(text, options.megatron_layout, options.processes)
+    if obstacles:
+        raise ParameterError("\n".join(f"{run}.{obstacle}." for obstacle in obstacles))
+
+
+def _text_config(options: PolicyOptions, models: Path) -> Mapping[str, Any]:
+    """`text_config` of the policy that a training run starts from, as far as it is known without building one."""
+    own, tiny = models / "base_policy", options.tiny
+    if (own / MANIFEST).is_file():
+        place = own / "config.json"
+    elif options.path is None or options.source == "tiny":
+        return {
+            "num_attention_heads": tiny.heads,
+            "num_key_value_heads": tiny.kv_heads,
+            "intermediate_size": tiny.mlp,
+        }
+    elif options.source == "hub":
+        place = fetch_config(options.path, options.revision)
+    else:
+        place = find_policy_folder(options.path) / "config.json"
+    text: Mapping[str, Any] = read_json(place).get("text_config", {})
+    return text
 
 
 log = logging.getLogger(__name__)

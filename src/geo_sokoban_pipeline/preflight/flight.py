@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geo_sokoban_pipeline.envs.data_identity import identify_data
-from geo_sokoban_pipeline.envs.inspection import Check, failure_of, guard
+from geo_sokoban_pipeline.envs.inspection import Check, State, failure_of, guard
 from geo_sokoban_pipeline.envs.rows import HubReader
 from geo_sokoban_pipeline.policies.policy import device_of
 from geo_sokoban_pipeline.preflight.checks import Subject
@@ -56,6 +56,7 @@ from geo_sokoban_pipeline.preflight.servers import (
 from geo_sokoban_pipeline.preflight.stored import check_run, find_damaged_files, read_stored
 from geo_sokoban_pipeline.runs.storage import free_bytes, nearest_folder
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.backends.megatron.limits import find_obstacles
 
 
 @dataclass
@@ -138,6 +139,13 @@ def _inspect_model(subject: Subject, findings: Findings) -> None:
         findings.checks += checks
     except Exception as error:  # a foreign folder may break its libraries in any way
         findings.checks.append(failure_of("model", "policy", error))
+    layout = subject.options.megatron_layout
+    if findings.model is not None and layout is not None:
+        text = findings.model.config.text_config.to_dict()
+        obstacles = find_obstacles(text, layout, subject.options.processes)
+        state: State = "failure" if obstacles else "ok"
+        found = "; ".join(obstacles) or f"tensor_parallel={layout.tensor_parallel} divides heads, vocabulary and MLP"
+        findings.checks.append(Check("model", "megatron", state, found))
 
 
 def _inspect_own_code(subject: Subject, findings: Findings) -> None:

@@ -63,7 +63,7 @@ class StepLoad:
         """
         grpo, turns = options.grpo, options.rollout.max_turns
         groups = min(grpo.groups_per_step or grpo.groups, grpo.groups)
-        episodes = -(-groups * grpo.group_size // options.processes)
+        episodes = -(-groups * grpo.group_size * _tensor_ranks(options) // options.processes)
         sft = options.warm_start.max_tokens if options.warm_start.steps else 0
         tokens = max(options.optimizer.max_tokens, sft, longest)
         # A group shares the image of its prompt; those of observations differ.
@@ -127,13 +127,16 @@ def plan_rank(
         on_gpu: whether it computes on a GPU.
     """
     value, products = model.value_bytes, compute_bytes(options.policy)
-    is_shared = options.sharding != "none" and options.processes > 1
-    shards = options.processes // options.replicas if is_shared else 1
+    is_shared, tensor = options.shares_weights, _tensor_ranks(options)
+    shards = options.processes // options.replicas // tensor if is_shared else 1
     is_offloaded = options.optimizer.offload and on_gpu
+    # The ranks that split matrices have the vision tower each.
+    weights = ((model.parameters - model.vision.parameters) // tensor + model.vision.parameters) // shards
+    trained = ((model.trained - model.vision.trained) // tensor + model.vision.trained) // shards
     state = {
-        "weights": value * model.parameters // shards,
-        "gradients": value * model.trained // shards,
-        "optimizer moments": 2 * value * model.trained // shards,
+        "weights": value * weights,
+        "gradients": value * trained,
+        "optimizer moments": 2 * value * trained,
     }
     held = {} if is_offloaded else dict(state)
     if (is_shared or options.optimizer.offload) and options.rollout.engine == "transformers":
@@ -145,10 +148,10 @@ def plan_rank(
     if options.processes > 1 and not is_shared:
         phases["sum over the ranks"] = {"gradients of all ranks": value * model.trained}
     if options.grpo.kl_coefficient > 0:
-        logits = 2 * 4 * min(options.optimizer.logit_chunk, load.tokens) * text.vocab_size
-        units = model.root.parameters + _GATHERED_LAYERS * model.layer.parameters if is_shared else 0
+        logits = 2 * 4 * min(options.optimizer.logit_chunk, load.tokens) * text.vocab_size // tensor
+        units = (model.root.parameters + _GATHERED_LAYERS * model.layer.parameters) // tensor if is_shared else 0
         phases["reference policy"] = {
-            "reference policy": _untrained_bytes(options, model) // shards,
+            "reference policy": _untrained_bytes(options, model) // (shards * tensor),
             "logits of a micro-batch": logits,
             "gathered weights": value * units,
         }
@@ -168,7 +171,11 @@ def _plan_phases(
     """
     policy, optimizer, config = options.policy, options.optimizer, model.config
     value, products = model.value_bytes, 0 if policy.compute is None else compute_bytes(policy)
-    layer, root, tower = model.layer.parameters, model.root.parameters, model.vision.parameters
+    tensor, tower = _tensor_ranks(options), model.vision.parameters
+    layer, root, layers = (part.parameters // tensor for part in (model.layer, model.root, model.layers))
+    trained_layer, trained_root = model.layer.trained // tensor, model.root.trained // tensor
+    # Without sequence parallelism what lies between the matrices is whole on each rank: an upper bound.
+    tokens = load.tokens // tensor if options.megatron.sequence_parallel and tensor > 1 else load.tokens
     again, several = optimizer.gradient_checkpointing, load.passes > 1
     collects = several and optimizer.gradient_sync == "step"
 
@@ -188,12 +195,12 @@ def _plan_phases(
     in_tower = in_tower if pictures else {}
     # The graph of a single pass waits until the micro-batches are through.
     waits = in_tower if load.patches == vision_patches(optimizer, load.patches, load.largest) else {}
-    kept = language_bytes(config, policy, optimizer, load.tokens)
-    graph = _sum((waits, part(kept, 0 if again else model.layers.parameters)))
-    second = part(layer_bytes(config, policy, load.tokens), layer) if again else {}
-    logits = logit_bytes(config, policy, optimizer, load.tokens) if model.root.trained else 0
-    embedded = config.text_config.vocab_size * config.text_config.hidden_size
-    whole = model.trained - model.vision.trained if collects else 0
+    kept = language_bytes(config, policy, optimizer, tokens)
+    graph = _sum((waits, part(kept, 0 if again else layers)))
+    second = part(layer_bytes(config, policy, tokens), layer) if again else {}
+    logits = logit_bytes(config, policy, optimizer, load.tokens) // tensor if model.root.trained else 0
+    embedded = config.text_config.vocab_size * config.text_config.hidden_size // tensor
+    whole = (model.trained - model.vision.trained) // tensor if collects else 0
     phases = {
         "output head": _sum((graph, {"logits of a micro-batch": logits}, gathered(root + layer), waiting(whole))),
         # A layer's gradient, and the buffer from which the ranks share it.
@@ -202,18 +209,24 @@ def _plan_phases(
                 graph,
                 second,
                 gathered(root + _GATHERED_LAYERS * layer),
-                waiting(2 * model.layer.trained + (whole or min(model.root.trained, embedded))),
+                waiting(2 * trained_layer + (whole or min(trained_root, embedded))),
             )
         ),
     }
     if model.root.trained:
         # The gradient of the embeddings is made whole. That of a tied head is summed with it, not in place.
         making = embedded * ((2 if root < 2 * embedded else 0) + (1 if collects or not gathers else 0))
-        own = waiting(model.layer.trained + model.root.trained, making)
+        own = waiting(trained_layer + trained_root, making)
         phases["embeddings"] = _sum((waits, gathered(root), own))
     if pictures:
         phases["vision tower"] = _sum((in_tower, gathered(tower), waiting(2 * model.vision.trained)))
     return phases
+
+
+def _tensor_ranks(options: TrainOptions) -> int:
+    """Ranks that split each matrix."""
+    layout = options.megatron_layout
+    return 1 if layout is None else layout.tensor_parallel
 
 
 def _untrained_bytes(options: TrainOptions, model: ModelShape) -> int:

@@ -353,7 +353,8 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     options, seed = subject.options, subject.parameters.seed
     sampler = build_sampler(rows, options, seed, None)
     with open_worker_group(policy, options) as workers:
-        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
+        temperature = options.rollout.sampling.temperature
+        backend = build_backend(policy, options.optimizer, temperature, workers, options.megatron_layout)
         engine = build_engine(policy, options.rollout)
         sync_weights(engine, backend, workers, 0)
         rollout_fn = None if workers is None or not engine.in_process else workers.rollout

@@ -30,6 +30,7 @@ _DEMONSTRATED = {"max_turns", "preset", "rules", "max_context_tokens", "max_resp
 _LAYOUT = frozenset(
     {
         "backend",
+        "megatron",
         "optimizer.gradient_checkpointing",
         "optimizer.gradient_sync",
         "optimizer.logit_chunk",

@@ -189,7 +189,7 @@ def _override(
 ) -> dict[str, dict[str, Any]]:
     own = merge(base[task.run], train)
     # Its processes may be too few to share copies.
-    own = {name: value for name, value in own.items() if name not in ("sharding", "replicas")}
+    own = {name: value for name, value in own.items() if name not in ("sharding", "replicas", "megatron")}
     return {
         task.run: {**own, "threads": 1, "processes": min(own.get("processes", 1), share)},
         task.name: merge(base[task.name], data),
@@ -204,7 +204,7 @@ def _resolve(path: str, task: Task, given: Sections) -> dict[str, Any]:
             f"{task.run}.rollout.server.environment: a study writes its parameters into files, where values that may "
             "be secrets must not stand. Set these variables for the command itself: servers inherit them."
         )
-    run = options.model_dump(mode="json", exclude={"threads", "processes", "sharding", "replicas"})
+    run = options.model_dump(mode="json", exclude={"threads", "processes", "sharding", "replicas", "megatron"})
     return {task.run: run, task.name: data.model_dump(mode="json")}
 
 

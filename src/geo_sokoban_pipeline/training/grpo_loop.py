@@ -132,7 +132,8 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
         compare_layout(manifest, layout)
         policy = load_driver_policy(options, inputs.policy.path)
         workers = owned.enter_context(open_worker_group(policy, options))
-        backend = build_backend(policy, options.optimizer, options.rollout.sampling.temperature, workers)
+        temperature = options.rollout.sampling.temperature
+        backend = build_backend(policy, options.optimizer, temperature, workers, options.megatron_layout)
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])

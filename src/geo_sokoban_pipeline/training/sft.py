@@ -67,7 +67,9 @@ def run_sft(
     with track("warm start", warm.steps) as progress:
         # The first use of the workers waits for their start, so the held-out demonstrations are made before.
         validator = _Validator(validation_prompts, policy, options, seed, workers)
-        backend = build_backend(policy, sft_optimizer(warm, options.optimizer), workers=workers)
+        backend = build_backend(
+            policy, sft_optimizer(warm, options.optimizer), workers=workers, megatron=options.megatron_layout
+        )
         if state is not None:
             backend.load_state(state)
         if workers is not None:

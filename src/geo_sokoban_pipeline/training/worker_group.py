@@ -18,7 +18,7 @@ import torch
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Group, Meeting
 from geo_sokoban_pipeline.distributed.launch import Job, Ranks
-from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty
+from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
@@ -169,14 +169,23 @@ def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
     Raises:
         FileNotFoundError, ValueError, RuntimeError: as `load_as`.
     """
-    is_shared = options.sharding != "none" and options.processes > 1
-    is_elsewhere = is_shared or options.optimizer.offload
+    is_elsewhere = options.shares_weights or options.optimizer.offload
     return load_empty(options.policy, folder) if is_elsewhere else load_as(options.policy, folder)
 
 
 @contextmanager
 def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerGroup | None]:
-    """A worker group of `options.processes` for the `with` block; None with one process."""
+    """A worker group of `options.processes` for the `with` block; None with one process.
+
+    Raises:
+        ValueError: Megatron-Core would ask for a GPU where there is none.
+    """
+    layout = options.megatron_layout
+    if layout is not None and layout.sequence_parallel and device_of(options.policy) == "cpu":
+        raise ValueError(
+            f"megatron.sequence_parallel=true with policy.device={options.policy.device}: torch sees no GPU, which "
+            "Megatron-Core asks for its buffers. Set sequence_parallel=false."
+        )
     if options.processes == 1:
         yield None
         return

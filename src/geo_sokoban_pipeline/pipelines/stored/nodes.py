@@ -123,7 +123,8 @@ def update_on_stored(
     # How episodes are dealt to steps belongs to the run that is replayed, whatever this command's seed is.
     seed = int(start.manifest.get("fingerprint", {}).get("seed", seed))
     with open_worker_group(policy, settings) as workers:
-        backend = build_backend(policy, settings.optimizer, settings.rollout.sampling.temperature, workers)
+        temperature = settings.rollout.sampling.temperature
+        backend = build_backend(policy, settings.optimizer, temperature, workers, settings.megatron_layout)
         if iteration > 0:
             backend.load_state(start.path)
         needs_reference = settings.grpo.kl_coefficient > 0

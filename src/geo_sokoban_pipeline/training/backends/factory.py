@@ -6,29 +6,38 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from geo_sokoban_pipeline.config.grpo import OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions, TrainOptions
+from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, store_in_compute_type
 from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.backends.ranks import RankedBackend, RankedScorer
+from geo_sokoban_pipeline.training.backends.ranks import BuildBackend, RankedBackend, RankedScorer
 from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 
 
 def build_backend(
-    policy: Policy, options: OptimizerOptions, temperature: float = 1.0, workers: WorkerGroup | None = None
+    policy: Policy,
+    options: OptimizerOptions,
+    temperature: float = 1.0,
+    workers: WorkerGroup | None = None,
+    megatron: MegatronOptions | None = None,
 ) -> TrainBackend:
     """The training backend over a policy's model, which it trains in place.
 
     Args:
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts; 1 for SFT.
-        workers: worker group whose ranks take every step together; None: this process alone.
+        workers: worker group whose ranks take every step together, by the backend of its options; None: this process
+            alone.
+        megatron: layout of Megatron's ranks, of this process alone; None: PyTorch.
     """
     if workers is not None:
         return RankedBackend(policy, options, temperature, workers)
-    # The option `backend` has one value, slime's name `fsdp` for training in PyTorch, so there is nothing to choose.
+    if megatron is not None:
+        group = Group.alone(policy.device)
+        return BuildBackend(options, temperature, megatron=megatron).build(policy, group)
     return TorchBackend(policy, options, temperature)
 
 
@@ -42,7 +51,7 @@ def build_scorer(
     Args:
         workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
     """
-    if workers is not None and options.sharding != "none":
+    if workers is not None and options.shares_weights:
         temperature = options.rollout.sampling.temperature
         return RankedScorer(load_empty(options.policy, folder.path), options.optimizer, temperature, workers)
     policy = load_as(options.policy, folder.path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,10 +52,9 @@ class Muon(torch.optim.Optimizer):
         for settings in self.param_groups:
             parameters = [parameter for parameter in settings["params"] if parameter.grad is not None]
             directions = [self._direction(parameter, settings["momentum"]) for parameter in parameters]
-            for index, update in self._orthogonalise(directions):
-                parameter = parameters[index]
-                size = _ADAMW_SIZE * math.sqrt(max(parameter.shape))
-                parameter.mul_(1 - settings["lr"] * settings["weight_decay"]).sub_(update, alpha=settings["lr"] * size)
+            for part, update, shape in self._updates(parameters, directions):
+                size = _ADAMW_SIZE * math.sqrt(max(shape))
+                part.mul_(1 - settings["lr"] * settings["weight_decay"]).sub_(update, alpha=settings["lr"] * size)
 
     def _direction(self, parameter: Tensor, momentum: float) -> Tensor:
         """Nesterov's momentum of a parameter's gradients."""
@@ -64,6 +63,13 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         average = state["momentum"].lerp_(parameter.grad, 1 - momentum)
         return torch.lerp(parameter.grad, average, momentum)
+
+    def _updates(
+        self, parameters: Sequence[Tensor], directions: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor, Sequence[int]]]:
+        """What is held of each matrix, its update, and the shape of the whole."""
+        for index, update in self._orthogonalise(directions):
+            yield parameters[index], update, parameters[index].shape
 
     def _orthogonalise(self, directions: Sequence[Tensor]) -> Iterable[tuple[int, Tensor]]:
         """Index of each matrix, and its update."""
@@ -111,9 +117,16 @@ class Optimizers:
         parameters: by name.
         options: of AdamW; `matrices` chooses the optimizer of the matrices inside the layers.
         group: ranks with copies of the parameters, which share Muon's work. None: this process alone.
+        build_muon: of the matrices inside the layers, in place of `Muon`.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], options: OptimizerOptions, group: Group | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        options: OptimizerOptions,
+        group: Group | None = None,
+        build_muon: Callable[[Mapping[str, Tensor], float, float, float], Muon] | None = None,
+    ) -> None:
         self._parameters = parameters
         self._options = options
         inner = {n: p for n, p in parameters.items() if options.matrices == "muon" and is_inner_matrix(n, p)}
@@ -126,7 +139,10 @@ class Optimizers:
             self._parts.append((adamw, 1.0))
             self._owners |= dict.fromkeys(rest, adamw)
         if inner:
-            muon = Muon(list(inner.values()), rate, options.momentum, decay, group)
+            if build_muon is None:
+                muon = Muon(list(inner.values()), rate, options.momentum, decay, group)
+            else:
+                muon = build_muon(inner, rate, options.momentum, decay)
             self._parts.append((muon, options.matrix_rate))
             self._owners |= dict.fromkeys(inner, muon)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch.distributed.device_mesh import DeviceMesh
 
-from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions
 from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, move_shards, shard_policy
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.launch import RankError
@@ -56,35 +56,42 @@ class RankedBackend:
         self._is_stale = policy.is_empty
         self._changes = 0
         shape = workers.options
-        build = BuildBackend(options, temperature, shape.sharding, shape.replicas)
+        layout = shape.megatron_layout
+        build = BuildBackend(options, temperature, shape.sharding, shape.replicas, layout)
         self.own: TorchBackend = self._on_all(
             lambda: build.build(policy, workers.group),
             build,
         )
-        self._is_sharded = shape.sharding != "none"  # hybrid may have one shard a copy
-        self._shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
+        self._is_sharded = shape.shares_weights  # hybrid may have one shard a copy
+        self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
+        if layout is not None:
+            self._first_copies = [rank - rank % layout.tensor_parallel for rank in range(workers.size)]
+        else:
+            shards = {"none": 1, "full": workers.size, "hybrid": workers.size // shape.replicas}[shape.sharding]
+            self._first_copies = [rank % shards for rank in range(workers.size)]
         workers.before_rollout = self.renew if self._is_sharded else None
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
-        shards = _shard(samples, self._workers.size, self._cost)
-        own, *others = [[samples[index] for index in shard] for shard in shards]
+        shards = _shard(samples, self._parts.count, self._cost)
+        own, *others = self._parts.spread([[samples[index] for index in shard] for shard in shards])
         jobs = [LogProbs(part) for part in others]
         scored: list[list[np.ndarray]] = self._workers.run(lambda: self.own.log_probs(own), jobs)
-        return _in_order(scored, shards)
+        return _in_order(self._parts.pick(scored), shards)
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
-        count, size = self._workers.size, None
+        count, size = self._parts.count, None
         first: Batch
         jobs: list[Callable[[Worker], Any]]
         if isinstance(batch, Demonstrations):
-            numbers, *others = _filled(shard_range(batch.numbers, count), range(0), count)
+            numbers, *others = self._parts.spread(_filled(shard_range(batch.numbers, count), range(0), count))
             first = Demonstrations(numbers, batch.demonstrator)
             jobs = [SftStep(part, objective, learning_rate) for part in others]
         else:
             size = StepSize.of(batch)
-            first, *parts = [[batch[index] for index in shard] for shard in _shard(batch, count, self._cost)]
+            shards = [[batch[index] for index in shard] for shard in _shard(batch, count, self._cost)]
+            first, *parts = self._parts.spread(shards)
             jobs = [Step(part, objective, learning_rate, size) for part in parts]
         rows: list[dict[str, float]] = self._workers.run(
             lambda: self.own.step(first, objective, learning_rate, size), jobs
@@ -92,7 +99,7 @@ class RankedBackend:
         self._note_change()
         # A rank without samples has no metrics of the objective.
         totals: dict[str, float] = {}
-        for row in rows:
+        for row in self._parts.pick(rows):
             for name, value in row.items():
                 if name not in _OF_THE_STEP:
                     totals[name] = totals.get(name, 0.0) + value
@@ -126,7 +133,7 @@ class RankedBackend:
         Raises:
             RankError: the copies of the weights have come apart.
         """
-        if self._shards < self._workers.size:
+        if self._first_copies != list(range(self._workers.size)):
             self._compare_copies()
         if not self._is_sharded:
             return self.own.export(folder)
@@ -156,7 +163,7 @@ class RankedBackend:
         """See that all copies hold the same weights."""
         digests: list[str] = self._workers.run(self.own.digest, [Digest()] * (self._workers.size - 1))
         for rank, digest in enumerate(digests):
-            first = rank % self._shards  # it holds the same rows
+            first = self._first_copies[rank]
             if digest != digests[first]:
                 raise RankError(
                     f"the weights of process {rank + 1} differ from those of process {first + 1}, and nothing is "
@@ -176,16 +183,14 @@ class ShardScorer:
     """A rank's part of a policy that is not trained. Between calls it waits in the memory of the CPU.
 
     Args:
-        policy: empty; this rank's part of its weights is read from its folder.
-        mesh: of the ranks that share the weights.
+        passes: over this rank's part, which lies on the device that computes.
 
     Attributes:
         policy: with this rank's part.
     """
 
-    def __init__(self, policy: Policy, setting: PassSetting, group: Group, mesh: DeviceMesh) -> None:
-        self.policy, self._device = shard_policy(policy, mesh, is_trained=False), device_of_mesh(mesh)
-        self._pass = GradientPass(self.policy, setting, group, self._device)
+    def __init__(self, passes: GradientPass) -> None:
+        self._pass, self.policy, self._device = passes, passes.policy, passes.policy.model.device
         move_shards(self.policy, "cpu")
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
@@ -212,18 +217,46 @@ class RankedScorer:
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
         shape = workers.options
         assert policy.folder is not None
-        job = BuildScorer(policy.folder, options, temperature, shape.sharding, shape.replicas)
+        layout = shape.megatron_layout
+        job = BuildScorer(policy.folder, options, temperature, shape.sharding, shape.replicas, layout)
         self._workers, self._cost = workers, StepCost.of(policy.model.config)
+        self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
         self.own: ShardScorer = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
-        shards = _shard(samples, self._workers.size, self._cost)
-        own, *others = [[samples[index] for index in shard] for shard in shards]
+        shards = _shard(samples, self._parts.count, self._cost)
+        own, *others = self._parts.spread([[samples[index] for index in shard] for shard in shards])
         scored: list[list[np.ndarray]] = self._workers.run(
             lambda: self.own.log_probs(own), [ReferenceLogProbs(part) for part in others]
         )
-        return _in_order(scored, shards)
+        return _in_order(self._parts.pick(scored), shards)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How many ranks work on the same samples.
+
+    Attributes:
+        ranks: all of them.
+        alike: neighbouring ranks that take the same samples.
+    """
+
+    ranks: int
+    alike: int = 1
+
+    @property
+    def count(self) -> int:
+        """Parts of the samples of a step."""
+        return self.ranks // self.alike
+
+    def spread(self, parts: Sequence[Any]) -> list[Any]:
+        """The part of each rank."""
+        return [part for part in parts for _ in range(self.alike)]
+
+    def pick(self, results: Sequence[Any]) -> list[Any]:
+        """One result of each part, of those of all ranks."""
+        return list(results[:: self.alike])
 
 
 def _shard(samples: Sequence[TrainSample], count: int, cost: StepCost) -> list[list[int]]:
@@ -255,6 +288,7 @@ class BuildBackend:
     temperature: float
     sharding: str = "none"
     replicas: int = 1
+    megatron: MegatronOptions | None = None
 
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
@@ -262,6 +296,12 @@ class BuildBackend:
 
     def build(self, policy: Policy, group: Group | None) -> TorchBackend:
         """The backend of a rank."""
+        if self.megatron is not None:
+            from geo_sokoban_pipeline.training.backends.megatron.backend import MegatronBackend
+
+            assert group is not None
+            limit_heap(PART_THRESHOLD)
+            return MegatronBackend(policy, self.options, self.temperature, group, self.megatron)
         mesh = None if group is None else mesh_of(group, self.sharding, self.replicas)
         if mesh is not None:
             limit_heap(PART_THRESHOLD)
@@ -355,6 +395,7 @@ class BuildScorer:
     temperature: float
     sharding: str
     replicas: int
+    megatron: MegatronOptions | None = None
 
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
@@ -363,9 +404,15 @@ class BuildScorer:
 
     def build(self, policy: Policy, group: Group) -> ShardScorer:
         """The scorer of a rank."""
+        if self.megatron is not None:
+            from geo_sokoban_pipeline.training.backends.megatron.backend import build_parallel_pass
+
+            passes = build_parallel_pass(policy, self.options, self.temperature, group, self.megatron)
+            return ShardScorer(passes)
         mesh = mesh_of(group, self.sharding, self.replicas)
         assert mesh is not None  # copies have one scorer, in the driver
-        return ShardScorer(policy, PassSetting.of(self.options, self.temperature), group, mesh)
+        setting, held = PassSetting.of(self.options, self.temperature), shard_policy(policy, mesh, is_trained=False)
+        return ShardScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
 
 
 @dataclass(frozen=True)

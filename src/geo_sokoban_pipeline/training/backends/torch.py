@@ -11,12 +11,10 @@ threads, unlike that of `x[index]`.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,18 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, device_of_mesh, gather, shard_policy, synchronise_next
+from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, device_of_mesh, shard_policy, synchronise_next
 from geo_sokoban_pipeline.distributed.group import Group
-from geo_sokoban_pipeline.distributed.slices import (
-    StoredTensors,
-    collect_weight,
-    own_part,
-    own_rows,
-    read_weights,
-    with_part,
-    write_slices,
-    write_weights,
-)
 from geo_sokoban_pipeline.grpo.batching import plan_micro_batches
 from geo_sokoban_pipeline.grpo.loss import (
     EntropyUse,
@@ -47,24 +35,18 @@ from geo_sokoban_pipeline.grpo.loss import (
     token_log_probs_and_entropy,
 )
 from geo_sokoban_pipeline.grpo.loss import entropy as token_entropy
-from geo_sokoban_pipeline.policies.experts import published_spec
 from geo_sokoban_pipeline.policies.patches import EncodedImage
-from geo_sokoban_pipeline.policies.policy import Policy, replace_weights, save_encoding, save_policy, use_types
+from geo_sokoban_pipeline.policies.policy import Policy
 from geo_sokoban_pipeline.policies.qwen3_vl import ImageFeatures, cut_images
-from geo_sokoban_pipeline.rollout.engines.base import WeightSource
-from geo_sokoban_pipeline.runs.storage import Files, read_json, write_json
-from geo_sokoban_pipeline.runs.tensor_files import SHARD_BYTES, TensorSpec, write_tensors
 from geo_sokoban_pipeline.training.backends.base import Batch, DivergedError
 from geo_sokoban_pipeline.training.backends.optim import Optimizers
+from geo_sokoban_pipeline.training.backends.rank_state import RankState
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
 
-OPTIMIZER = "optimizer"  # beginning of the names of its files
-STATE_FILE = "trainer_state.json"
 
-
-class TorchBackend:
-    """`TrainBackend` of one rank, which keeps weights and moments in this process.
+class TorchBackend(RankState):
+    """`TrainBackend` of one rank, which keeps weights and moments in this process; `RankState` has what leaves it.
 
     Args:
         policy: trained in place.
@@ -76,7 +58,7 @@ class TorchBackend:
             which `renew` gives whole weights. None: nothing is sharded, and engine and backend share the model.
 
     Attributes:
-        optimizers: what moves the weights.
+        optimizers, trained_policy: see `RankState`.
     """
 
     def __init__(
@@ -87,23 +69,34 @@ class TorchBackend:
         group: Group | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        self.policy = policy
-        self.options = options
-        self._group = group
         if options.offload and mesh is None:
-            self._group = Group.alone(policy.device)
-            mesh = self._group.mesh()
-        self._is_sharded = mesh is not None
+            group = Group.alone(policy.device)
+            mesh = group.mesh()
         trained = policy if mesh is None else shard_policy(policy, mesh, offload=options.offload)
-        setting = PassSetting.of(options, temperature)
-        self._device = policy.model.device if mesh is None else device_of_mesh(mesh)
-        self._pass = GradientPass(trained, setting, self._group if self._is_sharded else None, self._device)
-        self._trained_policy = trained
-        self._parameters = dict(trained.model.named_parameters())
+        device = policy.model.device if mesh is None else device_of_mesh(mesh)
+        ranks = None if mesh is None else group
+        passes = GradientPass(trained, PassSetting.of(options, temperature), ranks, device)
+        self._set_up(policy, options, group, passes, device)
+
+    def _set_up(
+        self,
+        policy: Policy,
+        options: OptimizerOptions,
+        group: Group | None,
+        passes: GradientPass,
+        device: torch.device,
+    ) -> None:
+        self.policy, self.options, self.trained_policy = policy, options, passes.policy
+        self._group, self._pass, self._device = group, passes, device
+        self._is_sharded = passes.policy is not policy
+        self._parameters = dict(passes.policy.model.named_parameters())
         self._trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
-        # Muon deals sharded matrices to the ranks by itself.
-        self.optimizers = Optimizers(self._trained, options, None if self._is_sharded else group)
+        self.optimizers = self._build_optimizers()
         self._skipped = self._changes = 0
+
+    def _build_optimizers(self) -> Optimizers:
+        # Muon deals sharded matrices to the ranks by itself.
+        return Optimizers(self._trained, self.options, None if self._is_sharded else self._group)
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
@@ -123,14 +116,10 @@ class TorchBackend:
         """
         samples = batch.make() if isinstance(batch, Demonstrations) else batch
         if size is None:
-            size = StepSize.of(samples)
-            if self._group is not None:
-                size = StepSize(*self._group.sum_counts([size.samples, size.tokens]))
+            size = self._measure(samples)
         # These leave the gradients of the whole step in the parameters.
         metrics = self._pass.accumulate(samples, objective, size)
-        if self._group is not None and not self._is_sharded:
-            self._group.sum_gradients(list(self._trained.values()))
-        norm = clip_gradients(list(self._trained.values()), self.options.clip)
+        norm = self._clip()
         if math.isfinite(norm):
             self.optimizers.step(learning_rate)
             self._skipped = 0
@@ -145,109 +134,16 @@ class TorchBackend:
             )
         return {**metrics, "grad_norm": norm, "skipped": float(self._skipped > 0)}
 
-    def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """See `TrainBackend`; where several ranks share the weights, see `collect`."""
-        if not self._is_sharded:
-            yield from WeightSource.of_model(self.policy.model).read(dtype)
-            return
-        for name in self._parameters:
-            yield from self.collect([name], dtype)
+    def _measure(self, samples: Sequence[TrainSample]) -> StepSize:
+        """Size of a step of which this rank has these samples."""
+        size = StepSize.of(samples)
+        return size if self._group is None else StepSize(*self._group.sum_counts([size.samples, size.tokens]))
 
-    def weight_source(self) -> WeightSource:
-        """See `TrainBackend`."""
-        if not self._is_sharded:
-            return WeightSource.of_model(self.policy.model)
-        return WeightSource(self.iter_weights, lambda: self._changes)
-
-    def plan_parts(self, dtype: str | None, largest: int) -> Iterator[list[str]]:
-        """Names of weights that are collected together: of at most so many bytes, or one."""
-        names: list[str] = []
-        held = 0
-        for name, parameter in self._parameters.items():
-            spec = published_spec(name, parameter)
-            size = replace(spec, dtype=dtype or spec.dtype).bytes
-            if names and held + size > largest:
-                yield names
-                names, held = [], 0
-            names.append(name)
-            held += size
-        yield names
-
-    def collect(self, names: Sequence[str], dtype: str | None) -> list[tuple[str, Tensor]]:
-        """Whole weights by name, in the published layout and a torch dtype, on rank 0; every rank calls this.
-
-        Other ranks send their rows, one tensor at a time, and get nothing. A tensor stays on the device of the weights.
-        """
-        assert self._group is not None
-        kind, collected = None if dtype is None else getattr(torch, dtype), []
-        for name in names:
-            parameter = self._parameters[name]
-            whole = collect_weight(name, parameter, 0, self._group, kind, own_part(parameter).device)
-            if whole is not None and self._group.rank == 0:
-                collected.append((name, whole))
-        return collected
-
-    @torch.no_grad()
-    def renew(self) -> None:
-        """See `TrainBackend`; a collective where the weights are sharded."""
-        if not self._is_sharded:
-            return
-        if self.policy.is_empty:
-            types = use_types(self.policy)
-            replace_weights(
-                self.policy.model,
-                lambda name, weight: torch.empty(weight.shape, dtype=types[name], device=self._device),
-            )
-            self.policy.model.to(self._device)  # its buffers
-        whole = dict(self.policy.model.named_parameters())
-        for name, parameter in self._parameters.items():
-            # Rounded before it is sent.
-            whole[name].copy_(gather(parameter.detach().to(whole[name].dtype)))
-
-    def digest(self) -> str:
-        """Hash of what this rank holds of the weights, and of all buffers."""
-        digest = hashlib.blake2b(digest_size=16)
-        for tensor in (*map(own_part, self._parameters.values()), *self._trained_policy.model.buffers()):
-            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
-
-    def export(self, folder: Path, largest: int = SHARD_BYTES) -> Files:
-        """See `TrainBackend`; where the weights are sharded, every rank writes a part, and returns its own files.
-
-        Args:
-            largest: bytes of a file of weights.
-        """
-        policy = self._trained_policy
-        if self._group is None or not self._is_sharded:
-            return save_policy(policy, folder, largest=largest)
-        if self._group.rank == 0:
-            save_encoding(policy, folder)
-        return write_weights(folder, self._parameters, self._group, largest)
-
-    def save_state(self, folder: Path) -> Files:
-        """See `TrainBackend`; where moments are sharded, every rank writes a part, and returns its own files."""
-        tensors, steps = self.optimizers.state()
-        if self._group is None or self._group.rank == 0:
-            write_json(folder / STATE_FILE, {"optimizer_steps": steps, "skipped_in_a_row": self._skipped})
-        if self._group is not None and self._is_sharded:
-            return write_slices(folder, OPTIMIZER, tensors, self._group)
-        specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
-        return write_tensors(folder / f"{OPTIMIZER}.safetensors", specs, tensors.__getitem__)
-
-    @torch.no_grad()
-    def load_state(self, folder: Path) -> None:
-        """See `TrainBackend`; every rank reads what it holds, one tensor at a time."""
-        read_weights(self._parameters, folder)
-        self._changes += 1
-        moments, stored = {}, StoredTensors(folder, OPTIMIZER)
-        for key in stored.names:
-            parameter = self._parameters[key.split(".", 1)[1]]
-            rows, part = own_rows(parameter), own_part(parameter)
-            own = stored.read(key, rows).to(part.device) if rows else torch.empty_like(part)
-            moments[key] = with_part(own, parameter)
-        numbers = read_json(folder / STATE_FILE)
-        self._skipped = int(numbers["skipped_in_a_row"])
-        self.optimizers.load_state(moments, int(numbers["optimizer_steps"]))
+    def _clip(self) -> float:
+        """Make the gradients those of the whole step, and clip them; returns their norm before."""
+        if self._group is not None and not self._is_sharded:
+            self._group.sum_gradients(list(self._trained.values()))
+        return clip_gradients(list(self._trained.values()), self.options.clip)
 
     def close(self) -> None:
         """See `TrainBackend`."""
@@ -345,12 +241,12 @@ class GradientPass:
             synchronise_next(network.language, is_last=number == len(plan) or self.setting.syncs_each_pass)
             if not batch:
                 values, _, _ = self._score([self._filler], None, entropy="none")
-                (0.0 * values.sum()).backward()
+                self._backward(0.0 * values.sum())
                 continue
             members = [samples[index] for index in batch]
             scored = self._score(members, shown, entropy=objective.entropy)
             part = objective(members, *scored, step)
-            part.loss.backward()
+            self._backward(part.loss)
             for name, value in part.metrics.items():
                 totals[name] = totals.get(name, 0.0) + value
         if shown is not None and self._trains_vision:
@@ -363,6 +259,10 @@ class GradientPass:
                 ]
             _train_tower(encoded, gradients, network.vision, 1 if self.setting.syncs_each_pass else len(parts))
         return totals
+
+    def _backward(self, loss: Tensor) -> None:
+        """Pass a loss back through the language model."""
+        loss.backward()
 
     def _plan(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         return plan_micro_batches([sample.length for sample in samples], self.setting.max_tokens)

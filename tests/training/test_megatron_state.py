@@ -1,0 +1,155 @@
+"""State on disk: Megatron's ranks write what one process writes, and every layout of either backend reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.distributed.slices import Slice, StoredTensors
+from geo_sokoban_pipeline.grpo.loss import GrpoObjective
+from geo_sokoban_pipeline.policies.policy import Policy, load_empty, save_policy
+from geo_sokoban_pipeline.runs.storage import read_manifest, write_folder
+from geo_sokoban_pipeline.training.backends.base import TrainBackend
+from geo_sokoban_pipeline.training.backends.factory import build_backend
+from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
+from training.four_ranks import ExportWeights, FourRanks, megatron_of
+from training.setup import Setup, copied
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = ("one process", "two shards", "tensor 1", "tensor 2", "data 2", "tensor 2 x data 2, sequence")
+# Moments of AdamW and of Muon. A larger epsilon: moments near 0 would turn rounding into steps of full size.
+OPTIONS = OptimizerOptions(matrices="muon", eps=1e-5)
+OBJECTIVE = GrpoObjective(GrpoOptions())
+RATE = 1e-3
+RANKS = {"tensor 2": 2, "data 2": 2, "tensor 2 x data 2, sequence": 4}
+
+State = tuple[dict[str, float], dict[str, Tensor]]
+
+
+@contextmanager
+def build(four_ranks: FourRanks, policy: Policy, layout: str) -> Iterator[TrainBackend]:
+    policy = copied(policy)
+    with four_ranks.group(policy, layout) as workers:
+        yield build_backend(policy, OPTIONS, 0.9, workers, megatron_of(layout))
+
+
+def step(backend: TrainBackend, samples: list[TrainSample]) -> State:
+    """Metrics of a step, and the weights after it."""
+    metrics = backend.step(samples, OBJECTIVE, RATE)
+    return metrics, {name: weight.detach().clone() for name, weight in backend.iter_weights()}
+
+
+def read_moments(folder: Path, policy: Policy) -> dict[str, Tensor]:
+    """Whole moments by name."""
+    stored = StoredTensors(folder, "optimizer")
+    rows = {name: len(weight) for name, weight in policy.model.named_parameters()}
+    return {key: stored.read(key, Slice(range(rows[key.split(".", 1)[1]]))) for key in stored.names}
+
+
+@pytest.fixture(scope="module")
+def written(
+    four_ranks: FourRanks,
+    splittable: Policy,
+    batches: dict[str, list[TrainSample]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Path, State]]:
+    """By layout: a checkpoint after two steps, and the step after it."""
+    found = {}
+    for layout in LAYOUTS:
+        with build(four_ranks, splittable, layout) as backend:
+            for _ in range(2):
+                backend.step(batches["uneven"], OBJECTIVE, RATE)
+            folder = tmp_path_factory.mktemp("written") / "checkpoint"
+            write_folder(folder, CheckpointWriter(backend, {}))
+            found[layout] = folder, step(backend, batches["uneven"])
+    return found
+
+
+@pytest.mark.parametrize("reader", LAYOUTS)
+def test_every_layout_continues_from_what_any_has_written(
+    four_ranks: FourRanks,
+    splittable: Policy,
+    batches: dict[str, list[TrainSample]],
+    written: dict[str, tuple[Path, State]],
+    tmp_path: Path,
+    reader: str,
+) -> None:
+    """What is read and written again is the same bit for bit; the next step is that of the writer."""
+    continued = {}
+    with build(four_ranks, splittable, reader) as backend:
+        for writer, (folder, _) in written.items():
+            backend.load_state(folder)
+            backend.export(tmp_path / writer)
+            backend.save_state(tmp_path / writer)
+            continued[writer] = step(backend, batches["uneven"])
+    for writer, (folder, (metrics, weights)) in written.items():
+        again = tmp_path / writer
+        assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+        moments, same = read_moments(folder, splittable), read_moments(again, splittable)
+        assert moments.keys() == same.keys() and any(key.startswith("momentum.") for key in moments)
+        assert all(torch.equal(moment, same[key]) for key, moment in moments.items()), writer
+        found, moved = continued[writer]
+        assert found["loss"] == pytest.approx(metrics["loss"], abs=1e-6), writer
+        assert found["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5), writer
+        for name, weight in weights.items():
+            torch.testing.assert_close(moved[name], weight, rtol=0, atol=0.05 * RATE, msg=f"{writer}: {name}")
+        if writer == reader:
+            assert found == metrics
+            assert all(torch.equal(moved[name], weight) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("layout", list(RANKS))
+def test_a_checkpoint_is_a_hugging_face_folder_with_slices_of_moments(
+    written: dict[str, tuple[Path, State]], splittable: Policy, layout: str
+) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    folder, _ = written[layout]
+    manifest = read_manifest(folder)  # compares the digests that the writers took with the files
+    assert manifest is not None
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert shapes == {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    count = RANKS[layout]
+    parts = [f"optimizer-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    assert sorted(name for name in manifest["files"] if name.startswith("optimizer-")) == parts
+    sizes = [manifest["files"][part]["bytes"] for part in parts]
+    assert max(sizes) <= 1.3 * min(sizes), "each rank writes its part"
+    assert {key.split(".", 1)[1] for key in read_moments(folder, splittable)} == set(shapes)
+
+
+@pytest.mark.parametrize("layout", ["tensor 1", "tensor 2", "tensor 2 x data 2"])
+@pytest.mark.parametrize("is_empty", [False, True], ids=["given", "read"])
+def test_ranks_write_the_files_that_one_process_writes(
+    four_ranks: FourRanks, splittable: Policy, setup: Setup, tmp_path: Path, layout: str, is_empty: bool
+) -> None:
+    """Round trip of the weights, which each rank takes from a policy in memory or reads of a folder; several files."""
+    largest = 20_000
+    save_policy(splittable, tmp_path / "one", largest=largest)
+    together = tmp_path / "together"
+    together.mkdir()
+    is_empty = is_empty and layout != "tensor 1"  # one process has an engine's weights
+    policy = load_empty(setup.options.policy, tmp_path / "one") if is_empty else copied(splittable)
+    with four_ranks.group(policy, layout) as workers:
+        backend: Any = build_backend(policy, OPTIONS, 0.9, workers, megatron_of(layout))
+        if workers is None:
+            backend.export(together, largest)
+        else:
+            jobs = [ExportWeights(together, largest)] * (workers.size - 1)
+            workers.run(lambda: backend.own.export(together, largest), jobs)
+    files = sorted(path.name for path in (tmp_path / "one").glob("*"))
+    assert len([name for name in files if name.startswith("model-")]) > 5
+    assert sorted(path.name for path in together.glob("*")) == files
+    for file in files:
+        assert (together / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
