@@ -30,6 +30,7 @@ from geo_sokoban_pipeline.config.policy import (
     WeightDecay,
     check_matrix_rate,
 )
+from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.rollout import (
     EnvOptions,
     RewardOptions,
@@ -282,7 +283,12 @@ class TrainOptions(StrictModel):
         "fsdp",
         description="Training backend, under slime's name: PyTorch, in the processes of this command.",
     )
-    placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
+    placement: Literal["inline", "local", "ray"] = Field(
+        "local",
+        description="Where the ranks run: `inline`, one, in this process; `local`, in processes of this machine, the "
+        "first one in this process; `ray`, as actors of a Ray cluster, none in this process.",
+    )
+    ray: RayOptions = Field(default_factory=RayOptions, description="The cluster, with placement=ray.")
     threads: int | None = Field(None, ge=1, le=1024, description="Threads of torch. None: all cores.")
     processes: int = Field(
         1,
@@ -334,6 +340,10 @@ class TrainOptions(StrictModel):
             raise ValueError(
                 "rollout.partial=true with grpo.mixed_versions=drop: continued episodes would never be trained; "
                 "take mask or keep."
+            )
+        if self.placement == "inline" and self.processes > 1:
+            raise ValueError(
+                f"placement=inline with processes={self.processes}: one process has one rank; take placement=local."
             )
         if self.processes > 1 and self.threads is None:
             raise ValueError(

@@ -44,10 +44,16 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The traceback of a failed job, as text; `lost`: it failed because another rank did."""
+    """The traceback of a failed job, as text.
+
+    Attributes:
+        lost: whether it failed because another rank did.
+        error: what it raised; None where that was not sent.
+    """
 
     text: str
     lost: bool = False
+    error: Exception | None = None
 
 
 def serve(pipe: Connection, build: Callable[[], Any]) -> None:

@@ -40,6 +40,7 @@ _LAYOUT = frozenset(
         "policy.attention",
         "policy.device",
         "processes",
+        "ray",
         "replicas",
         "sharding",
         "threads",

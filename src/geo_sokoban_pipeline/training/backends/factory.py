@@ -42,7 +42,7 @@ def build_scorer(
     Args:
         workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
     """
-    if workers is not None and options.sharding != "none":
+    if workers is not None and (options.sharding != "none" or not workers.drives_a_rank):
         temperature = options.rollout.sampling.temperature
         return RankedScorer(load_empty(options.policy, folder.path), options.optimizer, temperature, workers)
     policy = load_as(options.policy, folder.path)
