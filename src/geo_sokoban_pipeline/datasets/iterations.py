@@ -166,8 +166,12 @@ class Checkpoint(TypedDict):
 
 
 class ResumeState(TypedDict):
-    """State of a run: iteration -1 and no folder at first; `complete` is set once the run reached its goal."""
+    """State of a run: iteration -1 and no `dir` at first; `complete` is set once the run reached its goal.
 
+    `folder` is that of all checkpoints.
+    """
+
+    folder: Path
     iteration: int
     dir: Path | None
     manifest: dict[str, Any] | None
@@ -266,7 +270,7 @@ def read_resume_state(path: Path) -> ResumeState:
     """State from which a loop continues: the newest checkpoint of a folder, fully verified.
 
     Returns:
-        iteration, folder and manifest of it, and the content of `COMPLETE`; -1 and None where there is none.
+        iteration, folder (`dir`) and manifest of it, and the content of `COMPLETE`; -1 and None where there is none.
 
     Raises:
         CorruptFolderError: the newest checkpoint is damaged. The message names the file and the iteration from which
@@ -275,14 +279,21 @@ def read_resume_state(path: Path) -> ResumeState:
     checkpoints = CheckpointsDataset(str(path))
     complete, names = checkpoints.read_complete(), checkpoints.partitions()
     if not names:
-        return {"iteration": -1, "dir": None, "manifest": None, "complete": complete, "stored": []}
+        return {"folder": path, "iteration": -1, "dir": None, "manifest": None, "complete": complete, "stored": []}
     newest = path / names[-1]
     try:
         manifest = read_manifest(newest)
     except CorruptFolderError as error:
         raise CorruptFolderError(f"{error} {_way_out(path, names)}") from error
     stored = [read_iteration(name) for name in names]
-    return {"iteration": stored[-1], "dir": newest, "manifest": manifest, "complete": complete, "stored": stored}
+    return {
+        "folder": path,
+        "iteration": stored[-1],
+        "dir": newest,
+        "manifest": manifest,
+        "complete": complete,
+        "stored": stored,
+    }
 
 
 def _way_out(path: Path, names: list[str]) -> str:

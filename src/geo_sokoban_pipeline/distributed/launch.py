@@ -30,6 +30,10 @@ class RankError(RuntimeError):
     """A rank failed or its process has ended; the message says which and why."""
 
 
+class DeadRankError(RankError):
+    """A rank's process or its node has ended; another group of ranks can take its place."""
+
+
 class LostRankError(RankError):
     """A rank failed because another one did."""
 

@@ -30,7 +30,7 @@ import torch
 
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.group import LOOPBACK, has_lost_a_rank
-from geo_sokoban_pipeline.distributed.launch import Done, Failed, Job, LostRankError, RankError
+from geo_sokoban_pipeline.distributed.launch import DeadRankError, Done, Failed, Job, LostRankError, RankError
 from geo_sokoban_pipeline.processes import count_cores
 from geo_sokoban_pipeline.runs.storage import MANIFEST, Files
 
@@ -40,10 +40,6 @@ CHUNK_BYTES = 64 << 20  # of a file that travels; two are on their way at a time
 _PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
 _SLOW = 2.0  # seconds of a job from which its end is logged
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-
-
-class DeadRankError(RankError):
-    """A rank's process or its node has ended; another group of ranks can take its place."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +188,7 @@ class RayRanks:
                 self._actors.append(actor.remote(f"process {number + 1} of {size}"))
             self.places: list[Place] = self._together([actor.place.remote() for actor in self._actors])
             self._sort()
+            logger.info("ranks: %s", ", ".join(map(self._name, range(size))))
             self._building: list[Any] = [actor.build.remote(build) for actor in self._actors]
         except BaseException:
             self.close()
@@ -388,6 +385,7 @@ class RayRanks:
                 ]
                 self._together(on_the_way)
                 on_the_way = stored
+            logger.debug("%s: sent to ranks", path.name)
         self._together(on_the_way)
 
     def _fetch(self, rank: int, source: str, folder: Path, known: Files) -> None:
@@ -405,6 +403,7 @@ class RayRanks:
                         coming = actor.load.remote(f"{source}/{name}", first)
                     file.write(chunk.data)
                     digest.update(chunk.data)
+            logger.debug("%s: fetched from a rank", name)
             if name in known and known[name]["blake2b"] != digest.hexdigest():
                 raise RankError(f"{path} did not arrive as {self._name(rank)} has written it.")
 
@@ -527,10 +526,10 @@ def _shown(resources: Mapping[str, float]) -> str:
 
 
 def _first_line(error: Exception) -> str:
+    """What Ray says of a death, without its guesses; else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next(
-        (line for line in lines if "cause" in line.lower() or "node" in line.lower()), lines[0] if lines else ""
-    )
+    said = next((line for line in lines if "died" in line or "dead" in line), lines[0] if lines else "")
+    return said.partition(" Some common causes")[0]
 
 
 def _logs() -> str:

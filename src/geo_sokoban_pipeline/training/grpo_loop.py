@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,8 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, RetentionOptions, TrainOptions
 from geo_sokoban_pipeline.console import track
+from geo_sokoban_pipeline.datasets.iterations import read_resume_state
+from geo_sokoban_pipeline.distributed.launch import DeadRankError
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names, validate_policy
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
@@ -43,6 +45,7 @@ from geo_sokoban_pipeline.training.checkpoint import (
     CheckpointWriter,
     compare_layout,
     layout_of,
+    written_ahead,
 )
 from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
 from geo_sokoban_pipeline.training.runtime import (
@@ -54,7 +57,7 @@ from geo_sokoban_pipeline.training.runtime import (
     resident_bytes,
 )
 from geo_sokoban_pipeline.training.signal_watch import SignalWatch
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, note_loss, open_worker_group
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -94,11 +97,15 @@ class RunInputs:
     validation_prompts: Rows
 
 
-def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None, None]:  # noqa: PLR0915 - one place for the whole loop
+def run_grpo(  # noqa: PLR0915 - one place for the whole loop
+    inputs: RunInputs, resume: Mapping[str, Any], restarts: int = 0
+) -> Generator[Chunk, None, None]:
     """Run the loop from the newest checkpoint to `loop.iterations`.
 
     Args:
-        resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`, `stored`.
+        resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`, `stored`; with
+            ranks in a Ray cluster also `folder`, that of all checkpoints.
+        restarts: how often this command has begun the first iteration before.
 
     Yields:
         (trajectories, eval trajectories, metrics, checkpoint), `{}` where nothing is due. An unfinished loop begins
@@ -107,6 +114,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
     Raises:
         FingerprintError: the stored run has other settings.
         DivergedError: several optimizer steps in a row had no finite gradient.
+        DeadRankError: a rank in a Ray cluster has ended; what was yielded before is whole.
     """
     options, loop, task = inputs.options, inputs.options.loop, task_of(inputs.options.task)
     manifest = resume["manifest"] or {}
@@ -206,6 +214,8 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                 history.note_validation(iteration + 1, measured, held_out, is_saved=is_saved)
             if validating.seconds:
                 row["perf/eval_time"] = validating.seconds
+            if restarts and iteration == first:
+                row["perf/restarts"] = restarts
             row["perf/step_time"] = time.perf_counter() - began
             # A row is stored before its own saving ends, so it has the saving times of the previous iteration.
             row |= {
@@ -217,22 +227,23 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             }
 
             # Commit: episodes, then metrics, then the checkpoint, whose manifest commits the iteration.
-            checkpoint: dict[str, Any] = {}
-            if is_saved:
-                keep = history.add(iteration, loop.keep_last, keep_best=loop.keep_best)
-                entries = {
-                    "iteration": iteration,
-                    "policy_version": iteration + 1,
-                    "fingerprint": fingerprint,
-                    "sampler": sampler.state(),
-                    "best": history.best,
-                    "validated": dict(history.validated),
-                    **layout,
-                }
-                checkpoint[partition(iteration)] = NewCheckpoint(CheckpointWriter(backend, entries), keep)
             note = f"solved {row['rollout/success_rate'] or 0.0:.0%}, reward {row['rollout/raw_reward'] or 0.0:.2f}"
             saving, writing = Stopwatch(), Stopwatch()
-            with saving.running():
+            with saving.running(), ExitStack() as held:
+                checkpoint: dict[str, Any] = {}
+                if is_saved:
+                    keep = history.add(iteration, loop.keep_last, keep_best=loop.keep_best)
+                    entries = {
+                        "iteration": iteration,
+                        "policy_version": iteration + 1,
+                        "fingerprint": fingerprint,
+                        "sampler": sampler.state(),
+                        "best": history.best,
+                        "validated": dict(history.validated),
+                        **layout,
+                    }
+                    writer = written_ahead(CheckpointWriter(backend, entries), resume.get("folder"), workers)
+                    checkpoint[partition(iteration)] = NewCheckpoint(held.enter_context(writer), keep)
                 with writing.running():
                     with collector_paused():
                         parts = name_parts(iteration, trajectories, policy.table_context)
@@ -244,6 +255,27 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                     committed = iteration
             progress.advance(note=note)
     yield {}, {}, {}, Complete(loop.iterations)
+
+
+def run_grpo_recovering(inputs: RunInputs, resume: Mapping[str, Any]) -> Generator[Chunk, None, None]:
+    """`run_grpo`; where a rank in a Ray cluster ends, it goes on with new ones from the newest checkpoint.
+
+    Args:
+        resume: see `run_grpo`.
+
+    Raises:
+        DeadRankError: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
+    """
+    lost, allowed = 0, inputs.options.ray.max_restarts
+    while True:
+        try:
+            yield from run_grpo(inputs, resume, lost)
+            return
+        except DeadRankError as error:
+            before, resume = resume["iteration"], read_resume_state(resume["folder"])
+            lost = lost + 1 if resume["iteration"] == before else 1
+            newest = partition(resume["iteration"]) if resume["iteration"] >= 0 else "none yet"
+            note_loss(error, lost, allowed, f"newest checkpoint of {inputs.run}.checkpoints: {newest}")
 
 
 def thin(retention: RetentionOptions, first: int, committed: int) -> Iterator[Chunk]:

@@ -5,10 +5,11 @@ Rollouts are sharded by whole groups; steps are sharded by the backend that `bac
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Meeting
-from geo_sokoban_pipeline.distributed.launch import Job, Ranks
+from geo_sokoban_pipeline.distributed.launch import DeadRankError, Job, Ranks
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
@@ -26,6 +27,8 @@ from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.sharding import shard_groups
 from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, Rollout, UpdateWeights, Worker, model_tensors
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -237,3 +240,46 @@ def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerG
         yield workers
     finally:
         workers.close()
+
+
+def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextManager[None]]:
+    """Contexts for one piece of work, another one each time that it has lost its ranks: `for one in …: with one: …`.
+
+    Args:
+        stored: what there is to go on from.
+
+    Raises:
+        DeadRankError: within a context: more ranks were lost than `ray.max_restarts` allows.
+    """
+    lost, again = 0, True
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        nonlocal lost, again
+        again = False
+        try:
+            yield
+        except DeadRankError as error:
+            lost, again = lost + 1, True
+            note_loss(error, lost, options.ray.max_restarts, stored)
+
+    while again:
+        yield attempt()
+
+
+def note_loss(error: DeadRankError, lost: int, allowed: int, stored: str) -> None:
+    """Log that a group of ranks is built anew.
+
+    Args:
+        lost: how many were lost since something was stored.
+        stored: what there is to go on from.
+
+    Raises:
+        DeadRankError: they were more than allowed.
+    """
+    if lost > allowed:
+        raise DeadRankError(
+            f"{error} These ranks were built anew {allowed} times (ray.max_restarts={allowed}); {stored}. The same "
+            "command continues from there."
+        ) from error
+    logger.warning("%s All ranks are built anew (%d of %d); %s", error, lost, allowed, stored)
