@@ -59,11 +59,23 @@ class Place:
 
 
 class Rank:
-    """The actor of a rank: builds its state, runs the jobs it is sent, and moves files."""
+    """The actor of a rank: builds its state, runs the jobs it is sent, and moves files.
 
-    def __init__(self, title: str) -> None:
+    Its working folder is its scratch folder, which holds nothing but the files it is given.
+
+    Args:
+        files: contents by relative name.
+        imports: names of folders of them that modules are imported from.
+    """
+
+    def __init__(self, title: str, files: Mapping[str, bytes], imports: Sequence[str]) -> None:
         self._title, self._state, self._began = title, None, 0.0
         self._scratch = tempfile.mkdtemp(prefix="geo_sokoban-")
+        os.chdir(self._scratch)
+        for name, content in files.items():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_bytes(content)
+        sys.path += [f"{self._scratch}/{name}" for name in imports]
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
         logging.getLogger(__package__.partition(".")[0]).setLevel(logging.INFO)
         # What comes from Ray's object store is read-only; nothing here writes into it.
@@ -142,9 +154,10 @@ class RayRanks:
     states meanwhile, and the first `run` waits for that.
 
     Args:
-        builds: make the state of each rank, in its process; given where the ranks are.
+        build: makes the state of a rank, in its process.
         options: of Ray.
         gpus: of each rank.
+        files, imports: see `Rank`.
 
     Raises:
         RankError: the cluster cannot be reached, or has not the resources.
@@ -154,7 +167,15 @@ class RayRanks:
         cpu_seconds: of their jobs so far.
     """
 
-    def __init__(self, size: int, build: Callable[[], Any], options: RayOptions, gpus: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        build: Callable[[], Any],
+        options: RayOptions,
+        gpus: int = 0,
+        files: Mapping[str, bytes] | None = None,
+        imports: Sequence[str] = (),
+    ) -> None:
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -185,7 +206,7 @@ class RayRanks:
                     max_restarts=0,
                     max_task_retries=0,
                 )
-                self._actors.append(actor.remote(f"process {number + 1} of {size}"))
+                self._actors.append(actor.remote(f"process {number + 1} of {size}", files or {}, imports))
             self.places: list[Place] = self._together([actor.place.remote() for actor in self._actors])
             self._sort()
             logger.info("ranks: %s", ", ".join(map(self._name, range(size))))

@@ -6,11 +6,13 @@ The ranks get the policy as a folder through Ray's object store, so they need no
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import yaml
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.launch import Job
@@ -20,10 +22,14 @@ from geo_sokoban_pipeline.policies.policy import Policy, save_policy
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress
+from geo_sokoban_pipeline.runs.own_code import own_files
 from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.tasks import registered_here
 from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, OpenMeeting, Rollout, Worker
 from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from geo_sokoban_pipeline.trajectories.types import Trajectory
+
+Renamed = TypeVar("Renamed", TrainOptions, RolloutSettings)
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -49,11 +55,13 @@ class RayWorkerGroup(WorkerGroup):
             gpus = gpus_of_a_rank(options.ray, options.policy.device)
             self._device = "cuda" if gpus else "cpu"
             chosen = options.policy.model_copy(update={"device": self._device})
-            own = options.model_copy(update={"policy": chosen})
+            self._code = OwnCode.of(options)
+            own = self._code.renamed(options.model_copy(update={"policy": chosen}))
             is_shared = options.sharding != "none"
             build = replace(Blueprint.of(policy, own), folder=None, is_empty=is_shared)
             self.weights = folder if is_shared else None
-            self._actors = RayRanks(self.size, build, options.ray, gpus)
+            code = self._code
+            self._actors = RayRanks(self.size, build, options.ray, gpus, code.files, code.imports)
             opened.callback(self._actors.close)
             self._has_joined = False
             self._owned = opened.pop_all()
@@ -119,6 +127,7 @@ class RayWorkerGroup(WorkerGroup):
         settings: RolloutSettings,
         progress: Progress | None,
     ) -> list[list[Trajectory]]:
+        settings = self._code.renamed(settings)
         results = self.run_jobs([Rollout(part, settings) for part in parts])
         if progress is not None:
             progress(sum(map(len, parts)))
@@ -140,6 +149,55 @@ class RayWorkerGroup(WorkerGroup):
             ]
         )
         self._has_joined = True
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The user's own code, which ranks on other machines get as files in their working folder.
+
+    Attributes:
+        files: contents by name; with own tasks also the `conf/base/tasks.yml` that names them.
+        imports: folders of them that modules are imported from.
+        names: of objects in files, as the driver's parameters give them, and as they are in the ranks.
+    """
+
+    files: Mapping[str, bytes]
+    imports: Sequence[str]
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, options: TrainOptions) -> OwnCode:
+        """The code that the options name, and that of the project's own tasks."""
+        tasks = registered_here()
+        named = [options.env.factory, options.reward.function, options.rollout.function, *tasks.values()]
+        files: dict[str, bytes] = {}
+        imports: list[str] = []
+        names: dict[str, str] = {}
+        for number, spec in enumerate(dict.fromkeys(named)):
+            found = own_files(spec)
+            place = f"own_code/{number}"
+            files |= {f"{place}/{name}": path.read_bytes() for name, path in found.items()}
+            path, colon, name = ("", "", "") if spec.endswith(".py") else spec.rpartition(":")
+            if (path or spec).endswith(".py") and found:
+                names[spec] = f"{place}/{next(iter(found))}{colon}{name}"
+            elif found:
+                imports.append(place)
+        if tasks:
+            registered = {task: names.get(spec, spec) for task, spec in tasks.items()}
+            files["conf/base/tasks.yml"] = yaml.safe_dump(registered).encode()
+        return cls(files, imports, names)
+
+    def renamed(self, options: Renamed) -> Renamed:
+        """Options with the names that objects have in the ranks."""
+        env, reward, rollout = options.env, options.reward, options.rollout
+        changes = {
+            "env": env.model_copy(update={"factory": self.names.get(env.factory, env.factory)}),
+            "reward": reward.model_copy(update={"function": self.names.get(reward.function, reward.function)}),
+            "rollout": rollout.model_copy(update={"function": self.names.get(rollout.function, rollout.function)}),
+        }
+        if isinstance(options, TrainOptions):
+            return options.model_copy(update=changes)
+        return replace(options, **changes)
 
 
 @dataclass(frozen=True)
