@@ -30,15 +30,17 @@ class RayCluster:
 
     Attributes:
         folder: working folder of all nodes, empty at first; logs lie beside it.
-        hidden: folder that the processes of all nodes but the first see empty.
+        hidden: folder that the processes of all nodes but the first see empty, if `is_hiding`.
     """
 
     folder: Path
-    hidden: Path | None = None
+    hidden: Path
+    is_hiding: bool = True
     port: int = 0
     dashboard: int = 0
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _logs: dict[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.port, self.dashboard, client = free_ports(3)
@@ -50,6 +52,7 @@ class RayCluster:
             f"--ray-client-server-port={client}",
             "--num-cpus=0",
         )
+        self.wait()
 
     @property
     def address(self) -> str:
@@ -61,8 +64,10 @@ class RayCluster:
         return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
     def add_node(self, cpus: int = 1) -> subprocess.Popen[bytes]:
-        """Start a further node."""
-        return self._start(f"--address={self.address}", f"--num-cpus={cpus}", hidden=self.hidden)
+        """Begin to start a further node, see `wait`."""
+        return self._start(
+            f"--address={self.address}", f"--num-cpus={cpus}", hidden=self.hidden if self.is_hiding else None
+        )
 
     def remove_node(self, node: subprocess.Popen[bytes]) -> None:
         """End a node as a power cut would: all its processes at once."""
@@ -72,11 +77,12 @@ class RayCluster:
         self.nodes.remove(node)
 
     def ranks(self) -> list[psutil.Process]:
-        """Processes of ranks, in the order of their numbers."""
-        found = []
-        for node in self.nodes:
-            found += [process for process in processes_of(node) if is_rank(process)]
-        return sorted(found, key=lambda process: process.cmdline())
+        """Processes of ranks on all nodes."""
+        return [process for node in self.nodes for process in self.ranks_of(node)]
+
+    def ranks_of(self, node: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """Processes of the ranks on a node."""
+        return [process for process in processes_of(node) if is_rank(process)]
 
     def close(self) -> None:
         """End all nodes, the last one first."""
@@ -110,21 +116,24 @@ class RayCluster:
             node = subprocess.Popen(
                 supervised(command, _GRACE),
                 cwd=self.folder,
-                env={**plain_environment(), **self.environment, "PYTHONPATH": str(ROOT / "src")},
+                env={**plain_environment(), **self.environment, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests"},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.nodes.append(node)
-        self._wait_for(node, log)
+        self._logs[node.pid] = log
         return node
 
-    def _wait_for(self, node: subprocess.Popen[bytes], log: Path) -> None:
+    def wait(self) -> None:
+        """Return when all nodes have started."""
         deadline = time.monotonic() + _START
-        while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
-            assert node.poll() is None and time.monotonic() < deadline, text
-            time.sleep(0.2)
+        for node in self.nodes:
+            log = self._logs[node.pid]
+            while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
+                assert node.poll() is None and time.monotonic() < deadline, text
+                time.sleep(0.2)
 
 
 def plain_environment() -> dict[str, str]:

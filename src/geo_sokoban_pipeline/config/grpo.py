@@ -345,6 +345,13 @@ class TrainOptions(StrictModel):
             raise ValueError(
                 f"placement=inline with processes={self.processes}: one process has one rank; take placement=local."
             )
+        server = self.rollout.server
+        if self.placement == "ray" and self.rollout.engine == "sglang" and server.mode == "launch":
+            raise ValueError(
+                "placement=ray with rollout.engine=sglang and rollout.server.mode=launch: servers are launched by the "
+                "driver, and Ray could give their GPUs to ranks. Take servers that run already (rollout.server.mode="
+                "attach and their urls), or rollout.engine=transformers."
+            )
         if self.processes > 1 and self.threads is None:
             raise ValueError(
                 f"processes={self.processes} needs threads: each process would take all cores; threads=1 suits them."

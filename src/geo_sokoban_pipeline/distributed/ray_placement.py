@@ -273,7 +273,9 @@ class RayRanks:
         """
         chosen = range(self.size if ranks is None else ranks)
         # One copy a node, in the folder of its first rank.
-        keepers = {self.places[rank].node: rank for rank in reversed(chosen)}
+        keepers: dict[str, int] = {}
+        for rank in chosen:
+            keepers.setdefault(self.places[rank].node, rank)
         copies = {node: self._new_folder(rank) for node, rank in keepers.items()}
         try:
             self._send(folder, {rank: copies[node] for node, rank in keepers.items()})
