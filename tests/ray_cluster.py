@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 _RAY = Path(sys.executable).with_name("ray")
 _START = 120.0  # seconds
 _GRACE = 5.0
+_PATIENT = {"RAY_raylet_start_wait_time_s": "120"}
 
 
 @dataclass
@@ -116,7 +117,7 @@ class RayCluster:
             node = subprocess.Popen(
                 supervised(command, _GRACE),
                 cwd=self.folder,
-                env={**plain_environment(), **self.environment, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests"},
+                env={**plain_environment(), **self.environment, **_PATIENT, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests"},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -68,6 +68,9 @@ FREE = {
     "loop.keep_best": "what is stored",
     "loop.report_share": "what is shown",
     **{f"loop.retention.{name}": "what is stored" for name in ("episodes", "images", "newest", "tokens")},
+    **{f"ray.{name}": "on which nodes the ranks live" for name in ("address", "cpus", "gpus", "resources", "strategy")},
+    "ray.patience": "when a run stops",
+    "ray.max_restarts": "when a run stops",
     "evaluation.prompts": "after training",
     "evaluation.samples": "after training",
     "evaluation.greedy": "after training",
@@ -117,7 +120,7 @@ WARM_START = (
     "rollout.rules.",
 )
 # Without a choice: one value is allowed.
-FIXED = {"rollout.sampling.greedy", "backend", "placement"}
+FIXED = {"rollout.sampling.greedy", "backend"}
 # What has to be changed with a field, or before it, for its other values to be allowed.
 BESIDE: dict[str, dict[str, Any]] = {
     "policy.source": {"policy.path": "somewhere"},

@@ -32,9 +32,8 @@ ELSEWHERE = {
     ("HubOptions", "split"): ("pipelines/hub_rows.py", "split=options.split"),
     ("GeometryHubOptions", "revision"): ("pipelines/hub_rows.py", "revision=options.revision"),
     ("GeometryHubOptions", "streaming"): ("pipelines/hub_rows.py", 'getattr(hub, "streaming"'),
-    # One value each: there is nothing to choose yet.
+    # One value: there is nothing to choose yet.
     ("TrainOptions", "backend"): ("config/grpo.py", 'backend: Literal["fsdp"]'),
-    ("TrainOptions", "placement"): ("config/grpo.py", 'placement: Literal["local"]'),
 }
 
 

@@ -20,8 +20,8 @@ class RayOptions(StrictModel):
         "environment variable RAY_ADDRESS, else a cluster of this machine alone, which the command starts and ends.",
     )
     cpus: float = Field(1.0, ge=0, le=1024, description="CPUs that Ray sets aside for a rank.")
-    gpus: Literal[0, 1] | None = Field(
-        None, description="GPUs of a rank. None: one, where the cluster has any and policy.device is not cpu."
+    gpus: int | None = Field(
+        None, ge=0, le=1, description="GPUs of a rank. None: one where the cluster has any, unless policy.device=cpu."
     )
     resources: dict[str, _Amount] = Field(
         default_factory=dict, description="Further resources of a rank, by the names that the nodes were started with."

@@ -39,11 +39,16 @@ logger = logging.getLogger(__name__)
 CHUNK_BYTES = 64 << 20  # of a file that travels; two are on their way at a time
 _PATIENCE = 30.0  # seconds in which Ray notices that a process or a node has ended
 _SLOW = 2.0  # seconds of a job from which its end is logged
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# Variables of Ray: no usage data; what a rank without a GPU sees; seconds that the start of a node may take.
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+}
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a rank runs.
 
     Attributes:
@@ -86,12 +91,12 @@ class Rank:
         """The name that Ray writes before the lines of this process."""
         return self._title
 
-    def place(self) -> Place:
+    def place(self) -> RankPlace:
         """Where this rank runs."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, ray.util.get_node_ip_address(), os.getpid(), self._scratch)
+        return RankPlace(node, ray.util.get_node_ip_address(), os.getpid(), self._scratch)
 
     def build(self, build: Callable[[], Any]) -> Done | Failed:
         """Make the state that jobs receive."""
@@ -207,7 +212,7 @@ class RayRanks:
                     max_task_retries=0,
                 )
                 self._actors.append(actor.remote(f"process {number + 1} of {size}", files or {}, imports))
-            self.places: list[Place] = self._together([actor.place.remote() for actor in self._actors])
+            self.places: list[RankPlace] = self._together([actor.place.remote() for actor in self._actors])
             self._sort()
             logger.info("ranks: %s", ", ".join(map(self._name, range(size))))
             self._building: list[Any] = [actor.build.remote(build) for actor in self._actors]
@@ -447,7 +452,7 @@ def connected(options: RayOptions, ranks: int) -> Iterator[None]:
         RankError: the given cluster cannot be reached.
     """
     address = options.address or os.environ.get("RAY_ADDRESS") or None
-    environment = dict(_QUIET)
+    environment = dict(_SETTINGS)
     if address is None:
         # Ray listens on the network: whoever reaches it could run code here, if it did not ask for a token.
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from geo_sokoban_pipeline.runs.fingerprint import layout_differences, layout_par
 from geo_sokoban_pipeline.runs.folders import START, best_iteration
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.backends.base import TrainBackend
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup
 from geo_sokoban_pipeline.trajectories.parquet import partition
 
 logger = logging.getLogger(__name__)
@@ -43,32 +40,6 @@ class CheckpointWriter:
         files = {**self.backend.export(folder), **self.backend.save_state(folder)}
         logger.debug("checkpoint: written, not sealed")
         return Filled(self.entries, files)
-
-
-@contextmanager
-def written_ahead(
-    writer: CheckpointWriter, beside: Path | None, workers: WorkerGroup | None
-) -> Iterator[Callable[[Path], Filled]]:
-    """A writer like the given one, for the `with` block, whose files are there already if ranks elsewhere write them.
-
-    So a rank that dies while it writes is found before anything of an iteration is stored, and not within the save.
-
-    Args:
-        beside: a folder on the file system of the place to be written; None: nothing is written ahead.
-    """
-    if beside is None or workers is None or workers.drives_a_rank:
-        yield writer
-        return
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".ahead.", suffix=".tmp", dir=beside) as made:
-        filled = writer(Path(made))
-
-        def move(folder: Path) -> Filled:
-            for path in sorted(Path(made).iterdir()):
-                path.replace(folder / path.name)
-            return filled
-
-        yield move
 
 
 @dataclass

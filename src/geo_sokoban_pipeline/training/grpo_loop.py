@@ -22,8 +22,6 @@ import numpy as np
 
 from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions, RetentionOptions, TrainOptions
 from geo_sokoban_pipeline.console import track
-from geo_sokoban_pipeline.datasets.iterations import read_resume_state
-from geo_sokoban_pipeline.distributed.launch import DeadRankError
 from geo_sokoban_pipeline.evaluation.rollouts import describe_rates, start_names, validate_policy
 from geo_sokoban_pipeline.grpo.loss import GrpoObjective
 from geo_sokoban_pipeline.grpo.schedules import is_eval_due, is_save_due, learning_rate
@@ -45,9 +43,9 @@ from geo_sokoban_pipeline.training.checkpoint import (
     CheckpointWriter,
     compare_layout,
     layout_of,
-    written_ahead,
 )
 from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
+from geo_sokoban_pipeline.training.recovery import written_ahead
 from geo_sokoban_pipeline.training.runtime import (
     Stopwatch,
     collect_garbage,
@@ -57,7 +55,7 @@ from geo_sokoban_pipeline.training.runtime import (
     resident_bytes,
 )
 from geo_sokoban_pipeline.training.signal_watch import SignalWatch
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, note_loss, open_worker_group
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup, load_driver_policy, open_worker_group
 from geo_sokoban_pipeline.trajectories.parquet import name_parts, partition
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
@@ -255,27 +253,6 @@ def run_grpo(  # noqa: PLR0915 - one place for the whole loop
                     committed = iteration
             progress.advance(note=note)
     yield {}, {}, {}, Complete(loop.iterations)
-
-
-def run_grpo_recovering(inputs: RunInputs, resume: Mapping[str, Any]) -> Generator[Chunk, None, None]:
-    """`run_grpo`; where a rank in a Ray cluster ends, it goes on with new ones from the newest checkpoint.
-
-    Args:
-        resume: see `run_grpo`.
-
-    Raises:
-        DeadRankError: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
-    """
-    lost, allowed = 0, inputs.options.ray.max_restarts
-    while True:
-        try:
-            yield from run_grpo(inputs, resume, lost)
-            return
-        except DeadRankError as error:
-            before, resume = resume["iteration"], read_resume_state(resume["folder"])
-            lost = lost + 1 if resume["iteration"] == before else 1
-            newest = partition(resume["iteration"]) if resume["iteration"] >= 0 else "none yet"
-            note_loss(error, lost, allowed, f"newest checkpoint of {inputs.run}.checkpoints: {newest}")
 
 
 def thin(retention: RetentionOptions, first: int, committed: int) -> Iterator[Chunk]:

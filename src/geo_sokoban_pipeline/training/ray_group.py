@@ -1,12 +1,12 @@
-"""A worker group whose ranks are all actors of a Ray cluster; the driver has no weights and computes no step.
+"""Workers that are all actors of a Ray cluster; the driver has no weights and computes no step.
 
-The ranks get the policy as a folder through Ray's object store, so they need none of the driver's files.
+They get policy and own code through Ray's object store, so they need none of the driver's files.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,37 +15,35 @@ from typing import Any, TypeVar
 import yaml
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.distributed.launch import Job
 from geo_sokoban_pipeline.distributed.ray_placement import RayRanks, connected, gpus_of_a_rank
 from geo_sokoban_pipeline.distributed.slices import read_weights
 from geo_sokoban_pipeline.policies.policy import Policy, save_policy
-from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
-from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
-from geo_sokoban_pipeline.rollout.rollout import Progress
+from geo_sokoban_pipeline.rollout.episode import RolloutSettings
 from geo_sokoban_pipeline.runs.own_code import own_files
-from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.tasks import registered_here
-from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, OpenMeeting, Rollout, Worker
-from geo_sokoban_pipeline.training.worker_group import WorkerGroup
-from geo_sokoban_pipeline.trajectories.types import Trajectory
+from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, OpenMeeting, Worker
 
 Renamed = TypeVar("Renamed", TrainOptions, RolloutSettings)
 
 
-class RayWorkerGroup(WorkerGroup):
-    """`options.processes` workers in a Ray cluster, see `WorkerGroup`.
+class RayWorkers:
+    """`options.processes` workers in a Ray cluster, over a policy whose weights they get as a folder.
 
     Args:
-        policy: of the driver; where it is empty, the ranks get the weights of its folder, else its own.
+        policy: of the driver; where it is empty, the workers get the weights of its folder, else its own.
+
+    Attributes:
+        weights: folder from which the workers read what they hold of the weights; None: they have them.
+        code: of the user, as the workers have it.
 
     Raises:
         RankError, ValueError: as `RayRanks`, `connected`.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
-        self._prepare(policy, options)
+        self._size = options.processes
         with ExitStack() as opened:
-            opened.enter_context(connected(options.ray, self.size))
+            opened.enter_context(connected(options.ray, self._size))
             folder = policy.folder
             if not policy.is_empty:
                 folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
@@ -54,94 +52,26 @@ class RayWorkerGroup(WorkerGroup):
             self._source = folder
             gpus = gpus_of_a_rank(options.ray, options.policy.device)
             self._device = "cuda" if gpus else "cpu"
+            self.code = OwnCode.of(options)
             chosen = options.policy.model_copy(update={"device": self._device})
-            self._code = OwnCode.of(options)
-            own = self._code.renamed(options.model_copy(update={"policy": chosen}))
+            own = self.code.renamed(options.model_copy(update={"policy": chosen}))
             is_shared = options.sharding != "none"
-            build = replace(Blueprint.of(policy, own), folder=None, is_empty=is_shared)
             self.weights = folder if is_shared else None
-            code = self._code
-            self._actors = RayRanks(self.size, build, options.ray, gpus, code.files, code.imports)
-            opened.callback(self._actors.close)
+            build = replace(Blueprint.of(policy, own), folder=None, is_empty=is_shared)
+            self.ranks = RayRanks(self._size, build, options.ray, gpus, self.code.files, self.code.imports)
+            opened.callback(self.ranks.close)
             self._has_joined = False
             self._owned = opened.pop_all()
 
-    @property
-    def drives_a_rank(self) -> bool:
-        """Whether rank 0 is this process."""
-        return False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers take jobs."""
-        return self._actors.is_open
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Process ids of the workers, each on its node."""
-        return [place.pid for place in self._actors.places]
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU-seconds of the workers' answered jobs."""
-        return self._actors.cpu_seconds
-
-    def run_jobs(self, jobs: Sequence[Job]) -> list[Any]:
-        """Run one job on each of the first ranks, from rank 0 on; returns their results.
-
-        Raises:
-            RankError: see `RayRanks.run`.
-        """
-        with self._lock:
-            self._gather()
-            return self._actors.run(jobs)
-
-    def read(self, folder: Path, job: Callable[[Path], Job]) -> None:
-        """See `WorkerGroup`."""
-        with self._lock:
-            self._gather()
-            self._actors.read(folder, job)
-
-    def write(self, folder: Path, job: Callable[[Path], Job], *, everywhere: bool) -> Files:
-        """See `WorkerGroup`."""
-        with self._lock:
-            self._gather()
-            return self._actors.write(folder, job, self.size if everywhere else 1)
-
-    def broadcast(self, job: Job) -> None:
-        """Run a job in every worker."""
-        self.run_jobs([job] * self.size)
-
-    def close(self) -> None:
-        """End the workers, and the cluster where this group has started it."""
-        self._owned.close()
-
-    def leave(self) -> None:
-        """The driver is in no group."""
-
-    def _roll_out(
-        self,
-        engine: RolloutEngine,
-        policy: Policy,
-        parts: Sequence[Sequence[EpisodeRequest]],
-        settings: RolloutSettings,
-        progress: Progress | None,
-    ) -> list[list[Trajectory]]:
-        settings = self._code.renamed(settings)
-        results = self.run_jobs([Rollout(part, settings) for part in parts])
-        if progress is not None:
-            progress(sum(map(len, parts)))
-        return results
-
-    def _gather(self) -> None:
-        """Have the ranks join each other, and give them their weights, before the first job."""
+    def joined(self) -> RayRanks:
+        """The ranks, which have joined each other and have their weights."""
         if self._has_joined:
-            return
-        ranks, is_empty = self._actors, self.weights is not None
+            return self.ranks
+        ranks, is_empty = self.ranks, self.weights is not None
         if not is_empty:
             ranks.read(self._source, ReadWeights, 1)
-        port: int = ranks.run([OpenMeeting(self.size, ranks.host)])[0]
-        join = JoinGroup(0, self.size, port, is_empty, self._device, ranks.host)
+        port: int = ranks.run([OpenMeeting(self._size, ranks.host)])[0]
+        join = JoinGroup(0, self._size, port, is_empty, self._device, ranks.host)
         ranks.run(
             [
                 replace(join, rank=rank, address=None if ranks.is_on_one_machine else place.address)
@@ -149,6 +79,11 @@ class RayWorkerGroup(WorkerGroup):
             ]
         )
         self._has_joined = True
+        return ranks
+
+    def close(self) -> None:
+        """End the workers, and the cluster where it was started for them."""
+        self._owned.close()
 
 
 @dataclass(frozen=True)
@@ -190,7 +125,7 @@ class OwnCode:
     def renamed(self, options: Renamed) -> Renamed:
         """Options with the names that objects have in the ranks."""
         env, reward, rollout = options.env, options.reward, options.rollout
-        changes = {
+        changes: dict[str, Any] = {
             "env": env.model_copy(update={"factory": self.names.get(env.factory, env.factory)}),
             "reward": reward.model_copy(update={"function": self.names.get(reward.function, reward.function)}),
             "rollout": rollout.model_copy(update={"function": self.names.get(rollout.function, rollout.function)}),

@@ -5,11 +5,10 @@ Rollouts are sharded by whole groups; steps are sharded by the backend that `bac
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,17 +17,16 @@ import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.distributed.group import Meeting
-from geo_sokoban_pipeline.distributed.launch import DeadRankError, Job, Ranks
+from geo_sokoban_pipeline.distributed.launch import Job, Ranks
 from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
 from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.training.ray_group import RayWorkers
 from geo_sokoban_pipeline.training.sharding import shard_groups
 from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, Rollout, UpdateWeights, Worker, model_tensors
 from geo_sokoban_pipeline.trajectories.types import Trajectory
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -209,6 +207,83 @@ class WorkerGroup:
             self.own.group.broadcast(model_tensors(self._policy.model))
 
 
+class RayWorkerGroup(WorkerGroup):
+    """`options.processes` workers in a Ray cluster; the driver is none of them.
+
+    Raises:
+        RankError, ValueError: as `RayWorkers`.
+    """
+
+    def __init__(self, policy: Policy, options: TrainOptions) -> None:
+        self._prepare(policy, options)
+        self._workers = RayWorkers(policy, options)
+        self.weights = self._workers.weights
+
+    @property
+    def drives_a_rank(self) -> bool:
+        """Whether rank 0 is this process."""
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers take jobs."""
+        return self._workers.ranks.is_open
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids of the workers, each on its node."""
+        return [place.pid for place in self._workers.ranks.places]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU-seconds of the workers' answered jobs."""
+        return self._workers.ranks.cpu_seconds
+
+    def run_jobs(self, jobs: Sequence[Job]) -> list[Any]:
+        """Run one job on each of the first ranks, from rank 0 on; returns their results.
+
+        Raises:
+            RankError: see `RayRanks.run`.
+        """
+        with self._lock:
+            return self._workers.joined().run(jobs)
+
+    def read(self, folder: Path, job: Callable[[Path], Job]) -> None:
+        """See `WorkerGroup`."""
+        with self._lock:
+            self._workers.joined().read(folder, job)
+
+    def write(self, folder: Path, job: Callable[[Path], Job], *, everywhere: bool) -> Files:
+        """See `WorkerGroup`."""
+        with self._lock:
+            return self._workers.joined().write(folder, job, self.size if everywhere else 1)
+
+    def broadcast(self, job: Job) -> None:
+        """Run a job in every worker."""
+        self.run_jobs([job] * self.size)
+
+    def close(self) -> None:
+        """End the workers, and the cluster where it was started for them."""
+        self._workers.close()
+
+    def leave(self) -> None:
+        """The driver is in no group."""
+
+    def _roll_out(
+        self,
+        engine: RolloutEngine,
+        policy: Policy,
+        parts: Sequence[Sequence[EpisodeRequest]],
+        settings: RolloutSettings,
+        progress: Progress | None,
+    ) -> list[list[Trajectory]]:
+        own = self._workers.code.renamed(settings)
+        results = self.run_jobs([Rollout(part, own) for part in parts])
+        if progress is not None:
+            progress(sum(map(len, parts)))
+        return results
+
+
 def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
     """The policy of a driver that trains: empty where the weights are elsewhere: in other ranks, or off the device.
 
@@ -228,8 +303,6 @@ def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerG
     """A worker group of `options.processes` for the `with` block; None where this process alone is enough."""
     workers: WorkerGroup
     if options.placement == "ray":
-        from geo_sokoban_pipeline.training.ray_group import RayWorkerGroup
-
         workers = RayWorkerGroup(policy, options)
     elif options.processes == 1:
         yield None
@@ -240,46 +313,3 @@ def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerG
         yield workers
     finally:
         workers.close()
-
-
-def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextManager[None]]:
-    """Contexts for one piece of work, another one each time that it has lost its ranks: `for one in …: with one: …`.
-
-    Args:
-        stored: what there is to go on from.
-
-    Raises:
-        DeadRankError: within a context: more ranks were lost than `ray.max_restarts` allows.
-    """
-    lost, again = 0, True
-
-    @contextmanager
-    def attempt() -> Iterator[None]:
-        nonlocal lost, again
-        again = False
-        try:
-            yield
-        except DeadRankError as error:
-            lost, again = lost + 1, True
-            note_loss(error, lost, options.ray.max_restarts, stored)
-
-    while again:
-        yield attempt()
-
-
-def note_loss(error: DeadRankError, lost: int, allowed: int, stored: str) -> None:
-    """Log that a group of ranks is built anew.
-
-    Args:
-        lost: how many were lost since something was stored.
-        stored: what there is to go on from.
-
-    Raises:
-        DeadRankError: they were more than allowed.
-    """
-    if lost > allowed:
-        raise DeadRankError(
-            f"{error} These ranks were built anew {allowed} times (ray.max_restarts={allowed}); {stored}. The same "
-            "command continues from there."
-        ) from error
-    logger.warning("%s All ranks are built anew (%d of %d); %s", error, lost, allowed, stored)

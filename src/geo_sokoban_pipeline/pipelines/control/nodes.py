@@ -85,9 +85,10 @@ def continue_sft(
     A generator: Kedro saves what it yields while the ranks still hold their parts of the state.
     """
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
+    from geo_sokoban_pipeline.training.recovery import restarting
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
-    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
 
     wanted = {**planned["fingerprint"], "control.steps": planned["budget"]["steps"]}
     if state is not None:

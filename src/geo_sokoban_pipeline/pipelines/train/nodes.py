@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import ParameterError
@@ -68,10 +69,11 @@ def warm_start(
         return
     from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.training.backends.base import DivergedError
-    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of, written_ahead
+    from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
+    from geo_sokoban_pipeline.training.recovery import restarting, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import run_sft
-    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group, restarting
+    from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
 
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
@@ -98,7 +100,8 @@ def train_grpo(
     seed: int,
 ) -> Iterator[tuple[Any, ...]]:
     """The GRPO loop: what it yields is saved by Kedro before the loop continues."""
-    from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo_recovering
+    from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
+    from geo_sokoban_pipeline.training.recovery import recovering
 
     inputs = RunInputs(
         run=f"train_{options.task}",
@@ -110,7 +113,7 @@ def train_grpo(
         validation_prompts=read_rows(validation_prompts),
     )
     # The node's own function must be a generator: Kedro collects what a wrapper merely returns.
-    with closing(run_grpo_recovering(inputs, resume)) as chunks:
+    with closing(recovering(partial(run_grpo, inputs), resume, options)) as chunks:
         for chunk in chunks:
             yield chunk
             release(chunk)
