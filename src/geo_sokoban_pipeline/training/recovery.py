@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.datasets.iterations import read_resume_state
+from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.distributed.launch import DeadRankError
 from geo_sokoban_pipeline.runs.storage import Filled
 from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
