@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,13 @@ class WriteRank:
         path.write_bytes(bytes([state.group.rank]) * self.count)
         record = {"bytes": self.count, "blake2b": "0" * 32 if self.wrong else file_digest(path)}
         return {path.name: record}
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Answer late."""
+
+    seconds: float
+
+    def __call__(self, state: State) -> None:
+        time.sleep(self.seconds)

@@ -125,6 +125,10 @@ class RayCluster:
             )
         self.nodes.append(node)
         self._logs[node.pid] = log
+        # Two nodes that look for free names at the same time would take the same ones.
+        while not any(process.name() == "raylet" for process in processes_of(node)):
+            assert node.poll() is None, log.read_text(encoding="utf-8", errors="replace")
+            time.sleep(0.1)
         return node
 
     def wait(self) -> None:

@@ -70,6 +70,7 @@ FREE = {
     **{f"loop.retention.{name}": "what is stored" for name in ("episodes", "images", "newest", "tokens")},
     **{f"ray.{name}": "on which nodes the ranks live" for name in ("address", "cpus", "gpus", "resources", "strategy")},
     "ray.patience": "when a run stops",
+    "ray.job_timeout": "when ranks are lost",
     "ray.max_restarts": "when a run stops",
     "evaluation.prompts": "after training",
     "evaluation.samples": "after training",

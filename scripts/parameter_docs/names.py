@@ -155,6 +155,7 @@ UNITS = {
     "cpus": "CPUs",
     "gpus": "GPUs",
     "train_*.ray.patience": "seconds",
+    "job_timeout": "seconds",
     "max_restarts": "restarts",
     "replicas": "copies",
     "iteration": "iteration",

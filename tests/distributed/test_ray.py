@@ -13,7 +13,7 @@ import torch
 from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.distributed.launch import DeadRankError, RankError
 from geo_sokoban_pipeline.distributed.ray_placement import CHUNK_BYTES, RayRanks, connected
-from rank_jobs import FailThenSum, JoinAt, Look, OpenMeeting, SumGradients, WriteRank, build
+from rank_jobs import FailThenSum, JoinAt, Look, OpenMeeting, Sleep, SumGradients, WriteRank, build
 from ray_cluster import RayCluster
 
 pytestmark = pytest.mark.slow
@@ -89,6 +89,14 @@ def test_a_rank_that_fails_while_the_other_waits_is_named(how: str, kind: type[R
     assert time.monotonic() - began < 20
     with pytest.raises(RankError, match="closed"):
         ranks.run([SumGradients()] * 2)
+
+
+def test_ranks_that_do_not_answer_in_time_count_as_lost() -> None:
+    ranks = RayRanks(2, build, APART.model_copy(update={"job_timeout": 2.0}))
+    late = r"^process 1 of 2 \(pid \d+ on \S+\): no answer in 2 s \(ray.job_timeout\)"
+    with pytest.raises(DeadRankError, match=late):
+        ranks.run([Sleep(60)])
+    assert not ranks.is_open
 
 
 def test_ranks_that_find_no_place_are_an_error_with_what_there_is() -> None:

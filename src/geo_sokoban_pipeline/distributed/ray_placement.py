@@ -186,7 +186,7 @@ class RayRanks:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self.size = size
-        self._seconds = [0.0] * size
+        self._seconds, self._job_timeout = [0.0] * size, options.job_timeout
         self._folders = 0
         self._actors: list[Any] = []
         wanted: dict[str, float] = {"CPU": options.cpus, "GPU": gpus, **options.resources}
@@ -261,7 +261,8 @@ class RayRanks:
                 if id(job) not in sent:
                     sent[id(job)] = ray.put(job)
             answers = self._answers(
-                [actor.run.remote(sent[id(job)]) for actor, job in zip(self._actors, jobs, strict=False)]
+                [actor.run.remote(sent[id(job)]) for actor, job in zip(self._actors, jobs, strict=False)],
+                self._job_timeout,
             )
         except BaseException:
             self.close()
@@ -334,13 +335,17 @@ class RayRanks:
         self.places = [self.places[rank] for rank in order]
         self._actors = [self._actors[rank] for rank in order]
 
-    def _answers(self, references: Sequence[Any]) -> list[Done]:
-        """Answers to one call each, in order; raises as soon as the cause of a failure is known."""
+    def _answers(self, references: Sequence[Any], timeout: float | None = None) -> list[Done]:
+        """Answers to one call each, in order; raises as soon as the cause of a failure is known.
+
+        Args:
+            timeout: seconds after which ranks that have not answered count as lost. None: unlimited.
+        """
         import ray
 
         waiting, answers = list(references), {}
         lost: RankError | None = None
-        deadline: float | None = None
+        deadline = None if timeout is None else time.monotonic() + timeout
         while waiting:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=left)
@@ -358,13 +363,17 @@ class RayRanks:
                 error = self._error(rank, answer)
             if isinstance(error, LostRankError):
                 # The rank that has ended shows itself when Ray has noticed.
-                lost, deadline = lost or error, deadline or time.monotonic() + _PATIENCE
+                if lost is None:
+                    lost, deadline = error, time.monotonic() + _PATIENCE
             elif error is not None:
                 raise error
             else:
                 answers[rank] = answer
         if lost is not None:
             raise DeadRankError(str(lost)) from lost
+        if waiting:
+            names = ", ".join(self._name(references.index(reference)) for reference in waiting)
+            raise DeadRankError(f"{names}: no answer in {timeout:g} s (ray.job_timeout).{_logs()}")
         return [answers[rank] for rank in range(len(references))]
 
     def _together(self, references: Sequence[Any]) -> list[Any]:
