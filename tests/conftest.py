@@ -60,7 +60,7 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """A Ray cluster of three nodes for a rank each, and one for the drivers of submitted jobs.
+    """A Ray cluster of two nodes for a rank each, and one for the drivers of submitted jobs.
 
     `hidden` is a folder for data roots: the processes of the nodes for ranks see it empty where this system allows it.
     """
@@ -71,9 +71,8 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster
     (place / "hidden").mkdir()
     cluster = RayCluster(place / "nodes", place / "hidden", is_hiding=may_hide())
     try:
-        for _ in range(3):
-            cluster.add_node()
-        cluster.wait()
+        cluster.add_node()
+        cluster.add_node()
         yield cluster
     finally:
         cluster.close()

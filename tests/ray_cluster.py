@@ -41,7 +41,6 @@ class RayCluster:
     dashboard: int = 0
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    _logs: dict[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.port, self.dashboard, client = free_ports(3)
@@ -53,7 +52,6 @@ class RayCluster:
             f"--ray-client-server-port={client}",
             "--num-cpus=0",
         )
-        self.wait()
 
     @property
     def address(self) -> str:
@@ -65,7 +63,7 @@ class RayCluster:
         return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
     def add_node(self, cpus: int = 1) -> subprocess.Popen[bytes]:
-        """Begin to start a further node, see `wait`."""
+        """Start a further node."""
         return self._start(
             f"--address={self.address}", f"--num-cpus={cpus}", hidden=self.hidden if self.is_hiding else None
         )
@@ -124,21 +122,12 @@ class RayCluster:
                 start_new_session=True,
             )
         self.nodes.append(node)
-        self._logs[node.pid] = log
-        # Two nodes that look for free names at the same time would take the same ones.
-        while not any(process.name() == "raylet" for process in processes_of(node)):
-            assert node.poll() is None, log.read_text(encoding="utf-8", errors="replace")
-            time.sleep(0.1)
-        return node
-
-    def wait(self) -> None:
-        """Return when all nodes have started."""
+        # Two nodes that start at the same time would take the same names.
         deadline = time.monotonic() + _START
-        for node in self.nodes:
-            log = self._logs[node.pid]
-            while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
-                assert node.poll() is None and time.monotonic() < deadline, text
-                time.sleep(0.2)
+        while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
+            assert node.poll() is None and time.monotonic() < deadline, text
+            time.sleep(0.2)
+        return node
 
 
 def plain_environment() -> dict[str, str]:

@@ -101,6 +101,6 @@ def test_ranks_that_do_not_answer_in_time_count_as_lost() -> None:
 
 def test_ranks_that_find_no_place_are_an_error_with_what_there_is() -> None:
     with pytest.raises(
-        RankError, match=r"(?s)2 ranks of 2 CPU each, .*found no place in 1 s: .*3 CPU.*Lower processes"
+        RankError, match=r"(?s)2 ranks of 2 CPU each, .*found no place in 1 s: .*2 CPU.*Lower processes"
     ):
         RayRanks(2, build, APART.model_copy(update={"cpus": 2.0, "patience": 1.0}))
