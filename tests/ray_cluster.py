@@ -18,9 +18,9 @@ from geo_sokoban_pipeline.processes import supervised
 
 ROOT = Path(__file__).parents[1]
 _RAY = Path(sys.executable).with_name("ray")
-_START = 120.0  # seconds
+_START = 300.0  # seconds
 _GRACE = 5.0
-_PATIENT = {"RAY_raylet_start_wait_time_s": "120"}
+_PATIENT = {"RAY_raylet_start_wait_time_s": "300"}
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
 
     data = ray_cluster.hidden / "submitted"
     words = " ".join(params(shape, APART))
-    entry = f"cd {ROOT} && exec python -m kedro run --env=test {words}"
+    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
     variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
     submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
     output, _ = submitted.communicate(timeout=300)

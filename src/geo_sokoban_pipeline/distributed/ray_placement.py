@@ -181,44 +181,58 @@ class RayRanks:
         files: Mapping[str, bytes] | None = None,
         imports: Sequence[str] = (),
     ) -> None:
-        import ray
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         self.size = size
         self._seconds, self._job_timeout = [0.0] * size, options.job_timeout
         self._folders = 0
         self._actors: list[Any] = []
+        self._bundles: Any = None
         wanted: dict[str, float] = {"CPU": options.cpus, "GPU": gpus, **options.resources}
         bundle = {name: amount for name, amount in wanted.items() if amount} or {"CPU": 0.001}
-        self._bundles = placement_group([bundle] * size, strategy=options.strategy)
-        try:
-            if not self._bundles.wait(options.patience):
-                raise RankError(
-                    f"{size} ranks of {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
-                    f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
-                    f"{_shown(ray.available_resources())} are free. Lower processes or what a rank takes (ray.cpus, "
-                    "ray.gpus, ray.resources), choose another ray.strategy, or add nodes."
-                )
-            kind = ray.remote(Rank)
-            for number in range(size):
-                strategy = PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=number)
-                actor = kind.options(
-                    num_cpus=bundle.get("CPU", 0),
-                    num_gpus=bundle.get("GPU", 0),
-                    resources={name: bundle[name] for name in options.resources},
-                    scheduling_strategy=strategy,
-                    max_restarts=0,
-                    max_task_retries=0,
-                )
-                self._actors.append(actor.remote(f"process {number + 1} of {size}", files or {}, imports))
-            self.places: list[RankPlace] = self._together([actor.place.remote() for actor in self._actors])
-            self._sort()
-            logger.info("ranks: %s", ", ".join(map(self._name, range(size))))
-            self._building: list[Any] = [actor.build.remote(build) for actor in self._actors]
-        except BaseException:
-            self.close()
-            raise
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self.places = self._place(bundle, options, files or {}, imports)
+                break
+            except BaseException as error:
+                self.close()
+                # For some seconds Ray still places ranks on a node that has just ended.
+                if not isinstance(error, DeadRankError) or time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+        self._sort()
+        logger.info("ranks: %s", ", ".join(map(self._name, range(size))))
+        self._building: list[Any] = [actor.build.remote(build) for actor in self._actors]
+
+    def _place(
+        self, bundle: dict[str, float], options: RayOptions, files: Mapping[str, bytes], imports: Sequence[str]
+    ) -> list[RankPlace]:
+        """Start the actors; returns where they are."""
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._bundles = placement_group([bundle] * self.size, strategy=options.strategy)
+        if not self._bundles.wait(options.patience):
+            raise RankError(
+                f"{self.size} ranks of {_shown(bundle)} each, ray.strategy={options.strategy}, found no place in "
+                f"{options.patience:g} s: the cluster has {_shown(ray.cluster_resources())}, of which "
+                f"{_shown(ray.available_resources())} are free. Lower processes or what a rank takes (ray.cpus, "
+                "ray.gpus, ray.resources), choose another ray.strategy, or add nodes."
+            )
+        kind = ray.remote(Rank)
+        for number in range(self.size):
+            strategy = PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=number)
+            actor = kind.options(
+                num_cpus=bundle.get("CPU", 0),
+                num_gpus=bundle.get("GPU", 0),
+                resources={name: bundle[name] for name in options.resources},
+                scheduling_strategy=strategy,
+                max_restarts=0,
+                max_task_retries=0,
+            )
+            self._actors.append(actor.remote(f"process {number + 1} of {self.size}", files, imports))
+        places: list[RankPlace] = self._together([actor.place.remote() for actor in self._actors])
+        return places
 
     @property
     def is_open(self) -> bool:
@@ -326,7 +340,8 @@ class RayRanks:
             ray.wait(cleared, num_returns=len(cleared), timeout=1.0)
         for actor in actors:
             ray.kill(actor)
-        remove_placement_group(self._bundles)
+        if self._bundles is not None:
+            remove_placement_group(self._bundles)
 
     def _sort(self) -> None:
         """Number the ranks so that those of a node are neighbours."""
