@@ -11,6 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from geo_sokoban_pipeline.policies.policy import Policy
+    from ray_cluster import RayCluster
     from task_options import TrainOptions
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,26 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
     yield url
     IDLE.end()
     assert descendants() == []
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """A Ray cluster of two nodes for a rank each, and one for the drivers of submitted jobs.
+
+    `hidden` is a folder for data roots: the processes of the nodes for ranks see it empty where this system allows it.
+    """
+    from mounts import may_hide
+    from ray_cluster import RayCluster
+
+    place = tmp_path_factory.mktemp("ray")
+    (place / "hidden").mkdir()
+    cluster = RayCluster(place / "nodes", place / "hidden", is_hiding=may_hide())
+    try:
+        cluster.add_node()
+        cluster.add_node()
+        yield cluster
+    finally:
+        cluster.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 Points are the package's log messages, those of level DEBUG included (`iteration 3: update`), and Kedro's own moments:
 `before_node:<node>`, `before_save:<dataset>` and `after_save:<dataset>`. `GEO_SOKOBAN_KILL_AT` is a pattern of one,
-such as `iteration *: update`, `GEO_SOKOBAN_KILL_NTH` says at which arrival (default 1), `GEO_SOKOBAN_KILL_WHOM` whom:
-`driver` (default) or `rank`. A run takes the hook from
+such as `iteration *: update`, `GEO_SOKOBAN_KILL_NTH` says at which arrivals (default 1; several as `2,3`),
+`GEO_SOKOBAN_KILL_WHOM` whom: `driver` (default) or `rank`, in a Ray cluster the last one. A run takes the hook from
 `GEO_SOKOBAN_EXTRA_HOOKS=kill_hook:KillHook`, with this folder on PYTHONPATH.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import signal
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,22 +25,32 @@ def _first_rank() -> int:
     return min(child.pid for child in multiprocessing.active_children() if child.pid is not None)
 
 
+# What the driver logs of a rank that Ray has placed.
+_PLACED = re.compile(r"process \d+ of \d+ \(pid (\d+) on ")
+
+
 class KillHook(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self._pattern = os.environ["GEO_SOKOBAN_KILL_AT"]
-        self._arrivals_left = int(os.environ.get("GEO_SOKOBAN_KILL_NTH", "1"))
+        self._due = {int(number) for number in os.environ.get("GEO_SOKOBAN_KILL_NTH", "1").split(",")}
+        self._arrivals = 0
         self._whom = os.environ.get("GEO_SOKOBAN_KILL_WHOM", "driver")
+        self._placed: list[int] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._arrive(record.getMessage())
+        message = record.getMessage()
+        if message.startswith("ranks: "):
+            self._placed = [int(found) for found in _PLACED.findall(message)]
+        self._arrive(message)
 
     def _arrive(self, name: str) -> None:
         if not fnmatchcase(name, self._pattern):
             return
-        self._arrivals_left -= 1
-        if self._arrivals_left == 0:
-            os.kill(os.getpid() if self._whom == "driver" else _first_rank(), signal.SIGKILL)
+        self._arrivals += 1
+        if self._arrivals in self._due:
+            rank = self._placed[-1] if self._placed else None
+            os.kill(os.getpid() if self._whom == "driver" else rank or _first_rank(), signal.SIGKILL)
 
     @hook_impl
     def before_pipeline_run(self) -> None:

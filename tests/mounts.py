@@ -81,3 +81,8 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         return subprocess.CompletedProcess(words, 1, "", str(error))
+
+
+def may_hide() -> bool:
+    """Whether a process may be started that sees an empty folder in place of another one."""
+    return subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode == 0

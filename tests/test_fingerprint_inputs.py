@@ -70,6 +70,10 @@ FREE = {
     "loop.keep_best": "what is stored",
     "loop.report_share": "what is shown",
     **{f"loop.retention.{name}": "what is stored" for name in ("episodes", "images", "newest", "tokens")},
+    **{f"ray.{name}": "on which nodes the ranks live" for name in ("address", "cpus", "gpus", "resources", "strategy")},
+    "ray.patience": "when a run stops",
+    "ray.job_timeout": "when ranks are lost",
+    "ray.max_restarts": "when a run stops",
     "evaluation.prompts": "after training",
     "evaluation.samples": "after training",
     "evaluation.greedy": "after training",
@@ -119,7 +123,7 @@ WARM_START = (
     "rollout.rules.",
 )
 # Without a choice: one value is allowed.
-FIXED = {"rollout.sampling.greedy", "placement"}
+FIXED = {"rollout.sampling.greedy"}
 # What has to be changed with a field, or before it, for its other values to be allowed.
 BESIDE: dict[str, dict[str, Any]] = {
     "policy.source": {"policy.path": "somewhere"},

@@ -150,7 +150,7 @@ def test_every_requirement_is_used():
 
 
 def test_everything_imported_is_required():
-    own_extras = modules_of("wandb", "megatron") | {"IPython"}  # the latter inside a notebook alone
+    own_extras = modules_of("ray", "wandb", "megatron") | {"IPython"}  # the latter inside a notebook alone
     assert foreign(imports_of("src")) <= modules_of("dependencies") | own_extras
     others = foreign(imports_of("tests", "benchmarks", "notebooks", "scripts", "docs"))
     folders = ("", "tests", "benchmarks", "scripts", "scripts/gpu_check", "scripts/sglang_cpu")

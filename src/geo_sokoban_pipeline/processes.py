@@ -43,12 +43,16 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 @contextlib.contextmanager
-def gloo_on_loopback() -> Iterator[None]:
-    """Have process groups that are made here listen on the loopback interface alone, unless one is named."""
+def gloo_on(interface: str | None = None) -> Iterator[None]:
+    """Have process groups that are made here listen on one network interface alone, unless the environment names one.
+
+    Args:
+        interface: its name; None: loopback.
+    """
     if _GLOO_INTERFACE in os.environ:
         yield
         return
-    os.environ[_GLOO_INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
+    os.environ[_GLOO_INTERFACE] = interface or ("lo" if sys.platform == "linux" else "lo0")
     try:
         yield
     finally:

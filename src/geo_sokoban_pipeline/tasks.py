@@ -105,6 +105,16 @@ def check_registry() -> None:
         raise error
 
 
+def registered_here() -> dict[str, str]:
+    """What `tasks.yml` of the project names, by task; paths of files are absolute.
+
+    Raises:
+        TaskError: the file cannot be read.
+    """
+    file = _find_file()
+    return _read(file) if file.is_file() else {}
+
+
 @cache
 def _load() -> tuple[dict[str, Task], TaskError | None]:
     """The tasks that come before the first registration that cannot be used, and what is wrong with that.
@@ -131,9 +141,8 @@ def _registrations() -> Iterator[tuple[str, str, str]]:
         yield name, spec, "the package"
     for point in entry_points(group=GROUP):
         yield point.name, point.value.replace(":", "."), f"entry point {GROUP}"
-    file = _find_file()
-    for name, spec in _read(file).items() if file.is_file() else ():
-        yield name, spec, str(file)
+    for name, spec in registered_here().items():
+        yield name, spec, str(_find_file())
 
 
 def _load_one(name: str, spec: str, where: str) -> Task:

@@ -32,8 +32,6 @@ ELSEWHERE = {
     ("HubOptions", "split"): ("pipelines/hub_rows.py", "split=options.split"),
     ("GeometryHubOptions", "revision"): ("pipelines/hub_rows.py", "revision=options.revision"),
     ("GeometryHubOptions", "streaming"): ("pipelines/hub_rows.py", 'getattr(hub, "streaming"'),
-    # One value each: there is nothing to choose yet.
-    ("TrainOptions", "placement"): ("config/grpo.py", 'placement: Literal["local"]'),
 }
 
 

@@ -24,7 +24,7 @@ def writer(text: str, keep: list[int] | None = None) -> NewCheckpoint:
     return NewCheckpoint(write, keep)
 
 
-RESUME = "geo_sokoban_pipeline.datasets.iterations.read_resume_state"
+RESUME = "geo_sokoban_pipeline.datasets.resume.read_resume_state"
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_resume_state_is_the_newest(resume: ViewDataset) -> None:
 def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
     path = str(tmp_path / "none")
     assert CheckpointsDataset(path).load() == {}
-    empty = {"iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
+    empty = {"folder": Path(path), "iteration": -1, "dir": None, "manifest": None, "complete": None, "stored": []}
     assert ViewDataset(path, RESUME).load() == empty
     assert not (tmp_path / "none").exists()
 

@@ -21,7 +21,7 @@ from geo_sokoban_pipeline.preflight.machine import check_accelerator, check_vari
         ("SLIME_SCRIPT_SOKOBAN_DATA_ROOT", "/other", "warning", "sokoban.file.path is /rows/train.parquet"),
         ("SLIME_SCRIPT_SOKOBAN_DATASET_ID", "someone/levels", "warning", "sokoban.source is file"),
         ("SLIME_SCRIPT_NUM_GPUS", "512", "warning", "train_sokoban.rollout.engine is transformers"),
-        ("SLIME_SCRIPT_EXTERNAL_RAY", "1", "warning", "sets nothing"),
+        ("SLIME_SCRIPT_EXTERNAL_RAY", "1", "warning", "train_sokoban.placement is local"),
         ("SLIME_SCRIPT_MODEL", "x", "warning", "no launcher knows"),
     ],
 )

@@ -30,6 +30,7 @@ from geo_sokoban_pipeline.config.policy import (
     WeightDecay,
     check_matrix_rate,
 )
+from geo_sokoban_pipeline.config.ray import RayOptions
 from geo_sokoban_pipeline.config.rollout import (
     EnvOptions,
     RewardOptions,
@@ -326,7 +327,12 @@ class TrainOptions(StrictModel):
         "matrices (`megatron`; dense models).",
     )
     megatron: MegatronOptions = Field(default_factory=MegatronOptions, description="Layout with backend=megatron.")
-    placement: Literal["local"] = Field("local", description="Where engines and trainers live.")
+    placement: Literal["inline", "local", "ray"] = Field(
+        "local",
+        description="Where the ranks run: `inline`, one, in this process; `local`, in processes of this machine, the "
+        "first one in this process; `ray`, as actors of a Ray cluster, none in this process.",
+    )
+    ray: RayOptions = Field(default_factory=RayOptions, description="The cluster, with placement=ray.")
     threads: int | None = Field(None, ge=1, le=1024, description="Threads of torch. None: all cores.")
     processes: int = Field(
         1,
@@ -382,6 +388,17 @@ class TrainOptions(StrictModel):
             raise ValueError(
                 "rollout.partial=true with grpo.mixed_versions=drop: continued episodes would never be trained; "
                 "take mask or keep."
+            )
+        if self.placement == "inline" and self.processes > 1:
+            raise ValueError(
+                f"placement=inline with processes={self.processes}: one process has one rank; take placement=local."
+            )
+        server = self.rollout.server
+        if self.placement == "ray" and self.rollout.engine == "sglang" and server.mode == "launch":
+            raise ValueError(
+                "placement=ray with rollout.engine=sglang and rollout.server.mode=launch: servers are launched by the "
+                "driver, and Ray could give their GPUs to ranks. Take servers that run already (rollout.server.mode="
+                "attach and their urls), or rollout.engine=transformers."
             )
         if self.processes > 1 and self.threads is None:
             raise ValueError(

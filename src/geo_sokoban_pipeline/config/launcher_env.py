@@ -18,6 +18,8 @@ SOKOBAN_ROOT = "SLIME_SCRIPT_SOKOBAN_DATA_ROOT"
 SOKOBAN_FILE = "SLIME_SCRIPT_SOKOBAN_TRAIN_PATH"
 RAY_SUBMIT = "SLIME_SCRIPT_ENABLE_RAY_SUBMIT"
 NUM_GPUS = "SLIME_SCRIPT_NUM_GPUS"
+EXTERNAL_RAY = "SLIME_SCRIPT_EXTERNAL_RAY"
+_NO = ("0", "false", "no", "off")
 
 SIZES = ("2B", "4B", "8B", "30B-A3B", "235B-A22B")
 MODELS = tuple(f"Qwen3-VL-{size}-{kind}" for size in SIZES for kind in ("Instruct", "Thinking"))
@@ -44,32 +46,44 @@ VARIABLES = (
     ),
     Variable(MODEL_NAME, ("{run}.policy.path",), "without Qwen/; one list for all tasks"),
     Variable("SLIME_SCRIPT_DATASET_NAME", ("geo3k.hub.dataset",), "of the task with one response"),
-    Variable(NUM_GPUS, ("{run}.rollout.server.count",), "a sampling server each; training takes another GPU"),
+    Variable(
+        NUM_GPUS,
+        ("{run}.rollout.server.count",),
+        "a sampling server each; training takes another GPU. In --env=cluster {run}.processes: GPUs in all",
+    ),
     Variable("SLIME_SCRIPT_SOKOBAN_DATASET_ID", ("sokoban.hub.dataset",)),
     Variable(SOKOBAN_FILE, ("sokoban.file.path",), "sets sokoban.source=file"),
     Variable(SOKOBAN_ROOT, ("sokoban.file.path",), "train.parquet in it; the hub where there is no such file"),
     Variable("SLIME_SCRIPT_SOKOBAN_IMAGES_DIR", (), "images lie in the rows, no folder is written"),
     Variable("SLIME_SCRIPT_SOKOBAN_DOWNLOAD_WORKERS", (), "huggingface_hub fetches side by side by itself"),
-    Variable("SLIME_SCRIPT_EXTERNAL_RAY", (), "no Ray is started or stopped"),
+    Variable(EXTERNAL_RAY, ("{run}.ray.address",), "only --env=cluster reads it"),
     Variable(RAY_SUBMIT, (), "0 refuses to train; to prepare only, run --pipelines=data_<task> or check_<task>"),
 )
 
 
 def launch_value(name: str) -> str | None:
-    """Value that the variables of Sokoban's data give a parameter, for `${launch:…}` in the configuration.
+    """Value that the launchers' variables give a parameter, for `${launch:…}` in the configuration.
 
     Args:
-        name: `sokoban.source` (`file` or `hub`) or `sokoban.file.path` (None with the hub).
+        name: `sokoban.source` (`file` or `hub`), `sokoban.file.path` (None with the hub), or `ray.address` (`auto` with
+            a cluster that is there, else None).
 
     Raises:
         ValueError: another name.
     """
+    if name == "ray.address":
+        return "auto" if is_on(os.environ.get(EXTERNAL_RAY, "0")) else None
     path = sokoban_file(os.environ)
     if name == "sokoban.source":
         return "hub" if path is None else "file"
     if name == "sokoban.file.path":
         return path
-    raise ValueError(f"${{launch:{name}}}: only sokoban.source and sokoban.file.path are known.")
+    raise ValueError(f"${{launch:{name}}}: only sokoban.source, sokoban.file.path and ray.address are known.")
+
+
+def is_on(value: str) -> bool:
+    """Whether the value of a switch is not that of one that is off."""
+    return value.strip().lower() not in (*_NO, "")
 
 
 def sokoban_file(environment: Mapping[str, str]) -> str | None:
@@ -87,7 +101,7 @@ def check_submit(environment: Mapping[str, str]) -> None:
     Raises:
         ValueError: the launchers were told to prepare only.
     """
-    if environment.get(RAY_SUBMIT, "1").strip().lower() in ("0", "false", "no", "off"):
+    if environment.get(RAY_SUBMIT, "1").strip().lower() in _NO:
         raise ValueError(
             f"{RAY_SUBMIT}={environment[RAY_SUBMIT]} asks to prepare only: run --pipelines=data_<task> or "
             "check_<task>, or unset it."

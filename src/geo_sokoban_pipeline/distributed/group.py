@@ -13,14 +13,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from geo_sokoban_pipeline.processes import gloo_on_loopback
+from geo_sokoban_pipeline.processes import gloo_on
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _PATIENCE = dist.default_pg_timeout  # of gloo
 _SUMS = "where the ranks connect for sums"
 _CONNECTING = 60.0  # seconds
@@ -31,31 +32,51 @@ class LeftRankError(RuntimeError):
     """Another rank has left the group in the middle of a collective."""
 
 
+def interface_of(address: str) -> str:
+    """Name of the network interface of this machine that has an address.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for name, known in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in known):
+            return name
+    raise ValueError(
+        f"no network interface of this machine has the address {address}, by which Ray knows it. Start the node with "
+        "--node-ip-address=<an address that the others reach>."
+    )
+
+
 class Meeting:
-    """Where the ranks of one machine find each other: a store that rank 0 serves on the loopback interface.
+    """Where the ranks find each other: a store that rank 0 serves on one network interface.
+
+    Args:
+        host: address of rank 0 on that interface; loopback where all ranks are on one machine.
 
     Attributes:
         port: of the store.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, host: str = LOOPBACK) -> None:
         # Given a port number alone, the store would listen on every interface.
-        listener = socket.socket()
-        listener.bind((_LOOPBACK, 0))
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.bind((host, 0))
         listener.listen(size)
         self.port: int = listener.getsockname()[1]
         self._store = dist.TCPStore(
-            _LOOPBACK, self.port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            host, self.port, size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    def join(self, size: int, device: str = "cpu") -> Group:
+    def join(self, size: int, device: str = "cpu", address: str | None = None) -> Group:
         """Rank 0 of the group; returns when all ranks have joined."""
-        return Group(0, size, self._store, device)
+        return Group(0, size, self._store, device, address)
 
 
-def join_group(rank: int, size: int, port: int, device: str = "cpu") -> Group:
-    """A rank's group, given the port of rank 0's `Meeting`; returns when all ranks have joined."""
-    return Group(rank, size, dist.TCPStore(_LOOPBACK, port, size, is_master=False), device)
+def join_group(
+    rank: int, size: int, port: int, device: str = "cpu", host: str = LOOPBACK, address: str | None = None
+) -> Group:
+    """A rank's group, given host and port of rank 0's `Meeting`; returns when all ranks have joined."""
+    return Group(rank, size, dist.TCPStore(host, port, size, is_master=False), device, address)
 
 
 class Group:
@@ -65,23 +86,28 @@ class Group:
 
     Args:
         store: through which the ranks find each other; None: torch's default group is there already.
-        device: type of the device on which the ranks compute; of several GPUs, each takes the one of its number.
+        device: type of the device on which the ranks compute; of several GPUs that a rank sees, it takes the one of its
+            number.
+        address: at which ranks on other machines reach this one; None: all are on this machine.
 
     Attributes:
         rank: of this process.
         size: number of ranks.
     """
 
-    def __init__(self, rank: int, size: int, store: dist.Store | None, device: str = "cpu") -> None:
+    def __init__(
+        self, rank: int, size: int, store: dist.Store | None, device: str = "cpu", address: str | None = None
+    ) -> None:
         self.rank, self.size, self._device = rank, size, device
-        self._sums = SharedSums(rank, size, store)
+        self._interface = None if address is None else interface_of(address)
+        self._sums = SharedSums(rank, size, store if address is None else None)
         if store is None:
             return
         if dist.is_initialized() and dist.get_world_size() == 1:
             dist.destroy_process_group()  # of `alone`, in which nobody computes any more
         if device != "cpu" and size > 1:
-            torch.cuda.set_device(rank)
-        with gloo_on_loopback():
+            torch.cuda.set_device(rank % torch.cuda.device_count())  # Ray shows a rank its own alone
+        with gloo_on(self._interface):
             backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
             dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
@@ -96,14 +122,14 @@ class Group:
 
     def mesh(self, copies: int = 1) -> DeviceMesh:
         """The ranks as a mesh for sharding: in rows of shards, one row for each copy of the weights."""
-        with gloo_on_loopback():
+        with gloo_on(self._interface):
             if copies == 1:
                 return init_device_mesh(self._device, (self.size,))
             return init_device_mesh(self._device, (copies, self.size // copies), mesh_dim_names=("copy", "shard"))
 
     def grid(self, sizes: Mapping[str, int]) -> DeviceMesh:
         """The ranks as a mesh of named dimensions; neighbouring ranks differ in the last one."""
-        with gloo_on_loopback():
+        with gloo_on(self._interface):
             return init_device_mesh(self._device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:

@@ -30,6 +30,10 @@ class RankError(RuntimeError):
     """A rank failed or its process has ended; the message says which and why."""
 
 
+class DeadRankError(RankError):
+    """A rank's process or its node has ended; another group of ranks can take its place."""
+
+
 class LostRankError(RankError):
     """A rank failed because another one did."""
 
@@ -44,10 +48,16 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The traceback of a failed job, as text; `lost`: it failed because another rank did."""
+    """The traceback of a failed job, as text.
+
+    Attributes:
+        lost: whether it failed because another rank did.
+        error: what it raised; None where that was not sent.
+    """
 
     text: str
     lost: bool = False
+    error: Exception | None = None
 
 
 def serve(pipe: Connection, build: Callable[[], Any]) -> None:

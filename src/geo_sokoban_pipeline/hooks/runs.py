@@ -90,7 +90,7 @@ class RunHooks:
         """Remember the run id, the data root, what the command gave, and whether the launchers' variables count."""
         self._parameters, self._data_root = settings_of(context)
         self._env, self._given = context.env, frozenset(context.config_loader.runtime_params or {})
-        self._launched = context.env == "qwen3vl"
+        self._launched = context.env in ("qwen3vl", "cluster")
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: DataCatalog) -> None:

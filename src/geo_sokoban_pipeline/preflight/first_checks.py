@@ -27,6 +27,7 @@ from geo_sokoban_pipeline.preflight.checks import Subject, is_own
 from geo_sokoban_pipeline.preflight.machine import (
     check_byte_code,
     check_libraries,
+    check_ray,
     check_threads,
     check_torchvision,
     check_variables,
@@ -186,10 +187,11 @@ def _data(subject: Subject) -> Sequence[Check]:
 
 
 def _machine(subject: Subject) -> Sequence[Check]:
-    threads = check_threads(subject.options.threads, subject.options.processes)
+    options = subject.options
+    own = check_ray(options) if options.placement == "ray" else check_threads(options.threads, options.processes)
     # Another version may be intended, so it is only a warning here.
     versions = [*check_libraries(), check_torchvision(), check_byte_code()]
-    return [threads, *(replace(c, state="warning") if c.state == "failure" else c for c in versions)]
+    return [own, *(replace(c, state="warning") if c.state == "failure" else c for c in versions)]
 
 
 def _servers(subject: Subject) -> Sequence[Check]:

@@ -21,6 +21,7 @@ from geo_sokoban_pipeline.preflight.machine import (
     check_attention,
     check_byte_code,
     check_libraries,
+    check_ray,
     check_threads,
     check_torchvision,
     check_type,
@@ -99,10 +100,13 @@ def inspect_run(subject: Subject, hub: HubReader | None) -> Findings:
     findings.checks += guard(
         "libraries", "versions", lambda: [*check_libraries(), check_torchvision(), check_byte_code()]
     )
-    findings.checks += guard("machine", "accelerator", lambda: [check_accelerator(options.policy.device)])
-    findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
-    findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
-    findings.checks += [check_threads(options.threads, options.processes)]
+    if options.placement == "ray":  # its nodes compute, not this machine
+        findings.checks += [check_ray(options)]
+    else:
+        findings.checks += guard("machine", "accelerator", lambda: [check_accelerator(options.policy.device)])
+        findings.checks += guard("machine", "attention", lambda: [_check_attention(subject, findings)])
+        findings.checks += guard("machine", "type", lambda: [check_type(options.policy.dtype)])
+        findings.checks += [check_threads(options.threads, options.processes)]
     findings.checks += guard("servers", "sglang", lambda: _check_sampling(subject, findings))
     needed = [*needed_servers(parameters), *needed_sampling_servers(subject.run, options)]
     findings.checks += guard("network", "ports", lambda: check_servers(needed, timeout))
@@ -207,6 +211,9 @@ def _check_disk(subject: Subject, findings: Findings) -> list[Check]:
 
 def _check_memory(subject: Subject, findings: Findings) -> list[Check]:
     options, model, shape = subject.options, findings.model, findings.shape
+    if options.placement == "ray":
+        text = "the ranks are on the nodes of a Ray cluster; docs/scaling.md has what one takes"
+        return [Check("memory", "rank", "skipped", text)]
     if model is None or shape is None:
         return [_skipped("memory", "rank")]
     longest = shape.longest(options)

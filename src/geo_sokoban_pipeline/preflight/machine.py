@@ -15,7 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from geo_sokoban_pipeline.config.launcher_env import NUM_GPUS, VARIABLES, Variable, unknown_variables
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.config.launcher_env import (
+    EXTERNAL_RAY,
+    NUM_GPUS,
+    VARIABLES,
+    Variable,
+    is_on,
+    unknown_variables,
+)
 from geo_sokoban_pipeline.envs.inspection import Check, State
 from geo_sokoban_pipeline.parameters import TrackingOptions
 from geo_sokoban_pipeline.preflight.checks import Subject
@@ -177,8 +185,13 @@ def check_variables(subject: Subject, environment: Mapping[str, str] | None = No
     """
     environment = os.environ if environment is None else environment
     values = subject.parameters.model_dump(mode="json")
-    found = [_check(variable, environment[variable.name], subject, values) for variable in VARIABLES
-             if environment.get(variable.name)]  # fmt: skip
+    found = [
+        _check_external_ray(environment[EXTERNAL_RAY], subject)
+        if variable.name == EXTERNAL_RAY
+        else _check(variable, environment[variable.name], subject, values)
+        for variable in VARIABLES
+        if environment.get(variable.name)
+    ]
     for name, near in unknown_variables(environment).items():
         hint = f"did you mean {near}?" if near else "see docs/full_size.md for the known variables"
         found.append(Check(_LAUNCHER, name, "warning", "no launcher knows this variable", hint))
@@ -201,7 +214,10 @@ def _check_wandb(tracking: TrackingOptions, environment: Mapping[str, str]) -> C
 
 
 def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str, Any]) -> Check:
+    is_in_ray = subject.options.placement == "ray"
     paths = [path.format(run=subject.run) for path in variable.parameters]
+    if variable.name == NUM_GPUS and is_in_ray:
+        paths = [f"{subject.run}.processes"]
     here = [path for path in paths if path.split(".")[0] in (subject.task, subject.run)]
     if paths and not here:
         return Check(_LAUNCHER, variable.name, "ok", f"{value}: not of this task, sets {', '.join(paths)}")
@@ -210,14 +226,40 @@ def _check(variable: Variable, value: str, subject: Subject, values: Mapping[str
     in_force = {path: _value_at(values, path) for path in here}
     if unread := _unread(here, values):
         return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {unread}", variable.note)
-    if variable.name == NUM_GPUS:
+    if variable.name == NUM_GPUS and not is_in_ray:
         first = _value_at(values, here[0].replace("server.count", "server.first_gpu"))
         return _check_gpus(value, here[0], in_force[here[0]], first)
     if any(_names(found, value) for found in in_force.values()):
         return Check(_LAUNCHER, variable.name, "ok", f"{value}: sets {', '.join(here)}")
     text = "; ".join(f"{path} is {found}" for path, found in in_force.items())
-    way_out = "only --env=qwen3vl reads it, and --params comes before it"
+    way_out = "only --env=qwen3vl and --env=cluster read it, and --params comes before it"
     return Check(_LAUNCHER, variable.name, "warning", f"{value}: changes nothing, {text}", way_out)
+
+
+def _check_external_ray(value: str, subject: Subject) -> Check:
+    options = subject.options
+    if options.placement != "ray":
+        text, way_out = (
+            f"{value}: changes nothing, {subject.run}.placement is {options.placement}",
+            "take --env=cluster",
+        )
+        return Check(_LAUNCHER, EXTERNAL_RAY, "warning", text, way_out)
+    address = options.ray.address
+    if is_on(value) == (address is not None):
+        return Check(_LAUNCHER, EXTERNAL_RAY, "ok", f"{value}: sets {subject.run}.ray.address")
+    text = f"{value}: changes nothing, {subject.run}.ray.address is {address}"
+    return Check(_LAUNCHER, EXTERNAL_RAY, "warning", text, "only --env=cluster reads it, and --params comes before it")
+
+
+def check_ray(options: TrainOptions) -> Check:
+    """Whether Ray is there, and which cluster the ranks will be in; nothing is joined or started."""
+    version = installed_version("ray")
+    if version is None:
+        text, way_out = "placement=ray, but Ray is not installed", "pip install 'geo-sokoban-pipeline[ray]'"
+        return Check("machine", "Ray", "failure", text, way_out)
+    address = options.ray.address or os.environ.get("RAY_ADDRESS")
+    where = f"{options.processes} ranks in the cluster at {address}" if address else "a cluster of this machine alone"
+    return Check("machine", "Ray", "ok", f"{version}: {where}, ray.strategy={options.ray.strategy}")
 
 
 def _unread(paths: Sequence[str], values: Mapping[str, Any]) -> str:

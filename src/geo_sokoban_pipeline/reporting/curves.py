@@ -32,6 +32,7 @@ _HEALTH = (
     ),
     ("perf/tokens_per_second", "Rollout speed", "tokens per second, images included"),
     ("perf/memory_gb", "Memory", "GB, of all processes of the run"),
+    ("perf/restarts", "Restarts", "times that ranks in a Ray cluster were lost and the iteration began again"),
 )
 _PARTS = ("final", "warm", "greedy", "legal", "solver", "random")  # colours of the parts of a reward
 _LENGTH = "rollout/response_len/"

@@ -150,7 +150,7 @@ def warm_start_parameters(options: TrainOptions, seed: int, data: Mapping[str, A
 
 def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -> Fingerprint:
     """Parameters that the loop and its validations depend on; its length, saving and layout are not."""
-    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "warm_start"})
+    values = options.model_dump(mode="json", exclude={"loop", "evaluation", "warm_start", "ray"})
     values["rollout"] = _playing(options)
     values["warm_start"] = _sft(options)
     values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})

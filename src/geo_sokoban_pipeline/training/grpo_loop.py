@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,6 +45,7 @@ from geo_sokoban_pipeline.training.checkpoint import (
     layout_of,
 )
 from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
+from geo_sokoban_pipeline.training.recovery import written_ahead
 from geo_sokoban_pipeline.training.runtime import (
     Stopwatch,
     collect_garbage,
@@ -94,11 +95,15 @@ class RunInputs:
     validation_prompts: Rows
 
 
-def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None, None]:  # noqa: PLR0915 - one place for the whole loop
+def run_grpo(  # noqa: PLR0915 - one place for the whole loop
+    inputs: RunInputs, resume: Mapping[str, Any], restarts: int = 0
+) -> Generator[Chunk, None, None]:
     """Run the loop from the newest checkpoint to `loop.iterations`.
 
     Args:
-        resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`, `stored`.
+        resume: newest checkpoint: `iteration` (−1 before the first), `dir`, `manifest`, `complete`, `stored`; with
+            ranks in a Ray cluster also `folder`, that of all checkpoints.
+        restarts: how often this command has begun the first iteration before.
 
     Yields:
         (trajectories, eval trajectories, metrics, checkpoint), `{}` where nothing is due. An unfinished loop begins
@@ -107,6 +112,7 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
     Raises:
         FingerprintError: the stored run has other settings.
         DivergedError: several optimizer steps in a row had no finite gradient.
+        DeadRankError: a rank in a Ray cluster has ended; what was yielded before is whole.
     """
     options, loop, task = inputs.options, inputs.options.loop, task_of(inputs.options.task)
     manifest = resume["manifest"] or {}
@@ -207,6 +213,8 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
                 history.note_validation(iteration + 1, measured, held_out, is_saved=is_saved)
             if validating.seconds:
                 row["perf/eval_time"] = validating.seconds
+            if restarts and iteration == first:
+                row["perf/restarts"] = restarts
             row["perf/step_time"] = time.perf_counter() - began
             # A row is stored before its own saving ends, so it has the saving times of the previous iteration.
             row |= {
@@ -218,22 +226,23 @@ def run_grpo(inputs: RunInputs, resume: dict[str, Any]) -> Generator[Chunk, None
             }
 
             # Commit: episodes, then metrics, then the checkpoint, whose manifest commits the iteration.
-            checkpoint: dict[str, Any] = {}
-            if is_saved:
-                keep = history.add(iteration, loop.keep_last, keep_best=loop.keep_best)
-                entries = {
-                    "iteration": iteration,
-                    "policy_version": iteration + 1,
-                    "fingerprint": fingerprint,
-                    "sampler": sampler.state(),
-                    "best": history.best,
-                    "validated": dict(history.validated),
-                    **layout,
-                }
-                checkpoint[partition(iteration)] = NewCheckpoint(CheckpointWriter(backend, entries), keep)
             note = f"solved {row['rollout/success_rate'] or 0.0:.0%}, reward {row['rollout/raw_reward'] or 0.0:.2f}"
             saving, writing = Stopwatch(), Stopwatch()
-            with saving.running():
+            with saving.running(), ExitStack() as held:
+                checkpoint: dict[str, Any] = {}
+                if is_saved:
+                    keep = history.add(iteration, loop.keep_last, keep_best=loop.keep_best)
+                    entries = {
+                        "iteration": iteration,
+                        "policy_version": iteration + 1,
+                        "fingerprint": fingerprint,
+                        "sampler": sampler.state(),
+                        "best": history.best,
+                        "validated": dict(history.validated),
+                        **layout,
+                    }
+                    writer = written_ahead(CheckpointWriter(backend, entries), resume.get("folder"), workers)
+                    checkpoint[partition(iteration)] = NewCheckpoint(held.enter_context(writer), keep)
                 with writing.running():
                     with collector_paused():
                         parts = name_parts(iteration, trajectories, policy.table_context)

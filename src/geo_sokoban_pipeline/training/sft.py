@@ -73,7 +73,7 @@ def run_sft(
         if state is not None:
             backend.load_state(state)
         if workers is not None:
-            workers.broadcast(SetDemonstrations(prompts, seed, _TRAINING))
+            workers.run_jobs([SetDemonstrations(prompts, seed, _TRAINING)] * workers.size)
         watch = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
         freeze_survivors()
         for step in range(warm.steps):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.distributed.group import Group, join_group
+from geo_sokoban_pipeline.distributed.group import LOOPBACK, Group, Meeting, join_group
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, empty_model, freeze_parameters
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.engines.factory import build_engine
@@ -36,6 +36,7 @@ class Worker:
         expert: makes demonstrations; None before `SetDemonstrations`.
         backend: this rank's part of the training backend; None before the driver builds one.
         scorer: this rank's part of a reference policy; None before the driver builds one.
+        meeting: where the others find rank 0; None on other ranks, and where the driver is rank 0.
     """
 
     def __init__(self, policy: Policy, options: TrainOptions) -> None:
@@ -44,6 +45,7 @@ class Worker:
         self.expert: Demonstrator | None = None
         self.backend: Any = None
         self.scorer: Any = None
+        self.meeting: Meeting | None = None
 
     @cached_property
     def engine(self) -> RolloutEngine:
@@ -117,18 +119,41 @@ class Blueprint:
 
 
 @dataclass(frozen=True)
+class OpenMeeting:
+    """Serve the store through which the ranks find each other, on rank 0; returns its port."""
+
+    size: int
+    host: str
+
+    def __call__(self, worker: Worker) -> int:
+        """Run in a worker."""
+        worker.meeting = Meeting(self.size, self.host)
+        return worker.meeting.port
+
+
+@dataclass(frozen=True)
 class JoinGroup:
-    """Join the group of all ranks, and take over the weights of rank 0, unless its policy is empty."""
+    """Join the group of all ranks, and take over the weights of rank 0, unless its policy is empty.
+
+    Attributes:
+        host, port: of rank 0's store.
+        address: of this rank's machine; None: all ranks are on one.
+    """
 
     rank: int
     size: int
     port: int
     is_empty: bool
     device: str = "cpu"
+    host: str = LOOPBACK
+    address: str | None = None
 
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
-        worker.group = join_group(self.rank, self.size, self.port, self.device)
+        if worker.meeting is not None:
+            worker.group = worker.meeting.join(self.size, self.device, self.address)
+        else:
+            worker.group = join_group(self.rank, self.size, self.port, self.device, self.host, self.address)
         if not self.is_empty:
             worker.policy.model.to(self.device)
             worker.group.broadcast(model_tensors(worker.policy.model))

@@ -16,14 +16,16 @@ from typing import Any, TypeVar
 import torch
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
-from geo_sokoban_pipeline.distributed.group import Group, Meeting
+from geo_sokoban_pipeline.distributed.group import Meeting
 from geo_sokoban_pipeline.distributed.launch import Job, Ranks
 from geo_sokoban_pipeline.policies.policy import Policy, device_of, load_as, load_empty
 from geo_sokoban_pipeline.rollout.engines.base import RolloutEngine
 from geo_sokoban_pipeline.rollout.episode import EpisodeRequest, RolloutSettings
 from geo_sokoban_pipeline.rollout.rollout import Progress, check_failures, load_rollout_fn
+from geo_sokoban_pipeline.runs.storage import Files
+from geo_sokoban_pipeline.training.ray_group import RayWorkers
 from geo_sokoban_pipeline.training.sharding import shard_groups
-from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, Rollout, UpdateWeights, model_tensors
+from geo_sokoban_pipeline.training.worker import Blueprint, JoinGroup, Rollout, UpdateWeights, Worker, model_tensors
 from geo_sokoban_pipeline.trajectories.types import Trajectory
 
 Result = TypeVar("Result")
@@ -41,6 +43,8 @@ class WorkerGroup:
     Attributes:
         size: number of ranks.
         before_rollout: set by a backend whose weights are sharded.
+        own: the worker of rank 0, in this process.
+        weights: folder from which the ranks read what they hold of the weights; None: they have them.
 
     Raises:
         ValueError: the policy is on a GPU, and there is not one for each process.
@@ -53,19 +57,22 @@ class WorkerGroup:
                 f"processes={options.processes} with the policy on {self._device}: each takes a GPU of its own, and "
                 f"there are {torch.cuda.device_count()}. Lower processes, or set policy.device=cpu."
             )
+        self._prepare(policy, options)
+        self.own = Worker(policy, options)
+        self.weights: Path | None = policy.folder if policy.is_empty else None
+        self._ranks = ranks or Ranks([Blueprint.of(policy, options)] * (self.size - 1))
+
+    def _prepare(self, policy: Policy, options: TrainOptions) -> None:
         self.size, self.options = options.processes, options
         self.before_rollout: Callable[[], None] | None = None
         self._policy = policy
         # A server that comes back reads its weights from the thread of its engine.
         self._lock = threading.Lock()
-        self._group: Group | None = None
-        self._ranks = ranks or Ranks([Blueprint.of(policy, options)] * (self.size - 1))
 
     @property
-    def group(self) -> Group:
-        """The collectives of the driver; within `run`."""
-        assert self._group is not None
-        return self._group
+    def drives_a_rank(self) -> bool:
+        """Whether rank 0 is this process."""
+        return True
 
     @property
     def is_open(self) -> bool:
@@ -94,7 +101,7 @@ class WorkerGroup:
         """
         with self._lock:
             try:
-                if self._group is None and self.is_open:
+                if self.own.group is None and self.is_open:
                     meeting, is_empty = Meeting(self.size), self._policy.is_empty
                     joining = [
                         JoinGroup(rank, self.size, meeting.port, is_empty, self._device) for rank in range(1, self.size)
@@ -104,6 +111,34 @@ class WorkerGroup:
             except BaseException:
                 self.leave()
                 raise
+
+    def run_jobs(self, jobs: Sequence[Job]) -> list[Any]:
+        """Run one job on each of the first ranks, from rank 0 on; returns their results.
+
+        Raises:
+            RankError: as `run`.
+        """
+        return self.run(lambda: jobs[0](self.own), jobs[1:])
+
+    def read(self, folder: Path, job: Callable[[Path], Job]) -> None:
+        """Run a job on every rank that reads a folder of the driver.
+
+        Args:
+            job: given the place where the ranks find the folder.
+        """
+        self.run_jobs([job(folder)] * self.size)
+
+    def write(self, folder: Path, job: Callable[[Path], Job], *, everywhere: bool) -> Files:
+        """Run a job that writes into a folder of the driver, on every rank or on rank 0 alone.
+
+        Args:
+            job: given the place where a rank writes; returns sizes and digests of its own files.
+
+        Returns:
+            Those of all ranks.
+        """
+        parts: list[Files] = self.run_jobs([job(folder)] * (self.size if everywhere else 1))
+        return {name: record for part in parts for name, record in part.items()}
 
     def broadcast(self, job: Job) -> None:
         """Run a job in every worker."""
@@ -126,22 +161,34 @@ class WorkerGroup:
         """Roll out by `rollout.function`, groups sharded over the processes; the driver uses the given engine."""
         if self.before_rollout is not None:
             self.before_rollout()
-        rollout_fn = load_rollout_fn(settings.rollout)
         shards = shard_groups(tasks, self.size)
         # `max_failed_share` is checked over all episodes below, not within a shard.
         lenient = replace(settings, rollout=settings.rollout.model_copy(update={"max_failed_share": 1.0}))
         parts = [[tasks[index] for index in shard] for shard in shards] or [[]]
-        watching = () if progress is None else (progress,)
-        results = self.run(
-            lambda: rollout_fn(engine, policy, parts[0], lenient, *watching),
-            [Rollout(part, lenient) for part in parts[1:]],
-        )
-        if progress is not None and len(shards) > 1:
-            progress(len(tasks) - len(shards[0]))
+        results = self._roll_out(engine, policy, parts, lenient, progress)
         episodes = dict(zip([i for shard in shards for i in shard], [e for part in results for e in part], strict=True))
         trajectories = [episodes[index] for index in range(len(tasks))]
         check_failures(trajectories, settings.rollout.max_failed_share)
         return trajectories
+
+    def _roll_out(
+        self,
+        engine: RolloutEngine,
+        policy: Policy,
+        parts: Sequence[Sequence[EpisodeRequest]],
+        settings: RolloutSettings,
+        progress: Progress | None,
+    ) -> list[list[Trajectory]]:
+        """Roll out one part on each of the first ranks."""
+        rollout_fn = load_rollout_fn(settings.rollout)
+        watching = () if progress is None else (progress,)
+        results: list[list[Trajectory]] = self.run(
+            lambda: rollout_fn(engine, policy, parts[0], settings, *watching),
+            [Rollout(part, settings) for part in parts[1:]],
+        )
+        if progress is not None and len(parts) > 1:
+            progress(sum(map(len, parts[1:])))
+        return results
 
     def close(self) -> None:
         """End the workers."""
@@ -150,18 +197,95 @@ class WorkerGroup:
 
     def leave(self) -> None:
         """Leave the collectives, as every worker does at its end; the next `run` joins them again."""
-        group, self._group = self._group, None
+        group, self.own.group = self.own.group, None
         if group is not None:
             group.close()
 
     def _join(self, meeting: Meeting, is_empty: bool) -> None:
-        self._group = meeting.join(self.size, self._device)
+        self.own.group = meeting.join(self.size, self._device)
         if not is_empty:
-            self._group.broadcast(model_tensors(self._policy.model))
+            self.own.group.broadcast(model_tensors(self._policy.model))
+
+
+class RayWorkerGroup(WorkerGroup):
+    """`options.processes` workers in a Ray cluster; the driver is none of them.
+
+    Raises:
+        RankError, ValueError: as `RayWorkers`.
+    """
+
+    def __init__(self, policy: Policy, options: TrainOptions) -> None:
+        self._prepare(policy, options)
+        self._workers = RayWorkers(policy, options)
+        self.weights = self._workers.weights
+
+    @property
+    def drives_a_rank(self) -> bool:
+        """Whether rank 0 is this process."""
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers take jobs."""
+        return self._workers.ranks.is_open
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids of the workers, each on its node."""
+        return [place.pid for place in self._workers.ranks.places]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU-seconds of the workers' answered jobs."""
+        return self._workers.ranks.cpu_seconds
+
+    def run_jobs(self, jobs: Sequence[Job]) -> list[Any]:
+        """Run one job on each of the first ranks, from rank 0 on; returns their results.
+
+        Raises:
+            RankError: see `RayRanks.run`.
+        """
+        with self._lock:
+            return self._workers.joined().run(jobs)
+
+    def read(self, folder: Path, job: Callable[[Path], Job]) -> None:
+        """See `WorkerGroup`."""
+        with self._lock:
+            self._workers.joined().read(folder, job)
+
+    def write(self, folder: Path, job: Callable[[Path], Job], *, everywhere: bool) -> Files:
+        """See `WorkerGroup`."""
+        with self._lock:
+            return self._workers.joined().write(folder, job, self.size if everywhere else 1)
+
+    def broadcast(self, job: Job) -> None:
+        """Run a job in every worker."""
+        self.run_jobs([job] * self.size)
+
+    def close(self) -> None:
+        """End the workers, and the cluster where it was started for them."""
+        self._workers.close()
+
+    def leave(self) -> None:
+        """The driver is in no group."""
+
+    def _roll_out(
+        self,
+        engine: RolloutEngine,
+        policy: Policy,
+        parts: Sequence[Sequence[EpisodeRequest]],
+        settings: RolloutSettings,
+        progress: Progress | None,
+    ) -> list[list[Trajectory]]:
+        own = self._workers.code.renamed(settings)
+        results = self.run_jobs([Rollout(part, own) for part in parts])
+        if progress is not None:
+            progress(sum(map(len, parts)))
+        return results
 
 
 def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
-    """The policy of a driver that trains: empty where the weights are elsewhere, in parts or off the device.
+    """The policy of a driver that trains: empty where the weights are elsewhere: in other ranks, or off the device.
 
     The backend then reads them from the folder, and gives the policy whole weights when an engine of this process needs
     them.
@@ -169,13 +293,13 @@ def load_driver_policy(options: TrainOptions, folder: Path) -> Policy:
     Raises:
         FileNotFoundError, ValueError, RuntimeError: as `load_as`.
     """
-    is_elsewhere = options.shares_weights or options.optimizer.offload
+    is_elsewhere = options.shares_weights or options.optimizer.offload or options.placement == "ray"
     return load_empty(options.policy, folder) if is_elsewhere else load_as(options.policy, folder)
 
 
 @contextmanager
 def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerGroup | None]:
-    """A worker group of `options.processes` for the `with` block; None with one process.
+    """A worker group of `options.processes` for the `with` block; None where this process alone is enough.
 
     Raises:
         ValueError: Megatron-Core would ask for a GPU where there is none.
@@ -186,10 +310,14 @@ def open_worker_group(policy: Policy, options: TrainOptions) -> Iterator[WorkerG
             f"megatron.sequence_parallel=true with policy.device={options.policy.device}: torch sees no GPU, which "
             "Megatron-Core asks for its buffers. Set sequence_parallel=false."
         )
-    if options.processes == 1:
+    workers: WorkerGroup
+    if options.placement == "ray":
+        workers = RayWorkerGroup(policy, options)
+    elif options.processes == 1:
         yield None
         return
-    workers = WorkerGroup(policy, options)
+    else:
+        workers = WorkerGroup(policy, options)
     try:
         yield workers
     finally:

@@ -85,6 +85,7 @@ def continue_sft(
     A generator: Kedro saves what it yields while the ranks still hold their parts of the state.
     """
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
+    from geo_sokoban_pipeline.training.recovery import restarting
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft_control import Budget, continue_warm_start, control_options
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
@@ -100,16 +101,17 @@ def continue_sft(
     rows = _prompts(episodes, control, read_rows(prompts), task_of(options.task))
     held_out = read_rows(validation_prompts)
     budget = Budget(**planned["budget"])
-    with open_worker_group(policy, options) as workers:
-        history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget, workers)
-        entries = {
-            "fingerprint": wanted,
-            "budget": planned["budget"],
-            "cpu_seconds": history[-1]["cpu_seconds"],
-            "history": history,
-            **layout_of(options, threads),
-        }
-        yield CheckpointWriter(backend, entries)
+    for attempt in restarting(options, "the control begins again"):
+        with attempt, open_worker_group(policy, options) as workers:
+            history, backend = continue_warm_start(policy, start.path, rows, held_out, options, seed, budget, workers)
+            entries = {
+                "fingerprint": wanted,
+                "budget": planned["budget"],
+                "cpu_seconds": history[-1]["cpu_seconds"],
+                "history": history,
+                **layout_of(options, threads),
+            }
+            yield CheckpointWriter(backend, entries)
 
 
 def evaluate_control(

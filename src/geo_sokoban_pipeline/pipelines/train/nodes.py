@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import ParameterError
@@ -69,6 +70,7 @@ def warm_start(
     from geo_sokoban_pipeline.envs.base import describe_expert
     from geo_sokoban_pipeline.training.backends.base import DivergedError
     from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter, layout_of
+    from geo_sokoban_pipeline.training.recovery import restarting, written_ahead
     from geo_sokoban_pipeline.training.runtime import prepare_process
     from geo_sokoban_pipeline.training.sft import run_sft
     from geo_sokoban_pipeline.training.worker_group import load_driver_policy, open_worker_group
@@ -76,14 +78,16 @@ def warm_start(
     logger.info("warm start: %s", describe_expert(options.warm_start.teacher, rows))
     threads = prepare_process(options.threads)
     policy = load_driver_policy(options, base.path)
-    with open_worker_group(policy, options) as workers:
-        try:
-            history, backend = run_sft(policy, rows, held_out, options, seed, workers=workers)
-        except DivergedError as error:
-            section = f"train_{options.task}.warm_start"
-            raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
-        entries = {"fingerprint": wanted, "history": history, **layout_of(options, threads)}
-        yield CheckpointWriter(backend, entries)
+    for attempt in restarting(options, "the warm start begins again"):
+        with attempt, open_worker_group(policy, options) as workers:
+            try:
+                history, backend = run_sft(policy, rows, held_out, options, seed, workers=workers)
+            except DivergedError as error:
+                section = f"train_{options.task}.warm_start"
+                raise DivergedError(f"warm start: {error}. Lower {section}.learning_rate or {section}.clip.") from error
+            entries = {"fingerprint": wanted, "history": history, **layout_of(options, threads)}
+            with written_ahead(CheckpointWriter(backend, entries), base.path.parent, workers) as writer:
+                yield writer
 
 
 def train_grpo(
@@ -97,6 +101,7 @@ def train_grpo(
 ) -> Iterator[tuple[Any, ...]]:
     """The GRPO loop: what it yields is saved by Kedro before the loop continues."""
     from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
+    from geo_sokoban_pipeline.training.recovery import recovering
 
     inputs = RunInputs(
         run=f"train_{options.task}",
@@ -108,7 +113,7 @@ def train_grpo(
         validation_prompts=read_rows(validation_prompts),
     )
     # The node's own function must be a generator: Kedro collects what a wrapper merely returns.
-    with closing(run_grpo(inputs, resume)) as chunks:
+    with closing(recovering(partial(run_grpo, inputs), resume, options)) as chunks:
         for chunk in chunks:
             yield chunk
             release(chunk)

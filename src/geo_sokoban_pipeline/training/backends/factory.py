@@ -51,7 +51,7 @@ def build_scorer(
     Args:
         workers: whose ranks hold a part of it each, where they do of the trained policy. None: this process alone.
     """
-    if workers is not None and options.shares_weights:
+    if workers is not None and (options.shares_weights or not workers.drives_a_rank):
         temperature = options.rollout.sampling.temperature
         return RankedScorer(load_empty(options.policy, folder.path), options.optimizer, temperature, workers)
     policy = load_as(options.policy, folder.path)

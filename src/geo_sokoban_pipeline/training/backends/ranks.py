@@ -7,8 +7,7 @@ its copy of the weights alike. Losses are divided by the counts of the whole ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ import numpy as np
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import MegatronOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.policy import PolicyOptions
 from geo_sokoban_pipeline.distributed.fsdp import device_of_mesh, move_shards, shard_policy
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.launch import RankError
 from geo_sokoban_pipeline.grpo.loss import Objective, StepSize
-from geo_sokoban_pipeline.policies.policy import Policy, load_empty
+from geo_sokoban_pipeline.policies.policy import Policy, load_as, load_empty, store_in_compute_type
 from geo_sokoban_pipeline.rollout.engines.base import WeightSource
 from geo_sokoban_pipeline.runs.storage import Files
 from geo_sokoban_pipeline.training.backends.base import Batch
@@ -46,8 +46,6 @@ class RankedBackend:
         options: optimizer and micro-batches.
         temperature: sampling temperature of the rollouts.
 
-    Attributes:
-        own: the driver's backend.
     """
 
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
@@ -58,10 +56,10 @@ class RankedBackend:
         shape = workers.options
         layout = shape.megatron_layout
         build = BuildBackend(options, temperature, shape.sharding, shape.replicas, layout)
-        self.own: TorchBackend = self._on_all(
-            lambda: build.build(policy, workers.group),
-            build,
-        )
+        if workers.weights is None:
+            self._on_all(build)
+        else:
+            workers.read(workers.weights, lambda folder: replace(build, folder=folder))
         self._is_sharded = shape.shares_weights  # hybrid may have one shard a copy
         self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
         if layout is not None:
@@ -71,31 +69,31 @@ class RankedBackend:
             self._first_copies = [rank % shards for rank in range(workers.size)]
         workers.before_rollout = self.renew if self._is_sharded else None
 
+    @property
+    def own(self) -> TorchBackend:
+        """The driver's backend, where the driver is a rank."""
+        backend: TorchBackend = self._workers.own.backend
+        return backend
+
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """See `TrainBackend`."""
         shards = _shard(samples, self._parts.count, self._cost)
-        own, *others = self._parts.spread([[samples[index] for index in shard] for shard in shards])
-        jobs = [LogProbs(part) for part in others]
-        scored: list[list[np.ndarray]] = self._workers.run(lambda: self.own.log_probs(own), jobs)
+        parts = self._parts.spread([[samples[index] for index in shard] for shard in shards])
+        scored = self._workers.run_jobs([LogProbs(part) for part in parts])
         return _in_order(self._parts.pick(scored), shards)
 
     def step(self, batch: Batch, objective: Objective, learning_rate: float) -> dict[str, float]:
         """See `TrainBackend`."""
-        count, size = self._parts.count, None
-        first: Batch
+        count = self._parts.count
         jobs: list[Callable[[Worker], Any]]
         if isinstance(batch, Demonstrations):
-            numbers, *others = self._parts.spread(_filled(shard_range(batch.numbers, count), range(0), count))
-            first = Demonstrations(numbers, batch.demonstrator)
-            jobs = [SftStep(part, objective, learning_rate) for part in others]
+            parts = self._parts.spread(_filled(shard_range(batch.numbers, count), range(0), count))
+            jobs = [SftStep(part, objective, learning_rate) for part in parts]
         else:
             size = StepSize.of(batch)
             shards = [[batch[index] for index in shard] for shard in _shard(batch, count, self._cost)]
-            first, *parts = self._parts.spread(shards)
-            jobs = [Step(part, objective, learning_rate, size) for part in parts]
-        rows: list[dict[str, float]] = self._workers.run(
-            lambda: self.own.step(first, objective, learning_rate, size), jobs
-        )
+            jobs = [Step(part, objective, learning_rate, size) for part in self._parts.spread(shards)]
+        rows: list[dict[str, float]] = self._workers.run_jobs(jobs)
         self._note_change()
         # A rank without samples has no metrics of the objective.
         totals: dict[str, float] = {}
@@ -108,17 +106,16 @@ class RankedBackend:
     def renew(self) -> None:
         """See `TrainBackend`; every rank's own model."""
         if self._is_sharded and self._is_stale:
-            self._on_all(self.own.renew, Renew())
+            self._on_all(Renew())
         self._is_stale = False
 
     def iter_weights(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """See `TrainBackend`; of sharded weights, parts of `PART_BYTES` are sent to this process when they are read."""
-        if not self._is_sharded:
+        """See `TrainBackend`; weights that this process lacks are sent in parts of `PART_BYTES` when they are read."""
+        if self._workers.drives_a_rank and not self._is_sharded:
             yield from self.own.iter_weights(dtype)
             return
-        for names in self.own.plan_parts(dtype, PART_BYTES):
-            others = [Collect(names, dtype)] * (self._workers.size - 1)
-            part: list[tuple[str, Any]] = self._workers.run(partial(self.own.collect, names, dtype), others)[0]
+        for names in self._workers.run_jobs([PlanParts(dtype, PART_BYTES)])[0]:
+            part: list[tuple[str, Any]] = self._on_all(Collect(names, dtype))[0]
             part.reverse()
             while part:
                 yield part.pop()  # no name for it: the receiver alone holds it
@@ -135,25 +132,22 @@ class RankedBackend:
         """
         if self._first_copies != list(range(self._workers.size)):
             self._compare_copies()
-        if not self._is_sharded:
-            return self.own.export(folder)
-        return self._write(lambda: self.own.export(folder), Export(folder))
+        return self._workers.write(folder, Export, everywhere=self._is_sharded)
 
     def save_state(self, folder: Path) -> Files:
         """See `TrainBackend`."""
-        if not self._is_sharded:
-            return self.own.save_state(folder)
-        return self._write(lambda: self.own.save_state(folder), SaveState(folder))
+        return self._workers.write(folder, SaveState, everywhere=self._is_sharded)
 
     def load_state(self, folder: Path) -> None:
         """See `TrainBackend`."""
-        self._on_all(lambda: self.own.load_state(folder), LoadState(folder))
+        self._workers.read(folder, LoadState)
         self._note_change()
 
     def close(self) -> None:
         """See `TrainBackend`."""
         self._workers.before_rollout = None
-        self.own.close()
+        if self._workers.drives_a_rank:
+            self.own.close()
 
     def _note_change(self) -> None:
         self._is_stale = True
@@ -161,7 +155,7 @@ class RankedBackend:
 
     def _compare_copies(self) -> None:
         """See that all copies hold the same weights."""
-        digests: list[str] = self._workers.run(self.own.digest, [Digest()] * (self._workers.size - 1))
+        digests: list[str] = self._on_all(Digest())
         for rank, digest in enumerate(digests):
             first = self._first_copies[rank]
             if digest != digests[first]:
@@ -170,13 +164,8 @@ class RankedBackend:
                     "saved. The same command continues from what is stored."
                 )
 
-    def _write(self, own: Callable[[], Files], job: Callable[[Worker], Files]) -> Files:
-        """Files that the ranks write together."""
-        parts: list[Files] = self._workers.run(own, [job] * (self._workers.size - 1))
-        return {name: record for part in parts for name, record in part.items()}
-
-    def _on_all(self, own: Callable[[], Any], job: Callable[[Worker], Any]) -> Any:
-        return self._workers.run(own, [job] * (self._workers.size - 1))[0]
+    def _on_all(self, job: Callable[[Worker], Any]) -> list[Any]:
+        return self._workers.run_jobs([job] * self._workers.size)
 
 
 class ShardScorer:
@@ -209,27 +198,30 @@ class RankedScorer:
         policy: empty; its weights are read from its folder.
         options: micro-batches.
         temperature: sampling temperature of the rollouts.
-
-    Attributes:
-        own: the driver's part.
     """
 
     def __init__(self, policy: Policy, options: OptimizerOptions, temperature: float, workers: WorkerGroup) -> None:
         shape = workers.options
         assert policy.folder is not None
         layout = shape.megatron_layout
-        job = BuildScorer(policy.folder, options, temperature, shape.sharding, shape.replicas, layout)
         self._workers, self._cost = workers, StepCost.of(policy.model.config)
         self._parts = Parts(workers.size, 1 if layout is None else layout.tensor_parallel)
-        self.own: ShardScorer = workers.run(lambda: job.build(policy, workers.group), [job] * (workers.size - 1))[0]
+        workers.read(
+            policy.folder,
+            lambda folder: BuildScorer(folder, options, temperature, shape.sharding, shape.replicas, layout),
+        )
+
+    @property
+    def own(self) -> ShardScorer:
+        """The driver's part, where the driver is a rank."""
+        scorer: ShardScorer = self._workers.own.scorer
+        return scorer
 
     def __call__(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """(M,) float32 log-probs of each sample's trained tokens."""
         shards = _shard(samples, self._parts.count, self._cost)
-        own, *others = self._parts.spread([[samples[index] for index in shard] for shard in shards])
-        scored: list[list[np.ndarray]] = self._workers.run(
-            lambda: self.own.log_probs(own), [ReferenceLogProbs(part) for part in others]
-        )
+        parts = self._parts.spread([[samples[index] for index in shard] for shard in shards])
+        scored = self._workers.run_jobs([ReferenceLogProbs(part) for part in parts])
         return _in_order(self._parts.pick(scored), shards)
 
 
@@ -282,16 +274,19 @@ def mesh_of(group: Group, sharding: str, replicas: int) -> DeviceMesh | None:
 
 @dataclass(frozen=True)
 class BuildBackend:
-    """Build this rank's part of a backend."""
+    """Build this rank's part of a backend; a policy without weights is read from a folder, by default its own."""
 
     options: OptimizerOptions
     temperature: float
     sharding: str = "none"
     replicas: int = 1
     megatron: MegatronOptions | None = None
+    folder: Path | None = None
 
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
+        if self.folder is not None:
+            worker.policy.folder = self.folder
         worker.backend = self.build(worker.policy, worker.group)
 
     def build(self, policy: Policy, group: Group | None) -> TorchBackend:
@@ -329,15 +324,28 @@ class Renew:
 
 
 @dataclass(frozen=True)
+class PlanParts:
+    """Names of weights that are collected together."""
+
+    dtype: str | None
+    largest: int
+
+    def __call__(self, worker: Worker) -> list[list[str]]:
+        """Run in a worker."""
+        return list(worker.backend.plan_parts(self.dtype, self.largest))
+
+
+@dataclass(frozen=True)
 class Collect:
-    """Send rank 0 this rank's rows of weights."""
+    """Send rank 0 this rank's rows of weights; it returns the whole ones, by name."""
 
     names: Sequence[str]
     dtype: str | None
 
-    def __call__(self, worker: Worker) -> None:
+    def __call__(self, worker: Worker) -> list[tuple[str, Any]]:
         """Run in a worker."""
-        worker.backend.collect(self.names, self.dtype)
+        weights: list[tuple[str, Any]] = worker.backend.collect(self.names, self.dtype)
+        return weights
 
 
 @dataclass(frozen=True)
@@ -388,7 +396,7 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class BuildScorer:
-    """Build this rank's part of a `RankedScorer`."""
+    """Build this rank's part of a `RankedScorer`, or a whole policy where none is sharded."""
 
     folder: Path
     options: OptimizerOptions
@@ -400,19 +408,24 @@ class BuildScorer:
     def __call__(self, worker: Worker) -> None:
         """Run in a worker."""
         assert worker.group is not None
-        worker.scorer = self.build(load_empty(worker.options.policy, self.folder), worker.group)
+        worker.scorer = self.build(worker.options.policy, worker.group)
 
-    def build(self, policy: Policy, group: Group) -> ShardScorer:
+    def build(self, chosen: PolicyOptions, group: Group) -> ShardScorer | GradientPass:
         """The scorer of a rank."""
         if self.megatron is not None:
             from geo_sokoban_pipeline.training.backends.megatron.backend import build_parallel_pass
 
-            passes = build_parallel_pass(policy, self.options, self.temperature, group, self.megatron)
+            empty = load_empty(chosen, self.folder)
+            passes = build_parallel_pass(empty, self.options, self.temperature, group, self.megatron)
             return ShardScorer(passes)
+        setting = PassSetting.of(self.options, self.temperature)
         mesh = mesh_of(group, self.sharding, self.replicas)
-        assert mesh is not None  # copies have one scorer, in the driver
-        setting, held = PassSetting.of(self.options, self.temperature), shard_policy(policy, mesh, is_trained=False)
-        return ShardScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
+        if mesh is not None:
+            held = shard_policy(load_empty(chosen, self.folder), mesh, is_trained=False)
+            return ShardScorer(GradientPass(held, setting, group, device_of_mesh(mesh)))
+        policy = load_as(chosen, self.folder)
+        store_in_compute_type(policy)
+        return GradientPass(policy, setting)
 
 
 @dataclass(frozen=True)

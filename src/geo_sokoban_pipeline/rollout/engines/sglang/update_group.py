@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from geo_sokoban_pipeline.processes import gloo_on_loopback
+from geo_sokoban_pipeline.processes import gloo_on
 
 _JOIN_TIME = timedelta(seconds=60)
 
@@ -71,7 +71,7 @@ class UpdateGroup:
         """Join; returns when all ranks have joined, and raises when the store is closed before that."""
         with ExitStack() as place:
             if self._host in ("127.0.0.1", "::1"):
-                place.enter_context(gloo_on_loopback())
+                place.enter_context(gloo_on())
             made, _ = distributed_c10d._new_process_group_helper(
                 self._size,
                 0,

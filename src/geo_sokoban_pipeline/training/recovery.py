@@ -1,0 +1,122 @@
+"""After the end of a rank in a Ray cluster: a new group of ranks does the work since the newest checkpoint again.
+
+Nothing is stored between a loss and the newest checkpoint: files that ranks write are with the driver before the first
+file of an iteration is.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from geo_sokoban_pipeline.config.grpo import TrainOptions
+from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.distributed.launch import DeadRankError
+from geo_sokoban_pipeline.runs.storage import Filled
+from geo_sokoban_pipeline.training.checkpoint import CheckpointWriter
+from geo_sokoban_pipeline.training.worker_group import WorkerGroup
+from geo_sokoban_pipeline.trajectories.parquet import partition
+
+logger = logging.getLogger(__name__)
+
+Chunk = TypeVar("Chunk")
+
+
+def recovering(
+    run: Callable[[Mapping[str, Any], int], Generator[Chunk, None, None]],
+    resume: Mapping[str, Any],
+    options: TrainOptions,
+) -> Generator[Chunk, None, None]:
+    """A loop that goes on from the newest checkpoint, with new ranks, where a rank has ended.
+
+    Args:
+        run: the loop, given the state to continue from, and how often its first iteration has begun before.
+        resume: state to begin with, see `read_resume_state`.
+
+    Raises:
+        DeadRankError: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
+    """
+    lost = 0
+    while True:
+        try:
+            yield from run(resume, lost)
+            return
+        except DeadRankError as error:
+            before, resume = resume["iteration"], read_resume_state(resume["folder"])
+            lost = lost + 1 if resume["iteration"] == before else 1
+            newest = partition(resume["iteration"]) if resume["iteration"] >= 0 else "none yet"
+            _note_loss(error, lost, options, f"newest checkpoint: {newest}")
+
+
+def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextManager[None]]:
+    """Contexts for one piece of work, another one each time that it has lost its ranks: `for one in …: with one: …`.
+
+    Args:
+        stored: what there is to go on from.
+
+    Raises:
+        DeadRankError: within a context: more ranks were lost than `ray.max_restarts` allows.
+    """
+    lost, again = 0, True
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        nonlocal lost, again
+        again = False
+        try:
+            yield
+        except DeadRankError as error:
+            lost, again = lost + 1, True
+            _note_loss(error, lost, options, stored)
+
+    while again:
+        yield attempt()
+
+
+@contextmanager
+def written_ahead(
+    writer: CheckpointWriter, beside: Path | None, workers: WorkerGroup | None
+) -> Iterator[Callable[[Path], Filled]]:
+    """A writer like the given one, for the `with` block, whose files are there already if ranks elsewhere write them.
+
+    So a rank that dies while it writes is found before anything of an iteration is stored, and not within the save.
+
+    Args:
+        beside: a folder on the file system of the place to be written; None: nothing is written ahead.
+    """
+    if beside is None or workers is None or workers.drives_a_rank:
+        yield writer
+        return
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".ahead.", suffix=".tmp", dir=beside) as made:
+        filled = writer(Path(made))
+
+        def move(folder: Path) -> Filled:
+            for path in sorted(Path(made).iterdir()):
+                path.replace(folder / path.name)
+            return filled
+
+        yield move
+
+
+def _note_loss(error: DeadRankError, lost: int, options: TrainOptions, stored: str) -> None:
+    """Log that a group of ranks is built anew.
+
+    Args:
+        lost: how many were lost since something was stored.
+        stored: what there is to go on from.
+
+    Raises:
+        DeadRankError: they were more than allowed.
+    """
+    allowed = options.ray.max_restarts
+    if lost > allowed:
+        raise DeadRankError(
+            f"{error} These ranks were built anew {allowed} times (ray.max_restarts={allowed}); {stored}. The same "
+            "command continues from there."
+        ) from error
+    logger.warning("%s All ranks are built anew (%d of %d); %s", error, lost, allowed, stored)

@@ -1,0 +1,181 @@
+"""A Ray cluster of several nodes on one machine for the tests, as `ray start` makes it, and what tests ask of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from geo_sokoban_pipeline.processes import supervised
+
+ROOT = Path(__file__).parents[1]
+_RAY = Path(sys.executable).with_name("ray")
+_START = 300.0  # seconds
+_GRACE = 5.0
+_PATIENT = {"RAY_raylet_start_wait_time_s": "300"}
+
+
+@dataclass
+class RayCluster:
+    """Nodes that end with this process, or by `close`; no other Ray of the machine is touched.
+
+    The first node has no resources, so that no rank is placed beside the driver of a submitted job.
+
+    Attributes:
+        folder: working folder of all nodes, empty at first; logs lie beside it.
+        hidden: folder that the processes of all nodes but the first see empty, if `is_hiding`.
+    """
+
+    folder: Path
+    hidden: Path
+    is_hiding: bool = True
+    port: int = 0
+    dashboard: int = 0
+    token: str = field(default_factory=lambda: secrets.token_hex(32))
+    nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.port, self.dashboard, client = free_ports(3)
+        self._start(
+            "--head",
+            f"--port={self.port}",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={self.dashboard}",
+            f"--ray-client-server-port={client}",
+            "--num-cpus=0",
+        )
+
+    @property
+    def address(self) -> str:
+        return f"{own_address()}:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that joins it."""
+        return {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
+
+    def add_node(self, cpus: int = 1) -> subprocess.Popen[bytes]:
+        """Start a further node."""
+        return self._start(
+            f"--address={self.address}", f"--num-cpus={cpus}", hidden=self.hidden if self.is_hiding else None
+        )
+
+    def remove_node(self, node: subprocess.Popen[bytes]) -> None:
+        """End a node as a power cut would: all its processes at once."""
+        for process in processes_of(node):
+            process.kill()
+        node.wait()
+        self.nodes.remove(node)
+
+    def ranks(self) -> list[psutil.Process]:
+        """Processes of ranks on all nodes."""
+        return [process for node in self.nodes for process in self.ranks_of(node)]
+
+    def ranks_of(self, node: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """Processes of the ranks on a node."""
+        return [process for process in processes_of(node) if is_rank(process)]
+
+    def close(self) -> None:
+        """End all nodes, the last one first."""
+        for node in reversed(self.nodes):
+            assert node.stdin is not None
+            node.stdin.close()
+        for node in self.nodes:
+            node.wait()
+        self.nodes.clear()
+
+    def _start(self, *words: str, hidden: Path | None = None) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        ports = dict(
+            zip(("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent"), free_ports(3), strict=True)
+        )
+        command = [
+            str(_RAY),
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            "--num-gpus=0",
+            f"--object-store-memory={200 << 20}",
+            *(f"--{name}-port={port}" for name, port in ports.items()),
+            *words,
+        ]
+        if hidden is not None:
+            # In a mount namespace of its own, where an empty folder lies over it.
+            command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
+        log = self.folder.with_name(f"{self.folder.name}-{len(self.nodes)}.log")
+        with log.open("wb") as output:
+            node = subprocess.Popen(
+                supervised(command, _GRACE),
+                cwd=self.folder,
+                env={**plain_environment(), **self.environment, **_PATIENT, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests"},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.nodes.append(node)
+        # Two nodes that start at the same time would take the same names.
+        deadline = time.monotonic() + _START
+        while "Ray runtime started" not in (text := log.read_text(encoding="utf-8", errors="replace")):
+            assert node.poll() is None and time.monotonic() < deadline, text
+            time.sleep(0.2)
+        return node
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's variables without those of Ray and of the project."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GEO_SOKOBAN_"))}
+
+
+def processes_of(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """All processes of a node, its supervisor first."""
+    supervisor = psutil.Process(node.pid)
+    return [supervisor, *supervisor.children(recursive=True)]
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whether a process is that of a rank."""
+    try:
+        return process.cmdline()[:1] != [] and process.cmdline()[0].startswith(("ray::process ", "ray::Rank"))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def free_ports(count: int) -> Sequence[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def own_address() -> str:
+    """Address of this machine by which Ray knows it."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return address
+
+
+def submit(cluster: RayCluster, entry: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """`ray job submit` of a command, which runs on the first node; output is captured."""
+    import json
+
+    variables = json.dumps({"env_vars": dict(environment)})
+    words = [str(_RAY), "job", "submit", f"--address=http://127.0.0.1:{cluster.dashboard}"]
+    return subprocess.Popen(
+        [*words, "--runtime-env-json", variables, "--", *entry],
+        env={**plain_environment(), **cluster.environment, "RAY_ADDRESS": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

@@ -1,0 +1,154 @@
+"""Whole runs in a Ray cluster equal those on this machine, whoever dies; nothing of a run outlives it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from geo_sokoban_pipeline.runs.storage import read_json
+from ray_cluster import RayCluster, submit
+from runs import ROOT, assert_same_run, finish, kedro_command, read_run
+
+pytestmark = pytest.mark.slow
+
+RUN = "train_sokoban"
+SHAPE = {
+    "processes": 2,
+    "warm_start.steps": 4,
+    "loop.iterations": 2,
+    "grpo.kl_coefficient": 0.01,
+    "grpo.old_log_probs": "recompute",
+}
+SHARDED = {**SHAPE, "warm_start.steps": 0, "sharding": "full"}
+APART = {"placement": "ray", "ray.strategy": "STRICT_SPREAD"}
+OWN_REWARD = """
+import words
+
+
+def reward(result, args):
+    return {"reward": words.HALF * len(result.responses) + result.metrics["success"]}
+"""
+
+
+def params(*parts: dict[str, Any]) -> tuple[str, str]:
+    chosen = {name: value for part in parts for name, value in part.items()}
+    return f"--pipelines={RUN}", "--params=" + ",".join(f"{RUN}.{name}={value}" for name, value in chosen.items())
+
+
+def kill(whom: str, at: str, *arrivals: int) -> dict[str, str]:
+    return {
+        "GEO_SOKOBAN_EXTRA_HOOKS": "kill_hook:KillHook",
+        "GEO_SOKOBAN_KILL_AT": at,
+        "GEO_SOKOBAN_KILL_NTH": ",".join(map(str, arrivals)),
+        "GEO_SOKOBAN_KILL_WHOM": whom,
+    }
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The run on this machine, with sharded weights."""
+    root = tmp_path_factory.mktemp("local")
+    finish(kedro_command(*params(SHARDED), data_root=root))
+    return read_run(root)
+
+
+def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """Its ranks have an empty working folder, a data root that they cannot see, and the user's own code."""
+    own = ray_cluster.hidden / "own"
+    own.mkdir()
+    (own / "reward.py").write_text(OWN_REWARD, encoding="utf-8")
+    (own / "words.py").write_text("HALF = 0.5\n", encoding="utf-8")
+    shape = {**SHAPE, "grpo.credit": "episode", "reward.function": f"{own}/reward.py"}
+    finish(kedro_command(*params(shape), data_root=tmp_path))
+
+    data = ray_cluster.hidden / "submitted"
+    words = " ".join(params(shape, APART))
+    entry = f"cd {ROOT} && exec {sys.executable} -m kedro run --env=test {words}"
+    variables = {"GEO_SOKOBAN_DATA_ROOT": str(data), "PYTHONPATH": str(ROOT / "src")}
+    submitted = submit(ray_cluster, ["sh", "-c", entry], variables)
+    output, _ = submitted.communicate(timeout=300)
+    assert submitted.returncode == 0, output[-4000:]
+    assert_same_run(read_run(tmp_path), read_run(data))
+    assert os.listdir(ray_cluster.folder) == []
+    assert ray_cluster.ranks() == []
+
+
+def test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one(
+    ray_cluster: RayCluster, undisturbed: dict[str, Any]
+) -> None:
+    data = ray_cluster.hidden / "killed"
+    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
+
+    # The driver's death ends its ranks, and the cluster lives on.
+    process = kedro_command(*params(SHARDED, APART), data_root=data, **environment, **kill("driver", "*: update", 1))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, output[-3000:]
+    wait_until(lambda: ray_cluster.ranks() == [], "ranks outlive their driver")
+
+    # Two in a row are more than allowed.
+    limited = params(SHARDED, APART, {"ray.max_restarts": 1})
+    twice = kill("rank", "iteration 1: update", 1, 2)
+    output = " ".join(finish(kedro_command(*limited, data_root=data, **environment, **twice), 1).split())
+    assert re.search(r"process 2 of 2 \(pid \d+ on \S+\) has ended: .*died", output), output[-3000:]
+    assert "(ray.max_restarts=1); newest checkpoint: iter=00000" in output
+    assert "/logs, on its node" in output
+
+    # As the weights are sent, and in a sharded save.
+    points = kill("rank", "optimizer-00001-of-00002.safetensors: *", 1, 3)
+    output = finish(kedro_command(*params(SHARDED, APART), data_root=data, **environment, **points))
+    assert "All ranks are built anew (2 of 3)" in output, output[-3000:]
+    assert_same_run(undisturbed, read_run(data))
+    rows = sorted((data / "07_model_output" / RUN / "default" / "metrics").glob("*.json"))
+    assert [read_json(path).get("perf/restarts") for path in rows] == [None, 2]
+    assert ray_cluster.ranks() == []
+
+
+def test_a_lost_node_costs_its_iteration(ray_cluster: RayCluster, undisturbed: dict[str, Any]) -> None:
+    """It goes while its rank is at work; another one takes its place."""
+    data = ray_cluster.hidden / "node"
+    environment = {**ray_cluster.environment, "GEO_SOKOBAN_DATA_ROOT": str(data)}
+    process = kedro_command(*params(SHARDED, APART), data_root=data, **environment)
+    wait_until(lambda: len(ray_cluster.ranks()) == 2, "no ranks", 200)
+    ray_cluster.remove_node(ray_cluster.nodes[1])
+    ray_cluster.add_node()
+    output = finish(process)
+    assert "All ranks are built anew" in output, output[-3000:]
+    assert_same_run(undisturbed, read_run(data))
+
+
+def test_a_cluster_of_the_runs_own_ends_with_it_and_others_live_on(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    def left() -> list[str]:
+        """Processes that have inherited the data root from the driver."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("GEO_SOKOBAN_DATA_ROOT") == str(tmp_path):
+                    found.append(process.name())
+            except psutil.Error:
+                continue
+        return found
+
+    own = params(SHAPE, {"placement": "ray"})
+    process = kedro_command(*own, data_root=tmp_path, **kill("driver", "warm start: step *", 2))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL, output[-3000:]
+    wait_until(lambda: left() == [], "processes of the run's cluster are left")
+    assert all(node.poll() is None for node in ray_cluster.nodes)
