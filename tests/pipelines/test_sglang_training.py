@@ -113,3 +113,24 @@ def test_partial_rollouts_are_gone_on_with_by_new_weights(project, sglang_server
         assert versions == sorted(set(versions))
         assert sum(row["loss_mask"]) == sum(span["end"] - span["start"] for span in row["weight_spans"])
     assert any(row["trained"] for row in mixed)
+
+
+def test_rollouts_beside_the_training(project, sglang_server):
+    """Iteration k is sampled by a real server with the weights of k - 1, and trained against their log-probs."""
+    parameters = server_parameters(sglang_server)
+    train = parameters["train_sokoban"]
+    train["rollout"]["server"]["update"] = "tensors"
+    train |= {"loop": {"iterations": 3, "eval_interval": 2, "max_staleness": 1}}
+    project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
+    metrics, rows = read(project)
+    assert [row["policy_version"] for row in metrics] == [0, 0, 1]
+    assert [row["rollout/staleness"] for row in metrics] == [0.0, 1.0, 1.0]
+    for number, episodes in enumerate(rows):
+        assert {span["version"] for row in episodes for span in row["weight_spans"]} == {max(number - 1, 0)}
+    gaps = [row["train/train_rollout_logprob_abs_diff"] for row in metrics if row["train/steps"]]
+    assert gaps[0] < 1e-3 and len(gaps) > 1
+    folder = project.folder("07_model_output", "train_sokoban") / "eval_trajectories"
+    versions = {path.parent.name: read_trajectories(path).to_pylist() for path in folder.glob("iter=*/part-*")}
+    for name, episodes in versions.items():
+        assert {f"iter={row['policy_version']:05d}" for row in episodes} == {name}, "validations see whole versions"
+    assert len(versions) == 2

@@ -188,6 +188,7 @@ class SglangEngine:
         for future in self._open.values():
             future.cancel()
         self._open.clear()
+        self._answers.put(EngineStopped("the requests were cancelled."))  # a thread may wait for an answer
         self._answers = queue.SimpleQueue()
 
     def _make_set(self, weights: WeightSource | Path, version: int) -> WeightSet:
