@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file
 
-from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset, read_resume_state
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
+from geo_sokoban_pipeline.datasets.resume import read_resume_state
 from geo_sokoban_pipeline.policies.policy import Policy, load_as
 from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource
 from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
@@ -223,9 +224,10 @@ def test_weights_of_a_folder_are_those_of_its_policy(setup: Setup) -> None:
         ({"rollout": {"engine": "transformers"}}, "rollout.engine=transformers: the processes that train would roll"),
         ({"loop": {"save_interval": 2}}, "save_interval=2 and loop.keep_last=2: rollouts take their weights from"),
         ({"loop": {"keep_last": 1}}, "keep_last=1: rollouts take their weights from the newest two checkpoints"),
+        ({"rollout": {"server": {"colocated": True}}}, "colocated=true: servers that take turns with the trainer"),
         ({"grpo": {"old_log_probs": "recompute"}}, "take old_log_probs=rollout, or set importance_cap"),
         (
-            {"rollout": {"partial": True, "max_turns": 1}, "grpo": {"mixed_versions": "keep"}},
+            {"rollout": {"partial": True, "max_turns": 1, "over_sampling": 2.0}, "grpo": {"mixed_versions": "keep"}},
             "rollout.partial=true: aborted episodes",
         ),
     ],

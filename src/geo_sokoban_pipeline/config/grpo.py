@@ -352,6 +352,11 @@ class TrainOptions(StrictModel):
                 f"{name} with grpo.old_log_probs=recompute: nothing would correct that other weights sampled; take "
                 "old_log_probs=rollout, or set importance_cap."
             )
+        if self.rollout.server.colocated:
+            raise ValueError(
+                f"{name} with rollout.server.colocated=true: servers that take turns with the trainer do not sample "
+                "while it trains; give them GPUs of their own, or take max_staleness=0."
+            )
         if self.rollout.partial:
             raise ValueError(
                 f"{name} with rollout.partial=true: aborted episodes would be continued with weights that are two "

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,8 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])
+        if options.rollout.takes_turns:
+            backend.sleep()
         pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
         engine = owned.enter_context(closing(build_engine(policy, options.rollout)))
         needs_reference = options.grpo.kl_coefficient > 0
@@ -175,6 +177,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 row |= start_names(measured)
                 history.note_validation(0, measured, held_out, is_saved=False)
                 watch.observe_start(history.start_rate, options.warm_start.steps)
+            turning = Stopwatch()
             work = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
             with work.running():
                 collect_garbage(iteration)
@@ -194,21 +197,24 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
                 logger.debug("iteration %d: update", iteration)
                 updating = time.perf_counter()
                 try:
-                    trained = update_policy(
-                        trajectories,
-                        policy,
-                        backend,
-                        options.grpo,
-                        options.optimizer,
-                        iteration,
-                        inputs.seed,
-                        reference,
-                    )
+                    with trainers_turn(engine, backend, options, turning):
+                        trained = update_policy(
+                            trajectories,
+                            policy,
+                            backend,
+                            options.grpo,
+                            options.optimizer,
+                            iteration,
+                            inputs.seed,
+                            reference,
+                        )
                 except DivergedError as error:
                     raise DivergedError(f"iteration {iteration}: {error}. {history.way_out(inputs.run)}") from error
                 row |= collected | trained
             row["perf/update_time"] = time.perf_counter() - updating
             row["perf/cpu_time"] = work.cpu_seconds
+            if turning.seconds:
+                row["perf/turn_time"] = turning.seconds
 
             # Sync: from here on the engines sample from the next version.
             is_validated = bool(loop.eval_interval) and is_eval_due(iteration, loop.eval_interval)
@@ -308,6 +314,28 @@ def sync_weights(engine: RolloutEngine, backend: TrainBackend, workers: WorkerGr
     if workers is not None:
         workers.update_weights(version)
     engine.update_weights(None, version)
+
+
+@contextmanager
+def trainers_turn(
+    engine: RolloutEngine, backend: TrainBackend, options: TrainOptions, watch: Stopwatch
+) -> Iterator[None]:
+    """The trainer has the GPUs that it shares with servers, for the `with` block; `sync_weights` wakes these up.
+
+    Args:
+        watch: counts the seconds in which memory is given up and taken.
+    """
+    if not options.rollout.takes_turns:
+        yield
+        return
+    with watch.running():
+        engine.sleep()
+        backend.wake_up()
+    try:
+        yield
+    finally:
+        with watch.running():
+            backend.sleep()
 
 
 def _validate(

@@ -25,7 +25,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from geo_sokoban_pipeline.config.grpo import OptimizerOptions
-from geo_sokoban_pipeline.distributed.fsdp import clip_gradients, device_of_mesh, gather, shard_policy, synchronise_next
+from geo_sokoban_pipeline.distributed.fsdp import (
+    clip_gradients,
+    device_of_mesh,
+    gather,
+    move_shards,
+    shard_policy,
+    synchronise_next,
+)
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import (
     StoredTensors,
@@ -203,6 +210,25 @@ class TorchBackend:
         for name, parameter in self._parameters.items():
             # Rounded before it is sent.
             whole[name].copy_(gather(parameter.detach().to(whole[name].dtype)))
+
+    def sleep(self) -> None:
+        """See `TrainBackend`; what is offloaded is in the memory of the CPU already."""
+        self._move("cpu")
+
+    def wake_up(self) -> None:
+        """See `TrainBackend`."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device | str) -> None:
+        if self.options.offload:
+            return
+        if self._is_sharded:
+            move_shards(self._trained_policy, device)
+        else:
+            self.policy.model.to(device)
+        self.optimizers.move(device)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what torch keeps for later use, nobody else could take
 
     def digest(self) -> str:
         """Hash of what this rank holds of the weights, and of all buffers."""
