@@ -251,6 +251,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "update=ipc with urls=['http://a:1']: handles of GPU memory are good on this machine alone; take update=group.",
     ),
+    (
+        {
+            "train_sokoban.rollout.server.colocated": True,
+            "train_sokoban.rollout.server.mode": "attach",
+            "train_sokoban.rollout.server.urls": ["http://127.0.0.1:1"],
+        },
+        "colocated=true with mode=attach: nobody knows which memory a server of `urls` has given up; launch the",
+    ),
     ({"train_sokoban.rollout.server.faults.tries": 5000}, "faults.tries=5000: input should be less than or equal"),
     ({"train_sokoban.rollout.server.faults.reply_timeout": 1e30}, "reply_timeout=1e+30: input should be less than"),
     ({"seed": 2**64}, "seed=18446744073709551616: input should be less than or equal to 9223372036854775807."),

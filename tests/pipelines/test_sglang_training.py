@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from geo_sokoban_pipeline.rollout.engines.sglang.launcher import LaunchedServer
 from geo_sokoban_pipeline.runs.storage import read_json
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
 from geo_sokoban_pipeline.trajectories.parquet import read_trajectories
+from proxies import Proxy
 from runs import finish, kedro_command
-from servers import ON_CPU, processes_with
+from servers import ON_CPU, need_environment, processes_with, tree
 
 pytestmark = pytest.mark.slow
 SECRET, KEY = "swordfish-0123456789", "marlin-0123456789"
@@ -113,3 +116,100 @@ def test_partial_rollouts_are_gone_on_with_by_new_weights(project, sglang_server
         assert versions == sorted(set(versions))
         assert sum(row["loss_mask"]) == sum(span["end"] - span["start"] for span in row["weight_spans"])
     assert any(row["trained"] for row in mixed)
+
+
+def test_rollouts_beside_the_training(project, sglang_server):
+    """Iteration k is sampled by a real server with the weights of k - 1, and trained against their log-probs."""
+    parameters = server_parameters(sglang_server)
+    train = parameters["train_sokoban"]
+    train["rollout"]["server"]["update"] = "tensors"
+    train |= {"loop": {"iterations": 3, "eval_interval": 2, "max_staleness": 1}}
+    project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
+    metrics, rows = read(project)
+    assert [row["policy_version"] for row in metrics] == [0, 0, 1]
+    assert [row["rollout/staleness"] for row in metrics] == [0.0, 1.0, 1.0]
+    for number, episodes in enumerate(rows):
+        assert {span["version"] for row in episodes for span in row["weight_spans"]} == {max(number - 1, 0)}
+    gaps = [row["train/train_rollout_logprob_abs_diff"] for row in metrics if row["train/steps"]]
+    assert gaps[0] < 1e-3 and len(gaps) > 1
+    folder = project.folder("07_model_output", "train_sokoban") / "eval_trajectories"
+    versions = {path.parent.name: read_trajectories(path).to_pylist() for path in folder.glob("iter=*/part-*")}
+    for name, episodes in versions.items():
+        assert {f"iter={row['policy_version']:05d}" for row in episodes} == {name}, "validations see whole versions"
+    assert len(versions) == 2
+
+
+class TurnProxy(Proxy):
+    """Notes what matters to servers that take turns with the trainer.
+
+    Attributes:
+        calls: what the server was asked to do, each kind of several in a row once.
+        in_flight: requests without an answer at each release.
+    """
+
+    NAMES = {
+        "/generate": "sample",
+        "/update_weights_from_tensor": "weights",
+        "/release_memory_occupation": "release",
+        "/resume_memory_occupation": "resume",
+    }
+
+    def __init__(self, target):
+        self.calls, self.in_flight = [], []
+        super().__init__(target)
+
+    async def _pass(self, request):
+        name = self.NAMES.get(request.path)
+        if name == "release":
+            self.in_flight.append(self.seen.count("/generate") - self.answered)
+        if name == "resume":
+            name += " " + " ".join((await request.json())["tags"])
+        if name is not None and self.calls[-1:] != [name]:
+            self.calls.append(name)
+        return await super()._pass(request)
+
+
+def test_a_server_and_the_trainer_take_turns(project, monkeypatch):
+    """The order of a colocated layout, also where a server is killed while it sleeps: a fresh one is awake."""
+    need_environment()
+    proxies, turns = {}, []
+
+    def url(server):
+        target = f"http://127.0.0.1:{server.port}"
+        return proxies.setdefault(target, TurnProxy(target)).url if target not in proxies else proxies[target].url
+
+    wake_up = TorchBackend.wake_up
+
+    def noting(self):
+        (proxy,) = proxies.values()
+        turns.append(len(proxy.calls))
+        if len(turns) == 2:
+            (server,) = launched
+            for process in tree(server.pid):
+                process.kill()
+        wake_up(self)
+
+    launched = []
+    start = LaunchedServer.start
+    monkeypatch.setattr(LaunchedServer, "url", property(url))
+    monkeypatch.setattr(TorchBackend, "wake_up", noting)
+    monkeypatch.setattr(LaunchedServer, "start", lambda self, **given: launched.append(self) or start(self, **given))
+    parameters = server_parameters("")
+    train = parameters["train_sokoban"]
+    train["rollout"]["server"] = {**ON_CPU, "colocated": True, "faults": {**ON_CPU["faults"], "first_pause": 0.0}}
+    train |= {"loop": {"iterations": 3, "eval_interval": 0}, "warm_start": {"play_every": 0, "steps": 20}}
+    try:
+        project.run("train_sokoban", params=parameters, to_nodes=["train_sokoban.train_grpo"])
+        (proxy,) = proxies.values()
+    finally:
+        for one in proxies.values():
+            one.close()
+    turn = ["release", "resume weights", "weights", "resume kv_cache"]
+    killed = ["release", "resume weights", "weights"]  # the last words to the old server, and the new one's weights
+    assert proxy.calls == ["weights", "sample", *turn, "sample", *killed, "sample", *turn]
+    assert proxy.in_flight == [0, 0, 0]
+    assert [proxy.calls[number - 1] for number in turns] == ["release"] * 3, "the trainer wakes up when servers sleep"
+    assert len({server.number for server in launched}) == 1 and len(launched) == 2
+    metrics, rows = read(project)
+    assert len(rows) == 3 and all(row["perf/turn_time"] > 0 for row in metrics)
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-4 for row in metrics if row["train/steps"])

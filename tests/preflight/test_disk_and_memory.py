@@ -350,6 +350,22 @@ def test_a_server_on_the_trainers_gpu_is_the_first_to_go() -> None:
     assert "rollout.server.first_gpu" in check_memory(RANK, [place], 0.9)[-1].way_out
 
 
+def test_a_server_and_a_rank_that_take_turns_need_the_larger_part(make_subject: Any, model: ModelShape) -> None:
+    server = {"memory_fraction": 0.6, "colocated": True}
+    changes = {"rollout": {"engine": "sglang", "server": server}, "processes": 1, "policy": {"device": "cuda"}}
+    options = make_subject(train_sokoban=changes).options
+    place, *_ = place_on_gpus(options, RANK, [Gpu(free=900, total=1000)])
+    assert (place.users, place.total) == ({"rank 0": 100, "server 0": 600}, 600)
+    assert check_memory(RANK, [place], 0.9)[-1].found == "rank 0 100 B or server 0 600 B: at most 600 B of 900 B free"
+    # Weights and moments wait in the memory of the CPU, and gradients are gone by then.
+    hosts = []
+    for colocated in (False, True):
+        changes["rollout"]["server"] = {**server, "colocated": colocated}
+        chosen = make_subject(train_sokoban=changes).options
+        hosts.append(plan_rank(chosen, model, StepLoad(100, 1), on_gpu=True).host)
+    assert hosts[1] == {**hosts[0], "weights": 4 * model.parameters, "optimizer moments": 8 * model.trained}
+
+
 def test_free_memory_is_that_of_this_machine() -> None:
     free, where = free_memory()
     assert free > 1 << 20

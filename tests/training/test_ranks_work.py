@@ -87,6 +87,32 @@ def test_gradients_are_shared_out_after_each_micro_batch(
         torch.testing.assert_close(weights_2[name], weight, rtol=0, atol=0.05 * 1e-3, msg=name)
 
 
+@pytest.mark.parametrize("layout", ["one process", "two replicas", "two shards"])
+@pytest.mark.parametrize("matrices", ["adamw", "muon"])
+def test_a_backend_that_slept_goes_on_as_if_it_had_not(
+    four_ranks: FourRanks, setup: Setup, batches: dict[str, list[TrainSample]], layout: str, matrices: Any
+) -> None:
+    """Bit for bit; its weights can be read meanwhile. Here both memories are that of the CPU."""
+    found = []
+    for sleeps in (False, True):
+        policy = copied(setup.trained)
+        with four_ranks.group(policy, layout) as workers:
+            backend = build_backend(policy, OptimizerOptions(matrices=matrices), 0.9, workers)
+            rows = []
+            for _ in range(3):
+                if sleeps:
+                    backend.sleep()
+                weights = {name: weight.clone() for name, weight in backend.weight_source().read(None)}
+                if sleeps:
+                    backend.wake_up()
+                rows.append(backend.step(batches["boards"], OBJECTIVE, 1e-3))
+            found.append((rows, weights))
+            backend.close()
+    (rows, weights), (rows_2, weights_2) = found
+    assert rows == rows_2
+    assert all(torch.equal(weight, weights_2[name]) for name, weight in weights.items())
+
+
 @pytest.mark.parametrize("layout", ["four shards", "two copies of two shards"])
 def test_a_rank_holds_one_whole_matrix_at_a_time(
     four_ranks: FourRanks,

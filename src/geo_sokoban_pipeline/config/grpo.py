@@ -267,13 +267,21 @@ class RetentionOptions(StrictModel):
 
 
 class LoopOptions(StrictModel):
-    """How long the loop runs, what it keeps, when it evaluates; none of it changes a single iteration's result."""
+    """How long the loop runs, what it keeps, when it evaluates.
+
+    Of these only `max_staleness` changes an iteration's result.
+    """
 
     iterations: Iterations = Field(150, description="Iterations in total; raising it extends a finished run.")
     save_interval: Count = Field(1, description="Iterations between checkpoints; the last one is always saved.")
     eval_interval: CountOrZero = Field(30, description="Iterations between validations; 0: none.")
     eval_prompts: Count | None = Field(160, description="Validation prompts that are rolled out. None: all.")
     keep_last: Count | None = Field(3, description="Newest checkpoints kept. None: all.")
+    max_staleness: Literal[0, 1] = Field(
+        0,
+        description="Versions that the weights of a rollout may be behind those that are trained. 1: iteration k + 1 "
+        "is rolled out while k is trained, by servers beside the trainer, with the weights that k began with.",
+    )
     keep_best: bool = Field(True, description="Keep the checkpoint with the best sampled solve rate on validation.")
     retention: RetentionOptions = Field(default_factory=RetentionOptions)
     report_share: float = Field(
@@ -374,6 +382,35 @@ class TrainOptions(StrictModel):
     def check_task(options: TrainOptions) -> None:
         """What the task itself asks of the options; the model of a task has its own."""
 
+    def _check_staleness(self) -> None:
+        """What rolling out beside the training needs."""
+        loop, grpo, name = self.loop, self.grpo, f"loop.max_staleness={self.loop.max_staleness}"
+        if self.rollout.engine != "sglang":
+            raise ValueError(
+                f"{name} with rollout.engine={self.rollout.engine}: the processes that train would roll out as well; "
+                "take rollout.engine=sglang, or max_staleness=0."
+            )
+        if loop.save_interval != 1 or loop.keep_last == 1:
+            raise ValueError(
+                f"{name} with loop.save_interval={loop.save_interval} and loop.keep_last={loop.keep_last}: rollouts "
+                "take their weights from the newest two checkpoints; take save_interval=1, and keep_last=2 or more."
+            )
+        if grpo.old_log_probs == "recompute" and grpo.importance_cap is None:
+            raise ValueError(
+                f"{name} with grpo.old_log_probs=recompute: nothing would correct that other weights sampled; take "
+                "old_log_probs=rollout, or set importance_cap."
+            )
+        if self.rollout.server.colocated:
+            raise ValueError(
+                f"{name} with rollout.server.colocated=true: servers that take turns with the trainer do not sample "
+                "while it trains; give them GPUs of their own, or take max_staleness=0."
+            )
+        if self.rollout.partial:
+            raise ValueError(
+                f"{name} with rollout.partial=true: aborted episodes would be continued with weights that are two "
+                "versions old; take one of both."
+            )
+
     @model_validator(mode="after")
     def _check(self) -> TrainOptions:
         self.check_task(self)
@@ -389,6 +426,20 @@ class TrainOptions(StrictModel):
                 "rollout.partial=true with grpo.mixed_versions=drop: continued episodes would never be trained; "
                 "take mask or keep."
             )
+        if self.loop.max_staleness:
+            self._check_staleness()
+        self._check_ranks()
+        if self.loop.retention.episodes > self.grpo.group_size:
+            raise ValueError(
+                f"loop.retention.episodes={self.loop.retention.episodes} with grpo.group_size={self.grpo.group_size}: "
+                "no episode of some groups would be left; take at most the size of a group."
+            )
+        if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
+            raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
+        return self
+
+    def _check_ranks(self) -> None:
+        """Where the processes run, and what each holds."""
         if self.placement == "inline" and self.processes > 1:
             raise ValueError(
                 f"placement=inline with processes={self.processes}: one process has one rank; take placement=local."
@@ -418,14 +469,6 @@ class TrainOptions(StrictModel):
                 f"optimizer.offload=true with processes={self.processes} and sharding=none: only sharded weights leave "
                 "the device; take sharding=full or hybrid."
             )
-        if self.loop.retention.episodes > self.grpo.group_size:
-            raise ValueError(
-                f"loop.retention.episodes={self.loop.retention.episodes} with grpo.group_size={self.grpo.group_size}: "
-                "no episode of some groups would be left; take at most the size of a group."
-            )
-        if self.evaluation.checkpoint == "best" and not (self.loop.keep_best and self.loop.eval_interval):
-            raise ValueError("evaluation.checkpoint=best needs loop.keep_best=true and loop.eval_interval above 0.")
-        return self
 
     def _check_megatron(self) -> None:
         size = self.megatron.tensor_parallel

@@ -138,6 +138,11 @@ class RolloutOptions(StrictModel):
         return self
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether the servers that sample and the trainer have the same GPUs, one after the other."""
+        return self.engine == "sglang" and self.server.colocated
+
+    @property
     def effective_rules(self) -> RolloutRules:
         """The rules in force: those of the preset, or the given ones."""
         return RolloutRules.slime_exact() if self.preset == "slime_exact" else self.rules

@@ -131,6 +131,12 @@ class ServerOptions(StrictModel):
         description="Number of the first GPU of launched servers; each takes the next `tensor_parallel` ones. Training "
         "takes GPU 0.",
     )
+    colocated: bool = Field(
+        False,
+        description="Launched servers lie on the GPUs of the trainer and take turns with it: they give up the memory "
+        "of weights and cache while it trains, and its weights, gradients and moments are in the memory of the CPU "
+        "while they sample.",
+    )
     memory_fraction: float | None = Field(
         None, gt=0, lt=1, description="Share of memory for weights and cache of keys and values. None: SGLang's choice."
     )
@@ -216,7 +222,12 @@ class ServerOptions(StrictModel):
                 raise ValueError(f"urls: {url} is no address; it must be http://host:port.")
 
     def _check_update(self) -> None:
-        """Handles of GPU memory are good for the GPUs of one machine."""
+        """Handles of GPU memory are good for one machine, and turns for servers that are known."""
+        if self.colocated and self.mode != "launch":
+            raise ValueError(
+                f"colocated=true with mode={self.mode}: nobody knows which memory a server of `urls` has given up; "
+                "launch the servers, or take colocated=false."
+            )
         if self.update != "ipc":
             return
         if self.device != "cuda":

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cachetools import LRUCache
@@ -52,7 +54,7 @@ class EncodedImage:
 
 
 class PatchReader:
-    """Encodes images, with a least-recently-used cache bounded in bytes."""
+    """Encodes images, with a least-recently-used cache bounded in bytes; several threads may use it."""
 
     def __init__(self, processor: Qwen2VLImageProcessorPil, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self.processor = processor
@@ -60,6 +62,13 @@ class PatchReader:
         self.merge_size = int(processor.merge_size)
         self._cache: LRUCache[str, EncodedImage] = LRUCache(cache_bytes, getsizeof=_byte_count)
         self._alias: dict[str, str] = {}
+        self._lock = threading.Lock()  # of both
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}  # a copy has one of its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def read(self, image: Image.Image) -> EncodedImage:
         """Encode an image; its `content_key` replaces the hash of its pixels, unless it is None or missing."""
@@ -76,26 +85,30 @@ class PatchReader:
         return self._find(content) or self._encode(content, decode_image(uri))
 
     def _find(self, content: str) -> EncodedImage | None:
-        return self._cache.get(self._alias.get(content, ""))
+        with self._lock:
+            return self._cache.get(self._alias.get(content, ""))
 
     def _encode(self, content: str, image: Image.Image) -> EncodedImage:
         pixels = _rgb_pixels(image)
         png = encode_png(pixels)
-        self._drop_aliases()
-        key = self._alias[content] = png_key(png)
-        return self._cache.get(key) or self._remember(EncodedImage(key, png, *self._cut(pixels)))
+        with self._lock:
+            self._drop_aliases()
+            key = self._alias[content] = png_key(png)
+            known = self._cache.get(key)
+        return known or self._remember(EncodedImage(key, png, *self._cut(pixels)))
 
     def read_png(self, png: bytes) -> EncodedImage:
         """Encode a stored image; known file bytes are not decoded again."""
         key = png_key(png)
-        known = self._cache.get(key)
+        with self._lock:
+            known = self._cache.get(key)
         if known is not None:
             return known
         with Image.open(io.BytesIO(png)) as image:
             return self._remember(EncodedImage(key, png, *self._cut(_rgb_pixels(image))))
 
     def _remember(self, image: EncodedImage) -> EncodedImage:
-        with suppress(ValueError):  # larger than the whole cache
+        with self._lock, suppress(ValueError):  # larger than the whole cache
             self._cache[image.key] = image
         return image
 

@@ -156,7 +156,10 @@ def plan_rank(
             "gathered weights": value * units,
         }
     host = {"process": _PROCESS_BYTES} if on_gpu else {}
-    host |= state if is_offloaded else {}
+    if is_offloaded:
+        host |= state
+    elif on_gpu and options.rollout.takes_turns:  # while the servers sample
+        host |= {name: count for name, count in state.items() if name != "gradients"}
     (host if on_gpu else held)["image cache"] = (caches or {}).get("image cache", 0)
     return RankPlan(held, phases, host)
 
@@ -288,17 +291,19 @@ class MemoryPlace:
         free: bytes before the run.
         users: bytes by rank or server.
         certain: bytes of `users` that are no upper bound.
+        is_shared: whether they take turns, so that the largest of them is all that there is at a time.
     """
 
     name: str
     free: int
     users: dict[str, int]
     certain: int
+    is_shared: bool = False
 
     @property
     def total(self) -> int:
-        """Bytes of all users."""
-        return sum(self.users.values())
+        """Bytes of all users at a time."""
+        return max(self.users.values(), default=0) if self.is_shared else sum(self.users.values())
 
 
 def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) -> list[MemoryPlace]:
@@ -313,7 +318,7 @@ def place_on_gpus(options: TrainOptions, rank: RankPlan, gpus: Sequence[Gpu]) ->
             share = server.memory_fraction or _SERVER_SHARE
             users[f"server {of_server // server.tensor_parallel}"] = int(share * gpu.total)
         certain = rank.certain if number < options.processes else 0
-        found.append(MemoryPlace(f"GPU {number}", gpu.free, users, certain))
+        found.append(MemoryPlace(f"GPU {number}", gpu.free, users, certain, options.rollout.takes_turns))
     return found
 
 
@@ -401,7 +406,8 @@ def check_memory(rank: RankPlan, places: Sequence[MemoryPlace], share: float) ->
         if place.total > share * place.free:
             state = "failure" if place.certain > place.free else "warning"
             way_out = _way_out(rank, place)
-        users = " + ".join(f"{name} {size(count)}" for name, count in place.users.items())
+        sign = " or " if place.is_shared else " + "
+        users = sign.join(f"{name} {size(count)}" for name, count in place.users.items())
         text = f"{users}: at most {size(place.total)} of {size(place.free)} free"
         rows.append(Check(_MEMORY, place.name, state, text, way_out))
     return rows
@@ -413,7 +419,10 @@ def _way_out(rank: RankPlan, place: MemoryPlace) -> str:
             "share weights among several processes (sharding=full), set optimizer.offload=true, or take a smaller model"
         )
     if any(name.startswith("server") for name in place.users) and len(place.users) > 1:
-        return "give servers GPUs of their own (rollout.server.first_gpu), or lower rollout.server.memory_fraction"
+        return (
+            "give servers GPUs of their own (rollout.server.first_gpu), let them take turns with the trainer "
+            "(rollout.server.colocated=true), or lower rollout.server.memory_fraction"
+        )
     peak = {**rank.held, **rank.phases[rank.phase]}
     return _WAYS_OUT.get(max(peak, key=lambda part: peak[part]), "take a smaller model")
 

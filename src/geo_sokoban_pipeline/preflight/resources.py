@@ -347,7 +347,8 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     from geo_sokoban_pipeline.rollout.engines.factory import build_engine
     from geo_sokoban_pipeline.training.backends.factory import build_backend
     from geo_sokoban_pipeline.training.collecting import Collector, build_sampler
-    from geo_sokoban_pipeline.training.grpo_loop import sync_weights, update_policy
+    from geo_sokoban_pipeline.training.grpo_loop import sync_weights, trainers_turn, update_policy
+    from geo_sokoban_pipeline.training.runtime import Stopwatch
     from geo_sokoban_pipeline.training.worker_group import open_worker_group
 
     options, seed = subject.options, subject.parameters.seed
@@ -355,6 +356,8 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
     with open_worker_group(policy, options) as workers:
         temperature = options.rollout.sampling.temperature
         backend = build_backend(policy, options.optimizer, temperature, workers, options.megatron_layout)
+        if options.rollout.takes_turns:
+            backend.sleep()
         engine = build_engine(policy, options.rollout)
         sync_weights(engine, backend, workers, 0)
         rollout_fn = None if workers is None or not engine.in_process else workers.rollout
@@ -362,7 +365,8 @@ def _time(subject: Subject, rows: Sequence[dict[str, Any]], policy: Policy, sft:
         trajectories, _ = Collector("preflight", seed, options, rows, policy, engine, rollout_fn).collect(0, sampler)
         collected = time.perf_counter()
         reference = backend.log_probs if options.grpo.kl_coefficient > 0 else None
-        metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
+        with trainers_turn(engine, backend, options, Stopwatch()):
+            metrics = update_policy(trajectories, policy, backend, options.grpo, options.optimizer, 0, seed, reference)
         updated = time.perf_counter()
         engine.close()
         sizes = _save(folder, policy, backend, trajectories)

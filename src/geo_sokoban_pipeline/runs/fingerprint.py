@@ -153,7 +153,8 @@ def loop_parameters(options: TrainOptions, seed: int, data: Mapping[str, Any]) -
     values = options.model_dump(mode="json", exclude={"loop", "evaluation", "warm_start", "ray"})
     values["rollout"] = _playing(options)
     values["warm_start"] = _sft(options)
-    values["loop"] = options.loop.model_dump(mode="json", include={"eval_interval", "eval_prompts"})
+    included = {"eval_interval", "eval_prompts"} | ({"max_staleness"} if options.loop.max_staleness else set())
+    values["loop"] = options.loop.model_dump(mode="json", include=included)
     values["evaluation"] = {"sampling": options.evaluation_sampling.model_dump(mode="json")}
     named = {
         "env.factory": options.env.factory,

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -130,6 +130,24 @@ def write_tensors(
         for name in file.names:
             file.write(name, read(name))
     return {path.name: file.record}
+
+
+def read_tensors(folder: Path, stem: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the safetensors files of a folder by its name, one at a time, in memory of its own.
+
+    Args:
+        stem: of the files' names, such as `model`.
+    """
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob(f"{stem}*.safetensors")):
+        with safe_open(path, "pt") as file:
+            names = list(file.keys())
+        for name in names:
+            # Opened anew for each tensor: what was read of an open file counts in this process's memory.
+            with safe_open(path, "pt") as file:
+                tensor = file.get_tensor(name).clone()
+            yield name, tensor
 
 
 def plan_weight_files(specs: Mapping[str, TensorSpec], largest: int = SHARD_BYTES) -> dict[str, list[str]]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ from geo_sokoban_pipeline.training.checkpoint import (
     compare_layout,
     layout_of,
 )
-from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
+from geo_sokoban_pipeline.training.collecting import AheadCollector, Collector, Rows, build_sampler, version_ahead
 from geo_sokoban_pipeline.training.recovery import written_ahead
 from geo_sokoban_pipeline.training.runtime import (
     Stopwatch,
@@ -95,7 +97,7 @@ class RunInputs:
     validation_prompts: Rows
 
 
-def run_grpo(  # noqa: PLR0915 - one place for the whole loop
+def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
     inputs: RunInputs, resume: Mapping[str, Any], restarts: int = 0
 ) -> Generator[Chunk, None, None]:
     """Run the loop from the newest checkpoint to `loop.iterations`.
@@ -143,6 +145,9 @@ def run_grpo(  # noqa: PLR0915 - one place for the whole loop
         owned.callback(backend.close)
         if resume["dir"] is not None:
             backend.load_state(resume["dir"])
+        if options.rollout.takes_turns:
+            backend.sleep()
+        pool = owned.enter_context(ThreadPoolExecutor(1, "rollout"))  # waits for its thread when the engine is closed
         engine = owned.enter_context(closing(build_engine(policy, options.rollout)))
         needs_reference = options.grpo.kl_coefficient > 0
         reference = build_scorer(inputs.policy, options, workers) if needs_reference else None
@@ -151,12 +156,16 @@ def run_grpo(  # noqa: PLR0915 - one place for the whole loop
         watch = owned.enter_context(closing(SignalWatch(task)))
         roll_out = None if workers is None or not engine.in_process else workers.rollout
         collector = Collector(inputs.run, inputs.seed, options, inputs.prompts, policy, engine, roll_out)
+        ahead = None
+        if loop.max_staleness:
+            ahead = AheadCollector(collector, sampler, lambda version: _folder_of(version, inputs, resume), pool)
         held_out = len(inputs.validation_prompts[: loop.eval_prompts])
         saving, writing = Stopwatch(), Stopwatch()  # of the previous iteration
 
         for iteration in range(first, loop.iterations):
             began = time.perf_counter()
-            row: dict[str, Any] = {"iteration": iteration, "policy_version": iteration}
+            version = iteration if ahead is None else version_ahead(iteration)  # that rolls out
+            row: dict[str, Any] = {"iteration": iteration, "policy_version": version}
             validations: dict[str, Any] = {}
             is_saved = is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations)
             validating = Stopwatch()
@@ -169,42 +178,55 @@ def run_grpo(  # noqa: PLR0915 - one place for the whole loop
                 row |= start_names(measured)
                 history.note_validation(0, measured, held_out, is_saved=False)
                 watch.observe_start(history.start_rate, options.warm_start.steps)
+            turning = Stopwatch()
             work = Stopwatch() if workers is None else Stopwatch(workers.cpu_clock)
             with work.running():
                 collect_garbage(iteration)
-                # A continued loop starts without caches, so an uninterrupted one drops them here too.
-                sync_weights(engine, backend, workers, iteration)
-
                 # Collect and score: draw groups until enough of them carry a signal, then set their advantages.
                 logger.debug("iteration %d: collect", iteration)
-                trajectories, collected = collector.collect(iteration, sampler)
+                if ahead is None:
+                    # A continued loop starts without caches, so an uninterrupted one drops them here too.
+                    sync_weights(engine, backend, workers, iteration)
+                    trajectories, collected = collector.collect(iteration, sampler)
+                    cursor = sampler.state()
+                else:
+                    found = ahead.take(iteration, is_last=iteration + 1 == loop.iterations)
+                    trajectories, collected, cursor = found.trajectories, found.metrics, found.sampler
                 watch.observe(iteration, collected)
 
                 # Update: old and reference log-probs, then one or several optimizer steps.
                 logger.debug("iteration %d: update", iteration)
                 updating = time.perf_counter()
                 try:
-                    trained = update_policy(
-                        trajectories,
-                        policy,
-                        backend,
-                        options.grpo,
-                        options.optimizer,
-                        iteration,
-                        inputs.seed,
-                        reference,
-                    )
+                    with trainers_turn(engine, backend, options, turning):
+                        trained = update_policy(
+                            trajectories,
+                            policy,
+                            backend,
+                            options.grpo,
+                            options.optimizer,
+                            iteration,
+                            inputs.seed,
+                            reference,
+                        )
                 except DivergedError as error:
                     raise DivergedError(f"iteration {iteration}: {error}. {history.way_out(inputs.run)}") from error
                 row |= collected | trained
             row["perf/update_time"] = time.perf_counter() - updating
             row["perf/cpu_time"] = work.cpu_seconds
+            if turning.seconds:
+                row["perf/turn_time"] = turning.seconds
 
             # Sync: from here on the engines sample from the next version.
-            sync_weights(engine, backend, workers, iteration + 1)
+            is_validated = bool(loop.eval_interval) and is_eval_due(iteration, loop.eval_interval)
+            if ahead is None:
+                sync_weights(engine, backend, workers, iteration + 1)
+            elif is_validated:
+                ahead.wait()
+                sync_weights(engine, backend, workers, iteration + 1)
 
             # Validate.
-            if loop.eval_interval and is_eval_due(iteration, loop.eval_interval):
+            if is_validated:
                 logger.debug("iteration %d: validate", iteration)
                 with validating.running():
                     episodes, measured = _validate(inputs, iteration + 1, policy, engine, roll_out)
@@ -236,7 +258,7 @@ def run_grpo(  # noqa: PLR0915 - one place for the whole loop
                         "iteration": iteration,
                         "policy_version": iteration + 1,
                         "fingerprint": fingerprint,
-                        "sampler": sampler.state(),
+                        "sampler": cursor,
                         "best": history.best,
                         "validated": dict(history.validated),
                         **layout,
@@ -254,6 +276,12 @@ def run_grpo(  # noqa: PLR0915 - one place for the whole loop
                     committed = iteration
             progress.advance(note=note)
     yield {}, {}, {}, Complete(loop.iterations)
+
+
+def _folder_of(version: int, inputs: RunInputs, resume: Mapping[str, Any]) -> Path:
+    """Where the weights of a version are stored: checkpoint k holds version k + 1."""
+    folder: Path = resume["folder"]
+    return folder / partition(version - 1) if version else inputs.policy.path
 
 
 def thin(retention: RetentionOptions, first: int, committed: int) -> Iterator[Chunk]:
@@ -287,6 +315,28 @@ def sync_weights(engine: RolloutEngine, backend: TrainBackend, workers: WorkerGr
     if workers is not None:
         workers.update_weights(version)
     engine.update_weights(None, version)
+
+
+@contextmanager
+def trainers_turn(
+    engine: RolloutEngine, backend: TrainBackend, options: TrainOptions, watch: Stopwatch
+) -> Iterator[None]:
+    """The trainer has the GPUs that it shares with servers, for the `with` block; `sync_weights` wakes these up.
+
+    Args:
+        watch: counts the seconds in which memory is given up and taken.
+    """
+    if not options.rollout.takes_turns:
+        yield
+        return
+    with watch.running():
+        engine.sleep()
+        backend.wake_up()
+    try:
+        yield
+    finally:
+        with watch.running():
+            backend.sleep()
 
 
 def _validate(

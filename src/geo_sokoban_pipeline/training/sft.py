@@ -140,12 +140,19 @@ class _Validator:
         return row
 
     def _solve_rates(self, backend: TrainBackend, step: int) -> dict[str, float]:
+        takes_turns = self._options.rollout.takes_turns
+        if takes_turns:
+            backend.sleep()
         with closing(build_engine(self._policy, self._options.rollout)) as engine:
             sync_weights(engine, backend, self._workers, step)
             rollout_fn = None if self._workers is None or not engine.in_process else self._workers.rollout
             _, metrics = validate_policy(
                 "warm_start", self._seed, self._options, self._prompts, self._policy, engine, step, rollout_fn
             )
+            if takes_turns:
+                engine.sleep()
+        if takes_turns:
+            backend.wake_up()
         logger.info("warm start, step %d: %s", step, describe_rates(metrics))
         return {f"{mode}_solve_rate": metrics[f"eval/validation/{mode}_solve_rate"] for mode in _MODES}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from geo_sokoban_pipeline.config.rollout import SamplingOptions
 from geo_sokoban_pipeline.policies.experts import published_weights
 from geo_sokoban_pipeline.policies.patches import EncodedImage
+from geo_sokoban_pipeline.runs.tensor_files import read_tensors
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -115,6 +117,15 @@ class WeightSource:
 
         return cls(read, state)
 
+    @classmethod
+    def of_folder(cls, folder: Path) -> WeightSource:
+        """The weights of a policy folder, which never change."""
+
+        def read(dtype: str | None) -> Iterator[tuple[str, Any]]:
+            return ((name, cast_weight(tensor, dtype)) for name, tensor in read_tensors(folder, "model"))
+
+        return cls(read, lambda: str(folder))
+
 
 def cast_weight(tensor: Any, dtype: str | None) -> Any:
     """A weight in a torch dtype by its name; None: in its own."""
@@ -150,6 +161,9 @@ class RolloutEngine(Protocol):
 
     def update_weights(self, weights: WeightSource | None, version: int) -> None:
         """Load new weights; None: those of the policy's model, which the trainer has changed in place."""
+
+    def sleep(self) -> None:
+        """Give up memory that others need, until `update_weights`; nothing where there is none to give up."""
 
     def close(self) -> None:
         """Free everything."""

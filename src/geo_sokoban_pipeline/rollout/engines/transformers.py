@@ -434,6 +434,10 @@ class TransformersEngine:
         self.version = version
         self._reset()
 
+    def sleep(self) -> None:
+        """Free cache and features; the weights are the trainer's."""
+        self._reset()
+
     def close(self) -> None:
         """Free cache and features, drop requests."""
         self._queue, self._answered = [], []

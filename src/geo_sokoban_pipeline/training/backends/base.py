@@ -53,6 +53,12 @@ class TrainBackend(Protocol):
         An empty model (`load_empty`) gets them in the types in which an engine uses them.
         """
 
+    def sleep(self) -> None:
+        """Move weights and moments to the memory of the CPU, until `wake_up`; they can be read, but not trained."""
+
+    def wake_up(self) -> None:
+        """Move weights and moments back to the device that computes."""
+
     def export(self, folder: Path) -> Files:
         """Write the policy as a Hugging Face folder; returns sizes and digests that were taken while writing."""
 

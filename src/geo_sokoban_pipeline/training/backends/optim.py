@@ -191,6 +191,12 @@ class Optimizers:
                 held["step"] = torch.tensor(float(steps), device=parameter.device)
             held[moment] = value.to(parameter.device)
 
+    def move(self, device: torch.device | str) -> None:
+        """Move all moments to a device."""
+        for _, held in self._states():
+            for moment, value in held.items():
+                held[moment] = value.to(device)
+
     def clear_state(self) -> None:
         """Drop all moments."""
         for optimizer, _ in self._parts:

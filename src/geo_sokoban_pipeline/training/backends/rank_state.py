@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geo_sokoban_pipeline.distributed.fsdp import gather
+from geo_sokoban_pipeline.config.grpo import OptimizerOptions
+from geo_sokoban_pipeline.distributed.fsdp import gather, move_shards
 from geo_sokoban_pipeline.distributed.group import Group
 from geo_sokoban_pipeline.distributed.slices import (
     Slice,
@@ -44,11 +45,13 @@ class RankState:
 
     Attributes:
         policy: of the engine in this process.
+        options: optimizer and micro-batches.
         trained_policy: whose weights are trained; the same one, unless several ranks share them.
         optimizers: what moves the weights.
     """
 
     policy: Policy
+    options: OptimizerOptions
     trained_policy: Policy
     optimizers: Optimizers
     _group: Group | None
@@ -113,6 +116,25 @@ class RankState:
         whole = dict(self.policy.model.named_parameters())
         for name, weight in whole.items():
             weight.copy_(self._gather(name, weight.dtype))
+
+    def sleep(self) -> None:
+        """See `TrainBackend`; what is offloaded is in the memory of the CPU already."""
+        self._move("cpu")
+
+    def wake_up(self) -> None:
+        """See `TrainBackend`."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device | str) -> None:
+        if self.options.offload:
+            return
+        if self._is_sharded:
+            move_shards(self.trained_policy, device)
+        else:
+            self.trained_policy.model.to(device)
+        self.optimizers.move(device)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what torch keeps for later use, nobody else could take
 
     def _described(self) -> Policy:
         """A policy with the configuration of the trained one, in Hugging Face's class."""

@@ -124,6 +124,14 @@ class RankedBackend:
         """See `TrainBackend`."""
         return WeightSource(self.iter_weights, lambda: self._changes)
 
+    def sleep(self) -> None:
+        """See `TrainBackend`."""
+        self._on_all(Sleep())
+
+    def wake_up(self) -> None:
+        """See `TrainBackend`."""
+        self._on_all(WakeUp())
+
     def export(self, folder: Path) -> Files:
         """See `TrainBackend`.
 
@@ -370,6 +378,24 @@ class SaveState:
         """Run in a worker."""
         files: Files = worker.backend.save_state(self.folder)
         return files
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Move this rank's weights and moments to the memory of the CPU."""
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        worker.backend.sleep()
+
+
+@dataclass(frozen=True)
+class WakeUp:
+    """Move this rank's weights and moments back to its device."""
+
+    def __call__(self, worker: Worker) -> None:
+        """Run in a worker."""
+        worker.backend.wake_up()
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ class SglangEngine:
         if not isinstance(weights, Path):
             weights = weights or WeightSource.of_model(self.policy.model)
         state = None if isinstance(weights, Path) else weights.state()
-        if state is not None and state == self._sent_state and self._weights is not None and version == self.version:
+        is_known = state is not None and state == self._sent_state and version == self.version
+        if is_known and self._weights is not None and not self._fleet.is_asleep:
             return
         before, self._weights = self._weights, self._make_set(weights, version)
         self._sent_state = None
@@ -166,6 +167,10 @@ class SglangEngine:
         self._sent_state = state
         if before is not None and before.folder is not None and before.folder.is_relative_to(self._scratch.name):
             shutil.rmtree(before.folder, ignore_errors=True)
+
+    def sleep(self) -> None:
+        """Have the servers give up the memory of weights and cache until `update_weights`; no request is in flight."""
+        self._loop.run(self._fleet.release_memory())
 
     def close(self) -> None:
         """Close the connections; launched servers stay idle for the next engine, see `servers`."""
@@ -188,6 +193,7 @@ class SglangEngine:
         for future in self._open.values():
             future.cancel()
         self._open.clear()
+        self._answers.put(EngineStopped("the requests were cancelled."))  # a thread may wait for an answer
         self._answers = queue.SimpleQueue()
 
     def _make_set(self, weights: WeightSource | Path, version: int) -> WeightSet:

@@ -37,11 +37,15 @@ class LaunchedServer:
 
     Args:
         number: of the server, from 0.
+
+    Attributes:
+        released: memory that its process has given up; doing so twice, or taking it back twice, would end it.
     """
 
     def __init__(self, options: ServerOptions, policy: Policy, number: int) -> None:
         self.options = options
         self.number = number
+        self.released: set[str] = set()
         self._dtype = str(policy.model.dtype).removeprefix("torch.")
         self._longest = int(policy.model.config.text_config.max_position_embeddings)
         self._bias = ban(policy.banned_ids.tolist())
@@ -100,6 +104,7 @@ class LaunchedServer:
             )
             environment = server_environment(self.options, os.environ)
             self._process = ServerProcess(command, environment, self.log, self.options.faults.grace)
+            self.released.clear()
 
     def lost(self) -> str | None:
         """Exit code and last log lines of an exited process; None while it runs."""
@@ -269,6 +274,8 @@ def server_command(
         words.append("--trust-remote-code")
     if options.deterministic:
         words.append("--enable-deterministic-inference")
+    if options.colocated and options.device == "cuda":
+        words.append("--enable-memory-saver")
     # An idle scheduler would keep a core busy; a warm-up would sample before the server has the run's weights.
     return [*words, "--sleep-on-idle", "--skip-server-warmup", *options.extra_arguments]
 

@@ -38,6 +38,8 @@ from geo_sokoban_pipeline.rollout.engines.sglang.weights import Receiver, Weight
 logger = logging.getLogger(__name__)
 _PORT_TRIES = 3
 _PAUSE_SECONDS = 1.0
+# What a server gives up while others use its GPU, by SGLang's names.
+_WEIGHTS, _CACHE = "weights", "kv_cache"
 
 
 def pause_before(attempt: int, options: FaultOptions) -> float:
@@ -93,6 +95,11 @@ class Server:
         self._connections = connections
         self._key = key
         self.client = self._connect()
+
+    @property
+    def released(self) -> set[str]:
+        """Memory that a launched server has given up."""
+        return set() if self.launched is None else self.launched.released
 
     @property
     def url(self) -> str:
@@ -270,20 +277,58 @@ class Fleet:
                 server.ready = False  # after a failure no other engine may take it over
             if pause:
                 await self._command(self.servers, "/pause_generation", {"mode": "retract"})
+            await self._take_back(_WEIGHTS)
             waiting = list(self.servers)
             while waiting:
                 faults = await self._send(waiting)
                 lost = {server: fault for server, fault in faults.items() if not isinstance(fault, UpdateInterrupted)}
                 await asyncio.gather(*(self._restart(server, fault) for server, fault in lost.items()))
                 waiting = [server for server in faults if server not in lost]
+            await self._take_back(_CACHE)
             if pause:
                 await self._command(self.servers, "/continue_generation", {})
             for server in self.servers:
                 server.ready = True
 
+    async def release_memory(self) -> None:
+        """Have all servers give up the memory of weights and cache until the next `update_weights`.
+
+        A server that is lost meanwhile is found by that update.
+
+        Raises:
+            RuntimeError: a request is in flight, which would end the server.
+        """
+        async with AsyncExitStack() as locks:  # excludes restarts
+            for server in self.servers:
+                await locks.enter_async_context(server.lock)
+            busy = [f"{server.url} ({server.in_flight})" for server in self.servers if server.in_flight]
+            if busy:
+                raise RuntimeError(f"requests are in flight, so no server may give up its memory: {', '.join(busy)}")
+            awake = [server for server in self.servers if not server.released]
+            for server in awake:
+                server.released.update((_WEIGHTS, _CACHE))
+            await self._command(awake, "/release_memory_occupation", {"tags": [_CACHE, _WEIGHTS]})
+
+    async def _take_back(self, memory: str) -> None:
+        """Have the servers that gave up some memory take it back; one that fails is restarted. Their locks are held."""
+        asleep = [server for server in self.servers if memory in server.released]
+        for server in asleep:
+            server.released.discard(memory)
+        commands = (server.client.command("/resume_memory_occupation", {"tags": [memory]}) for server in asleep)
+        for server, answer in zip(asleep, await asyncio.gather(*commands, return_exceptions=True), strict=True):
+            if isinstance(answer, ServerLost | BadResponse):
+                await self._restart(server, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+
     def server_of(self, key: str) -> Server:
         """The server of a conversation."""
         return max(self.servers, key=lambda server: hashlib.blake2b(f"{key} {server.url}".encode()).digest())
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether a server has given up memory."""
+        return any(server.released for server in self.servers)
 
     def client_of(self, server: Server) -> ServerClient:
         """Client for requests to a server: the router's, if there is one."""

@@ -1,0 +1,239 @@
+"""Rollouts beside the training: iteration k + 1 with the weights that k began with, whatever the timing."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.torch import load_file
+
+from geo_sokoban_pipeline.datasets.iterations import CheckpointsDataset
+from geo_sokoban_pipeline.datasets.resume import read_resume_state
+from geo_sokoban_pipeline.policies.policy import Policy, load_as
+from geo_sokoban_pipeline.rollout.engines.base import Request, Result, WeightSource
+from geo_sokoban_pipeline.rollout.engines.transformers import TransformersEngine
+from geo_sokoban_pipeline.studies.plan import merge
+from geo_sokoban_pipeline.training import grpo_loop
+from geo_sokoban_pipeline.training.backends.base import DivergedError
+from geo_sokoban_pipeline.training.backends.torch import TorchBackend
+from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
+from geo_sokoban_pipeline.trajectories.types import table_to_trajectories
+from task_options import TrainOptions
+from training.setup import SMALL, Setup
+
+ITERATIONS = 4
+
+
+class ApartEngine(TransformersEngine):
+    """An engine with weights of its own, as servers have them; its end is that of a thread that waits for it."""
+
+    in_process = False
+
+    def __init__(self, policy: Policy, log: Log) -> None:
+        super().__init__(Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.image_processor))
+        self._log, self._closed = log, threading.Event()
+
+    def update_weights(self, weights: WeightSource | None, version: int) -> None:
+        assert weights is not None
+        self._log.weights.append((version, str(weights.state())))
+        super().update_weights(weights, version)
+
+    def submit(self, requests: list[Request]) -> None:  # type: ignore[override]
+        self._log.submitted[self.version] = threading.current_thread().name
+        self._log.begun(self.version).set()
+        super().submit(requests)
+
+    def poll(self) -> list[Result]:
+        if self._closed.is_set():
+            raise RuntimeError("closed")
+        return super().poll()
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@dataclass
+class Log:
+    """What a loop did and gave.
+
+    Attributes:
+        weights: version and source of each set that the engine got.
+        submitted: thread that rolled out, by version of the weights.
+    """
+
+    episodes: dict[str, pa.Table] = field(default_factory=dict)
+    validations: dict[str, pa.Table] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights: list[tuple[int, str]] = field(default_factory=list)
+    submitted: dict[int, str] = field(default_factory=dict)
+    _begun: dict[int, threading.Event] = field(default_factory=dict)
+
+    def begun(self, version: int) -> threading.Event:
+        """Set when a rollout with this version has begun."""
+        return self._begun.setdefault(version, threading.Event())
+
+
+def options_of(setup: Setup, **loop: Any) -> TrainOptions:
+    base = {"iterations": ITERATIONS, "eval_interval": 2, "eval_prompts": 2, "keep_last": 2, "max_staleness": 1}
+    return changed(setup.options, {**SMALL, "rollout": {"engine": "sglang", "max_turns": 2}, "loop": {**base, **loop}})
+
+
+def changed(options: TrainOptions, changes: dict[str, Any]) -> TrainOptions:
+    return TrainOptions.model_validate(merge(options.model_dump(), changes))
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    found = Log()
+    monkeypatch.setattr(grpo_loop, "build_engine", lambda policy, options: ApartEngine(policy, found))
+    return found
+
+
+def go_on(setup: Setup, options: TrainOptions, folder: Path, log: Log) -> Iterator[int]:
+    """Continue the run of a folder; yields the number of each committed iteration."""
+    inputs = RunInputs("train_sokoban", 0, options, {}, setup.folder, setup.rows, setup.rows[:4])
+    checkpoints = CheckpointsDataset(str(folder))
+    for episodes, validations, metrics, checkpoint in run_grpo(inputs, read_resume_state(folder)):
+        for stored, part in ((log.episodes, episodes), (log.validations, validations), (log.metrics, metrics)):
+            if isinstance(part, dict):
+                stored.update(part)
+        if checkpoint != {}:
+            checkpoints.save(checkpoint)
+        if isinstance(checkpoint, dict) and checkpoint:
+            yield read_resume_state(folder)["iteration"]
+
+
+def versions_of(table: pa.Table) -> set[int]:
+    return {version for episode in table_to_trajectories(table) for version, _, _ in episode.weight_spans}
+
+
+def test_an_iteration_is_rolled_out_with_the_weights_before_the_last_step(
+    setup: Setup, log: Log, tmp_path: Path
+) -> None:
+    list(go_on(setup, options_of(setup), tmp_path, log))
+    found = {name.partition("/")[0]: versions_of(table) for name, table in sorted(log.episodes.items())}
+    assert found == {f"iter={number:05d}": {max(number - 1, 0)} for number in range(ITERATIONS)}
+    rows = list(log.metrics.values())
+    assert [row["policy_version"] for row in rows] == [0, 0, 1, 2]
+    assert [row["rollout/staleness"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
+    assert all(0.0 <= row["perf/overlap"] <= 1.0 and row["perf/wait_time"] >= 0.0 for row in rows)
+    assert rows[0]["perf/overlap"] < 0.1, "nothing was trained beside the first"
+    # The ratio is that to the weights that sampled, so it differs from 1 in the first step already.
+    gaps = [row["train/train_rollout_logprob_abs_diff"] for row in rows]
+    assert gaps[0] < 1e-4 < min(gaps[1:])
+    # Validations see whole versions.
+    assert {name.partition("/")[0]: versions_of(table) for name, table in log.validations.items()} == {
+        f"iter={version:05d}": {version} for version in (0, 2, 4)
+    }
+    assert {name for name in log.submitted.values() if name != "MainThread"} == {"rollout_0"}
+
+
+def test_the_next_rollout_runs_while_an_iteration_is_trained(
+    setup: Setup, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, seen = TorchBackend.step, []
+
+    def waiting(self: TorchBackend, *given: Any) -> Any:
+        # The rollout of iteration k + 1 takes version k, and iteration k is trained now.
+        number = len(seen)
+        is_last = number == ITERATIONS - 1
+        assert is_last or log.begun(number).wait(60), f"iteration {number + 1} is not rolled out meanwhile"
+        seen.append(number)
+        return step(self, *given)
+
+    monkeypatch.setattr(TorchBackend, "step", waiting)
+    list(go_on(setup, options_of(setup, eval_interval=0), tmp_path, log))
+    assert seen == list(range(ITERATIONS))
+
+
+@pytest.mark.parametrize("stopped", range(1, ITERATIONS))
+def test_a_continued_run_rolls_out_with_the_same_weights_again(
+    setup: Setup, log: Log, tmp_path: Path, stopped: int
+) -> None:
+    """Bit for bit, although what was in flight is lost; weights come from the start or from a checkpoint."""
+    options, whole, broken = options_of(setup), tmp_path / "whole", tmp_path / "broken"
+    list(go_on(setup, options, whole, log))
+    expected = Log(dict(log.episodes), dict(log.validations), dict(log.metrics))
+    log.episodes.clear()
+    log.validations.clear()
+    running = go_on(setup, options, broken, log)
+    for number in running:
+        if number + 1 == stopped:
+            running.close()
+    log.weights.clear()
+    list(go_on(setup, options, broken, log))
+    begun = stopped - 1  # the version that rolls out the next iteration
+    source = str(broken / f"iter={begun - 1:05d}") if begun else str(setup.folder.path)
+    assert log.weights[0] == (begun, source)
+    for one, other in ((log.episodes, expected.episodes), (log.validations, expected.validations)):
+        assert list(one) == list(other)
+        for name, table in one.items():
+            assert table.drop_columns("timings").equals(other[name].drop_columns("timings")), name
+    last = f"iter={ITERATIONS - 1:05d}"
+    one, other = (load_file(folder / last / "model.safetensors") for folder in (whole, broken))
+    assert all(np.array_equal(weight, other[name]) for name, weight in one.items())
+    for row in (log.metrics[last], expected.metrics[last]):
+        assert row["rollout/staleness"] == 1.0
+
+
+def test_a_longer_run_is_the_shorter_one_gone_on_with(setup: Setup, log: Log, tmp_path: Path) -> None:
+    list(go_on(setup, options_of(setup, eval_interval=0), tmp_path / "whole", log))
+    expected = dict(log.episodes)
+    for iterations in (2, ITERATIONS):
+        list(go_on(setup, options_of(setup, eval_interval=0, iterations=iterations), tmp_path / "parts", log))
+    for name, table in expected.items():
+        assert log.episodes[name].drop_columns("timings").equals(table.drop_columns("timings")), name
+
+
+@pytest.mark.parametrize("where", ["update", "rollout"])
+def test_an_error_on_either_side_ends_both(
+    setup: Setup, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise DivergedError("no finite gradient") if where == "update" else RuntimeError("no response")
+
+    before = set(threading.enumerate())
+    running = go_on(setup, options_of(setup), tmp_path, log)
+    next(running)
+    monkeypatch.setattr(*((TorchBackend, "step") if where == "update" else (ApartEngine, "poll")), fail)
+    with pytest.raises(RuntimeError, match="no finite gradient" if where == "update" else "no response"):
+        list(running)
+    assert {thread for thread in threading.enumerate() if thread.is_alive()} <= before
+
+
+def test_weights_of_a_folder_are_those_of_its_policy(setup: Setup) -> None:
+    source = WeightSource.of_folder(setup.folder.path)
+    policy = load_as(setup.options.policy, setup.folder.path)
+    for dtype in (None, "bfloat16"):
+        read, wanted = dict(source.read(dtype)), dict(WeightSource.of_model(policy.model).read(dtype))
+        assert read.keys() == wanted.keys()
+        assert all(weight.equal(wanted[name]) for name, weight in read.items())
+    assert source.state() == source.state()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout": {"engine": "transformers"}}, "rollout.engine=transformers: the processes that train would roll"),
+        ({"loop": {"save_interval": 2}}, "save_interval=2 and loop.keep_last=2: rollouts take their weights from"),
+        ({"loop": {"keep_last": 1}}, "keep_last=1: rollouts take their weights from the newest two checkpoints"),
+        ({"rollout": {"server": {"colocated": True}}}, "colocated=true: servers that take turns with the trainer"),
+        ({"grpo": {"old_log_probs": "recompute"}}, "take old_log_probs=rollout, or set importance_cap"),
+        (
+            {"rollout": {"partial": True, "max_turns": 1, "over_sampling": 2.0}, "grpo": {"mixed_versions": "keep"}},
+            "rollout.partial=true: aborted episodes",
+        ),
+    ],
+)
+def test_what_it_needs(setup: Setup, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"loop.max_staleness=1 with .*{message}"):
+        changed(options_of(setup), changes)
+    changed(options_of(setup), {"grpo": {"old_log_probs": "recompute", "importance_cap": 2.0}})
+    changed(options_of(setup), {**changes, "loop": {**changes.get("loop", {}), "max_staleness": 0}})
