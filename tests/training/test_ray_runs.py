@@ -76,7 +76,8 @@ def test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine(
     own.mkdir()
     (own / "reward.py").write_text(OWN_REWARD, encoding="utf-8")
     (own / "words.py").write_text("HALF = 0.5\n", encoding="utf-8")
-    shape = {**SHAPE, "grpo.credit": "episode", "reward.function": f"{own}/reward.py"}
+    # Without the KL term: the driver alone scores with a whole reference policy, and the ranks of a cluster share that.
+    shape = {**SHAPE, "grpo.kl_coefficient": 0.0, "grpo.credit": "episode", "reward.function": f"{own}/reward.py"}
     finish(kedro_command(*params(shape), data_root=tmp_path))
 
     data = ray_cluster.hidden / "submitted"
