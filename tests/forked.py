@@ -28,6 +28,7 @@ HEAVY = [
     "kedro.runner",
     "kedro_datasets.pandas",
     "matplotlib.figure",
+    "megatron.core.models.gpt.gpt_model",
     "omegaconf",
     "pandas",
     "pyarrow.dataset",

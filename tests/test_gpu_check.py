@@ -1,4 +1,4 @@
-"""The GPU check proves itself on the CPU: a thin model plays, trains in three cases, and is counted and planned."""
+"""The GPU check proves itself on the CPU: a thin model plays, trains in four cases, and is counted and planned."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ def test_a_thin_model_on_the_cpu(tmp_path):
     assert "4 episodes, 2 responses of 3 tokens" in found["rollout"]
     assert found["an update"].startswith("3 sequences of 240 tokens")
     rows = {what: [cell.strip() for cell in cells.split(" | ")] for what, cells in found.items()}
-    assert (rows["checkpointing"], rows["offload"]) == (["on", "off", "on"], ["off", "off", "on"])
+    assert rows["checkpointing"] == ["on", "off", "on", "on"] and rows["offload"] == ["off", "off", "off", "on"]
+    assert rows["backend"] == ["fsdp", "fsdp", "megatron", "fsdp"]
+    gaps = [float(gap) for gap in rows["log-probs' mean gap to products in float32"]]
+    assert 0 < gaps[2] <= 1.5 * gaps[0], "Megatron rounds as the other backend does"
     assert all(cell.endswith("of 1.0·10¹² a second (dense bfloat16)") for cell in rows["model FLOP utilisation"])
     norms = [float(norm) for norm in rows["last gradient norm"]]
     assert all(norm > 0 for norm in norms)
     assert all(float(rate.replace(",", "")) > 0 for rate in rows["tokens per second"])
     planned = [float(size.removesuffix(" GB")) for size in rows["peak memory, planned"]]
-    assert 0 < planned[0] <= planned[1] and len(rows["peak memory, measured"]) == 3
+    assert 0 < planned[0] <= planned[1] and len(rows["peak memory, measured"]) == 4
     assert (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8") == before
 
 

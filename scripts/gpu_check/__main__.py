@@ -4,9 +4,9 @@ against planned memory.
     python scripts/gpu_check                  on a GPU; writes docs/gpu.md
     python scripts/gpu_check --thin           two layers, for any machine; writes nothing without --output
 
-Qwen3-VL-2B trains on sequences of 4,096 tokens with checkpointing on and off, Qwen3-VL-8B with offload. Nothing is
-downloaded: weights are random, the tokenizer is the project's own, levels are generated. The rollout is one of Sokoban
-on 384 by 384 boards by the transformers engine; an update is the trainer's optimizer step.
+Qwen3-VL-2B trains on sequences of 4,096 tokens with checkpointing on and off, and by Megatron-Core; Qwen3-VL-8B with
+offload. Nothing is downloaded: weights are random, the tokenizer is the project's own, levels are generated. The
+rollout is one of Sokoban on 384 by 384 boards by the transformers engine; an update is the trainer's optimizer step.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def _measure(device: str, work: Work, *, thin: bool) -> tuple[Played, list[Row]]
 
     small, large = (THIN, THIN) if thin else ("2B", "8B")
     cases = [Case(small, gradient_checkpointing=True), Case(small, gradient_checkpointing=False)]
+    cases.append(Case(small, gradient_checkpointing=True, backend="megatron"))  # one rank, beside the first case
     cases.append(Case(large, gradient_checkpointing=True, offload=True))
     policy, name, played, rows = None, None, None, []
     for case in cases:

@@ -7,14 +7,14 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from model import Load, forward_flops
 from PIL import Image
 
-from geo_sokoban_pipeline.config.grpo import GrpoOptions, OptimizerOptions
+from geo_sokoban_pipeline.config.grpo import GrpoOptions, MegatronOptions, OptimizerOptions
 from geo_sokoban_pipeline.config.rollout import EnvOptions, RewardOptions, RolloutOptions, SamplingOptions
 from geo_sokoban_pipeline.envs.sokoban.config import SokobanDataOptions
 from geo_sokoban_pipeline.envs.sokoban.data_steps import make_prompts, read_levels
@@ -64,6 +64,12 @@ class Case:
     name: str
     gradient_checkpointing: bool
     offload: bool = False
+    backend: Literal["fsdp", "megatron"] = "fsdp"
+
+    @property
+    def layout(self) -> MegatronOptions | None:
+        """Of Megatron's ranks, here one; None with another backend."""
+        return MegatronOptions() if self.backend == "megatron" else None
 
     def optimizer(self, work: Work) -> OptimizerOptions:
         """Options of its optimizer."""
@@ -92,6 +98,8 @@ class Figures:
         step_flops: operations of one step, a backward pass counting as two forward passes.
         gradient_norm: of the last step; finite, or the step was none.
         peak_bytes: largest memory: of torch's allocator on a GPU, of the process on a CPU.
+        log_prob_gap: mean absolute difference of log-probs before the first step from those of `fsdp` with products in
+            float32.
     """
 
     seconds: list[float]
@@ -101,6 +109,7 @@ class Figures:
     step_flops: float
     gradient_norm: float
     peak_bytes: int
+    log_prob_gap: float = 0.0
 
 
 class FullResponses(TransformersEngine):
@@ -124,12 +133,15 @@ def train(policy: Policy, case: Case, work: Work) -> Figures:
         RuntimeError: an optimizer step had no finite gradient.
     """
     device = policy.model.device.type
+    samples = [_sequence(policy, work.length, number) for number in range(work.sequences)]
+    exact = build_backend(replace(policy, compute=None), Case(case.name, True).optimizer(work)).log_probs(samples)
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    samples = [_sequence(policy, work.length, number) for number in range(work.sequences)]
-    backend = build_backend(policy, case.optimizer(work))
+    backend = build_backend(policy, case.optimizer(work), megatron=case.layout)
+    scored = backend.log_probs(samples)
+    gap = float(np.abs(np.concatenate(scored) - np.concatenate(exact)).mean())
     objective = GrpoObjective(GrpoOptions(reduction="sample_mean", credit="episode", entropy_coefficient=0.0))
     seconds, norm = [], 0.0
     try:
@@ -144,14 +156,14 @@ def train(policy: Policy, case: Case, work: Work) -> Figures:
         backend.close()
     load = _load(samples)
     flops = 3 * forward_flops(policy, load)
-    return Figures(seconds, sum(load.lengths), load.scored, len(load.patches), flops, norm, peak)
+    return Figures(seconds, sum(load.lengths), load.scored, len(load.patches), flops, norm, peak, gap)
 
 
 def plan(policy: Policy, case: Case, work: Work) -> RankPlan:
     """What the pre-flight plans for the updates of a case."""
     options = SOKOBAN.train_config.model_validate({
         "policy": {"compute": policy.compute}, "optimizer": case.optimizer(work).model_dump(),
-        "warm_start": {"steps": 0},
+        "warm_start": {"steps": 0}, "backend": case.backend,
     })  # fmt: skip
     load = _load([_sequence(policy, work.length, number) for number in range(work.sequences)])
     rows = max(1, work.batch_tokens // work.length)
@@ -165,7 +177,7 @@ def plan(policy: Policy, case: Case, work: Work) -> RankPlan:
     )
     shape = ModelShape.of(options.policy, policy.model.config)
     found = plan_rank(options, shape, step, on_gpu=policy.model.device.type == "cuda")
-    if case.offload:
+    if case.offload or case.backend == "megatron":
         # A run reads the weights from a folder. Here the policy that rolled out stays where it is, in its own type.
         found.held["weights of the engine"] = shape.value_bytes * shape.parameters
     return found

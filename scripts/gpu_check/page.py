@@ -52,8 +52,9 @@ def describe(device: str, work: Work, played: Played, rows: Sequence[Row], peak:
          f"trained; micro-batches of {work.batch_tokens:,} tokens"),
     ]  # fmt: skip
     table = "\n".join(f"| {what} | {found} |" for what, found in about)
-    measured = {
+    measured: dict[str, list[str]] = {
         "model": [f"{row.case.name}, {row.parameters:,} weights" for row in rows],
+        "backend": [str(row.case.backend) for row in rows],
         "checkpointing": ["on" if row.case.gradient_checkpointing else "off" for row in rows],
         "offload": ["on" if row.case.offload else "off" for row in rows],
         "seconds of an update": [_seconds(row.figures) for row in rows],
@@ -62,6 +63,9 @@ def describe(device: str, work: Work, played: Played, rows: Sequence[Row], peak:
         "model FLOP utilisation": [_utilisation(row.figures, peak) for row in rows],
         "peak memory, measured": ["–" if row.figures is None else _gb(row.figures.peak_bytes) for row in rows],
         "peak memory, planned": [_gb(row.planned) for row in rows],
+        "log-probs' mean gap to products in float32": [
+            "–" if row.figures is None else f"{row.figures.log_prob_gap:.2e}" for row in rows
+        ],
         "last gradient norm": ["–" if row.figures is None else f"{row.figures.gradient_norm:.3g}" for row in rows],
     }
     head, rule = "| |" + " |" * len(rows), "|---|" + "---|" * len(rows)
