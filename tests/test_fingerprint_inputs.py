@@ -97,6 +97,7 @@ FREE = {
             "concurrency",
             "device",
             "first_gpu",
+            "colocated",
             "memory_fraction",
             "max_total_tokens",
             "cuda_graph_batch_sizes",
@@ -126,6 +127,7 @@ WARM_START = (
 FIXED = {"rollout.sampling.greedy"}
 # What has to be changed with a field, or before it, for its other values to be allowed.
 BESIDE: dict[str, dict[str, Any]] = {
+    "loop.max_staleness": {"rollout.engine": "sglang", "loop.save_interval": 1},
     "policy.source": {"policy.path": "somewhere"},
     "rollout.server.mode": {"rollout.server.urls": ["http://a:1"]},
     "rollout.server.urls": {"rollout.server.mode": "attach", "rollout.server.urls": ["http://a:1"]},

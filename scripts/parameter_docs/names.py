@@ -146,6 +146,7 @@ UNITS = {
     "iterations": "iterations",
     "save_interval": "iterations",
     "eval_interval": "iterations",
+    "max_staleness": "versions",
     "eval_prompts": "prompts",
     "keep_last": "checkpoints",
     "prompts": "prompts",

@@ -277,8 +277,10 @@ class LoopOptions(StrictModel):
     eval_interval: CountOrZero = Field(30, description="Iterations between validations; 0: none.")
     eval_prompts: Count | None = Field(160, description="Validation prompts that are rolled out. None: all.")
     keep_last: Count | None = Field(3, description="Newest checkpoints kept. None: all.")
-    max_staleness: Literal[0, 1] = Field(
+    max_staleness: int = Field(
         0,
+        ge=0,
+        le=1,
         description="Versions that the weights of a rollout may be behind those that are trained. 1: iteration k + 1 "
         "is rolled out while k is trained, by servers beside the trainer, with the weights that k began with.",
     )

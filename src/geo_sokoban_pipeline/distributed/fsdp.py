@@ -37,7 +37,7 @@ def shard_policy(policy: Policy, mesh: DeviceMesh, *, is_trained: bool = True, o
     model = empty_model(source.config, source.config._attn_implementation, source.dtype, source.generation_config)
     for own, other in zip(model.parameters(), source.parameters(), strict=True):
         own.requires_grad_(is_trained and other.requires_grad)
-    sharded = replace(policy, model=model)
+    sharded = replace(policy, model=model, planned_device=mesh.device_type)
     if not is_trained:
         types = use_types(sharded)
         replace_weights(model, lambda name, weight: weight.to(types[name]))

@@ -59,7 +59,8 @@ class Policy:
         image_processor: `Qwen2VLImageProcessorPil` with the policy's values.
         folder: source of the policy, whose weights may have changed since; None: built in memory.
         compute: torch dtype of matrix products; None: the dtype of the weights.
-        planned_device: type of the device on which an empty policy will compute. None: that of its weights.
+        planned_device: type of the device that computes, where the weights are not there yet, or not all the time.
+            None: that of the weights.
     """
 
     model: Any
@@ -89,7 +90,7 @@ class Policy:
 
         if self.compute is None:
             return nullcontext()
-        return torch.autocast(self.model.device.type, getattr(torch, self.compute), cache_enabled=caching)
+        return torch.autocast(self.device, getattr(torch, self.compute), cache_enabled=caching)
 
     @cached_property
     def network(self) -> PolicyNetwork:

@@ -37,6 +37,7 @@ from geo_sokoban_pipeline.runs.policy_folder import PolicyFolder
 from geo_sokoban_pipeline.runs.storage import Complete, NewCheckpoint, Rewind, Thin
 from geo_sokoban_pipeline.seeding import python_generator
 from geo_sokoban_pipeline.tasks import task_of
+from geo_sokoban_pipeline.training.ahead import AheadCollector
 from geo_sokoban_pipeline.training.backends.base import DivergedError, TrainBackend
 from geo_sokoban_pipeline.training.backends.factory import build_backend, build_scorer
 from geo_sokoban_pipeline.training.batch import TrainSample, build_sample, split_steps, spread
@@ -46,7 +47,7 @@ from geo_sokoban_pipeline.training.checkpoint import (
     compare_layout,
     layout_of,
 )
-from geo_sokoban_pipeline.training.collecting import AheadCollector, Collector, Rows, build_sampler, version_ahead
+from geo_sokoban_pipeline.training.collecting import Collector, Rows, build_sampler
 from geo_sokoban_pipeline.training.recovery import written_ahead
 from geo_sokoban_pipeline.training.runtime import (
     Stopwatch,
@@ -164,7 +165,7 @@ def run_grpo(  # noqa: PLR0912, PLR0915 - one place for the whole loop
 
         for iteration in range(first, loop.iterations):
             began = time.perf_counter()
-            version = iteration if ahead is None else version_ahead(iteration)  # that rolls out
+            version = iteration if ahead is None else ahead.version_of(iteration)  # that rolls out
             row: dict[str, Any] = {"iteration": iteration, "policy_version": version}
             validations: dict[str, Any] = {}
             is_saved = is_save_due(iteration, loop.save_interval, num_iterations=loop.iterations)

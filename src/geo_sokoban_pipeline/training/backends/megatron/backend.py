@@ -91,7 +91,7 @@ def parallelise_policy(
         kind = parameter.dtype if types is None else types[held[0]]
         made = nn.Parameter(parameter.detach().to(kind), requires_grad=chosen == {True})
         setattr(model.get_submodule(place), attribute, made)
-    own = {"table": table, "whole": whole}
+    own = {"table": table, "whole": whole, "planned_device": layout.mesh.device_type}
     parallel = ParallelPolicy(model, policy.tokenizer, policy.image_processor, policy.folder, policy.compute, **own)
     roots = parallel.network.language, parallel.network.vision
     shard_modules(*roots, layout.data_mesh, offload=offload)
