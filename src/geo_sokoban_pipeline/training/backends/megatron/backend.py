@@ -74,7 +74,7 @@ def parallelise_policy(
     config, dtype = source.config, source.dtype
     language = MegatronLanguage(config, layout, dtype)
     whole = empty_model(config, config._attn_implementation, dtype, source.generation_config)
-    model = ParallelModel(config, language, whole.model.visual)
+    model = ParallelModel(config, language, whole.model.visual, device_of_mesh(layout.mesh))
     specs = {name: TensorSpec.of(weight) for name, weight in source.named_parameters()}
     trained = {name for name, weight in source.named_parameters() if is_trained and weight.requires_grad}
     table = WeightTable(config, specs, [name for name, _ in model.named_parameters()], layout, group)

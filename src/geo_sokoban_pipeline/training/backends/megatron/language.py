@@ -40,18 +40,14 @@ class ParallelModel(nn.Module):
         config: Hugging Face's, of the whole model.
         language: split over the group.
         visual: the library's vision tower, equal on all ranks of the group.
+        device: that computes; offloaded weights lie elsewhere between passes.
     """
 
-    def __init__(self, config: Any, language: MegatronLanguage, visual: nn.Module) -> None:
+    def __init__(self, config: Any, language: MegatronLanguage, visual: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.device = config, device
         self.language = language
         self.visual = visual
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return next(self.visual.parameters()).device
 
 
 class ParallelNetwork(PolicyNetwork):
