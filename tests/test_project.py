@@ -144,7 +144,7 @@ def test_every_requirement_is_used():
         assert words in (ROOT / path).read_text(encoding="utf-8"), f"{path} does not need {tool}"
     tools = {name.replace("-", "_") for name in TOOLS}
     assert modules_of("dependencies") <= imports_of("src")
-    extras = modules_of("viz", "notebooks", "dev", "wandb")
+    extras = modules_of("viz", "notebooks", "dev", "ray", "wandb")
     assert extras - tools <= imports_of("src", "tests", "benchmarks", "notebooks")
 
 
@@ -154,7 +154,7 @@ def test_everything_imported_is_required():
     others = foreign(imports_of("tests", "benchmarks", "notebooks", "scripts", "docs"))
     folders = ("", "tests", "benchmarks", "scripts", "scripts/gpu_check", "scripts/sglang_cpu")
     own = {path.stem for folder in folders for path in (ROOT / folder).iterdir()}
-    assert others - own - ELSEWHERE <= modules_of("dependencies", "viz", "notebooks", "dev", "wandb")
+    assert others - own - ELSEWHERE <= modules_of("dependencies", "viz", "notebooks", "dev", "ray", "wandb")
 
 
 def test_what_the_notebooks_import_comes_with_their_extra():
