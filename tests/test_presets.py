@@ -60,3 +60,18 @@ def test_qwen3vl_launches_servers_as_the_originals_do(monkeypatch: Any) -> None:
     assert (options.rollout.engine, server.dtype, server.bucket_bytes) == ("sglang", "bfloat16", 512 << 20)
     assert (server.memory_fraction, server.attention_backend, server.mm_attention_backend) == (0.85, "fa3", "sdpa")
     assert server.cuda_graph_batch_sizes == (1, 2, 4, 8, *range(16, 257, 8))
+
+
+def test_the_cluster_takes_the_rest_from_qwen3vl(monkeypatch: Any) -> None:
+    monkeypatch.setenv("SLIME_SCRIPT_NUM_GPUS", "16")
+    monkeypatch.setenv("SLIME_SCRIPT_EXTERNAL_RAY", "1")
+    ours, other = load("cluster").train_geo3k, load("qwen3vl").train_geo3k
+    assert (ours.placement, ours.ray.address, ours.processes, ours.sharding) == ("ray", "auto", 16, "full")
+    assert (ours.rollout.engine, ours.threads, ours.ray.cpus) == ("transformers", 4, 4)
+    assert (ours.grpo, ours.policy, ours.optimizer, ours.loop) == (
+        other.grpo,
+        other.policy,
+        other.optimizer,
+        other.loop,
+    )
+    assert (ours.rollout.sampling, other.placement, other.processes) == (other.rollout.sampling, "local", 1)

@@ -35,6 +35,8 @@ def test_evaluation_inherits_the_sampling_of_the_rollout() -> None:
         ({"policy": {"source": "folder"}}, "path is empty"),
         ({"sharding": "hybrid", "processes": 4, "replicas": 3, "threads": 1}, "such as processes=4 with replicas=2"),
         ({"sharding": "full", "processes": 4, "replicas": 2, "threads": 1}, "only hybrid takes replicas"),
+        ({"placement": "inline", "processes": 2, "threads": 1}, "one process has one rank"),
+        ({"placement": "ray", "rollout": {"engine": "sglang"}}, "Ray could give their GPUs to ranks"),
     ],
 )
 def test_combinations_that_could_not_train(changes: dict[str, Any], message: str) -> None:
