@@ -68,10 +68,7 @@ def test_the_cluster_takes_the_rest_from_qwen3vl(monkeypatch: Any) -> None:
     ours, other = load("cluster").train_geo3k, load("qwen3vl").train_geo3k
     assert (ours.placement, ours.ray.address, ours.processes, ours.sharding) == ("ray", "auto", 16, "full")
     assert (ours.rollout.engine, ours.threads, ours.ray.cpus) == ("transformers", 4, 4)
-    assert (ours.grpo, ours.policy, ours.optimizer, ours.loop) == (
-        other.grpo,
-        other.policy,
-        other.optimizer,
-        other.loop,
-    )
+    assert (ours.grpo, ours.policy, ours.loop) == (other.grpo, other.policy, other.loop)
+    # Eight ranks that share the weights of 8B need no memory of the CPU.
+    assert ours.optimizer == other.optimizer.model_copy(update={"offload": False})
     assert (ours.rollout.sampling, other.placement, other.processes) == (other.rollout.sampling, "local", 1)
