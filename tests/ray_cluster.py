@@ -94,9 +94,9 @@ class RayCluster:
 
     def _start(self, *words: str, hidden: Path | None = None) -> subprocess.Popen[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        ports = dict(
-            zip(("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent"), free_ports(3), strict=True)
-        )
+        # Given, not chosen: a busy machine's agents take longer to tell theirs than the 15 s that a raylet waits.
+        kinds = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
+        ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
         command = [
             str(_RAY),
             "start",
