@@ -46,7 +46,10 @@ REFUSED = [
     (["--pipelines=train_sokban"], "--pipelines=train_sokban: no such pipeline. Did you mean train_sokoban?"),
     (["--pipelines=train_sokoban,x"], "--pipelines=x: no such pipeline. There are "),
     (["--env=tset"], "--env=tset: no such environment. Did you mean test?"),
-    (["--env=zzz"], "--env=zzz: no such environment. There are cluster, qwen3vl, sglang_cpu, slime_exact, test."),
+    (
+        ["--env=zzz"],
+        "--env=zzz: no such environment. There are cluster, megatron, qwen3vl, sglang_cpu, slime_exact, test.",
+    ),
     (["--from-nodes=train_sokoban.train_grop"], "--from-nodes=train_sokoban.train_grop: no such node. Did you mean"),
     (["--to-nodes=warm_start"], "--to-nodes=warm_start: no such node. Did you mean train_sokoban.warm_start?"),
     (["--nodes=report"], "--nodes=report: no such node. There are "),

@@ -7,7 +7,6 @@ their names. A new field without either fails the first test.
 from __future__ import annotations
 
 import copy
-import typing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -56,7 +55,21 @@ ELSEWHERE = {
         )
         for name in ("newest", "tokens", "episodes", "images")
     },
+    "loop.max_staleness": ("test_ahead.py", "test_an_iteration_is_rolled_out_with_the_weights_before_the_last_step"),
     "processes": ("test_worker_group.py", "test_runs_of_two_processes_are_equal_and_continue_bit_for_bit"),
+    **dict.fromkeys(
+        ("placement", "ray.address", "ray.strategy"),
+        ("test_ray_runs.py", "test_a_submitted_run_on_two_nodes_has_the_same_bits_as_one_of_this_machine"),
+    ),
+    **dict.fromkeys(
+        ("ray.cpus", "ray.gpus", "ray.resources", "ray.patience"),
+        ("../distributed/test_ray.py", "test_ranks_that_find_no_place_are_an_error_with_what_there_is"),
+    ),
+    "ray.job_timeout": ("../distributed/test_ray.py", "test_ranks_that_do_not_answer_in_time_count_as_lost"),
+    "ray.max_restarts": (
+        "test_ray_runs.py",
+        "test_a_run_whose_driver_and_ranks_are_killed_ends_as_the_undisturbed_one",
+    ),
     "sharding": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "replicas": ("test_ranks_equal_one.py", "test_steps_of_ranks_are_those_of_one"),
     "backend": ("test_megatron_parity.py", "test_classes_are_megatrons_and_a_rank_holds_its_part_alone"),
@@ -332,12 +345,6 @@ def narrow_sampling(setup: Setup, _: Path) -> None:
     assert len(set(responses[1][:3])) == 1 < len(set(responses[0][:3]))
     with pytest.raises(ValueError, match="training needs sampled episodes"):
         settings(setup.options, {"rollout.sampling.greedy": True})
-
-
-@effect_of("placement")
-def one_choice(setup: Setup, _: Path) -> None:
-    """Nothing can be chosen yet: whoever adds a value adds its test."""
-    assert typing.get_args(TrainOptions.model_fields["placement"].annotation) == ("local",)
 
 
 SHORT = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from geo_sokoban_pipeline.config.grpo import TrainOptions
 from geo_sokoban_pipeline.datasets.resume import read_resume_state
@@ -23,33 +23,39 @@ from geo_sokoban_pipeline.trajectories.parquet import partition
 
 logger = logging.getLogger(__name__)
 
-Chunk = TypeVar("Chunk")
 
+def attempts(
+    resume: Mapping[str, Any], options: TrainOptions
+) -> Iterator[tuple[Mapping[str, Any], int, AbstractContextManager[None]]]:
+    """A loop again and again, from the newest checkpoint and with new ranks, where a rank has ended.
 
-def recovering(
-    run: Callable[[Mapping[str, Any], int], Generator[Chunk, None, None]],
-    resume: Mapping[str, Any],
-    options: TrainOptions,
-) -> Generator[Chunk, None, None]:
-    """A loop that goes on from the newest checkpoint, with new ranks, where a rank has ended.
+    `for state, lost, attempt in attempts(…): with attempt: …`
 
     Args:
-        run: the loop, given the state to continue from, and how often its first iteration has begun before.
         resume: state to begin with, see `read_resume_state`.
 
+    Yields:
+        State to continue from; how often its first iteration has begun before; context of the loop.
+
     Raises:
-        DeadRankError: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
+        DeadRankError: within a context: the ranks of an iteration were lost more often than `ray.max_restarts` allows.
     """
-    lost = 0
-    while True:
+    lost, again = 0, True
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        nonlocal resume, lost, again
+        again = False
         try:
-            yield from run(resume, lost)
-            return
+            yield
         except DeadRankError as error:
-            before, resume = resume["iteration"], read_resume_state(resume["folder"])
+            before, resume, again = resume["iteration"], read_resume_state(resume["folder"]), True
             lost = lost + 1 if resume["iteration"] == before else 1
             newest = partition(resume["iteration"]) if resume["iteration"] >= 0 else "none yet"
             _note_loss(error, lost, options, f"newest checkpoint: {newest}")
+
+    while again:
+        yield resume, lost, attempt()
 
 
 def restarting(options: TrainOptions, stored: str) -> Iterator[AbstractContextManager[None]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geo_sokoban_pipeline.config.base import ParameterError
@@ -101,7 +100,7 @@ def train_grpo(
 ) -> Iterator[tuple[Any, ...]]:
     """The GRPO loop: what it yields is saved by Kedro before the loop continues."""
     from geo_sokoban_pipeline.training.grpo_loop import RunInputs, run_grpo
-    from geo_sokoban_pipeline.training.recovery import recovering
+    from geo_sokoban_pipeline.training.recovery import attempts
 
     inputs = RunInputs(
         run=f"train_{options.task}",
@@ -113,10 +112,11 @@ def train_grpo(
         validation_prompts=read_rows(validation_prompts),
     )
     # The node's own function must be a generator: Kedro collects what a wrapper merely returns.
-    with closing(recovering(partial(run_grpo, inputs), resume, options)) as chunks:
-        for chunk in chunks:
-            yield chunk
-            release(chunk)
+    for state, lost, attempt in attempts(resume, options):
+        with attempt, closing(run_grpo(inputs, state, lost)) as chunks:
+            for chunk in chunks:
+                yield chunk
+                release(chunk)
 
 
 def release(chunk: Sequence[Any]) -> None:

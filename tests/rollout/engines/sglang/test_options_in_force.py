@@ -47,6 +47,7 @@ FLAGS: dict[str, tuple[dict[str, Any], dict[str, str | None]]] = {
     "dtype": ({"dtype": "float16"}, {"--dtype": "float16"}),
     "tensor_parallel": ({"tensor_parallel": 4}, {"--tp-size": "4", "--base-gpu-id": "4"}),
     "first_gpu": ({"first_gpu": 4}, {"--base-gpu-id": "5"}),
+    "colocated": ({"colocated": True}, {"--enable-memory-saver": ""}),
     "memory_fraction": ({"memory_fraction": 0.7}, {"--mem-fraction-static": "0.7"}),
     "max_total_tokens": ({"max_total_tokens": 77}, {"--max-total-tokens": "77"}),
     "context_tokens": ({"context_tokens": 100}, {"--context-length": "102"}),
