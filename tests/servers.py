@@ -67,10 +67,12 @@ def descendants() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "processes.py" in " ".join(process.cmdline()) or "sglang" in " ".join(process.cmdline()):
-                found.append(process)
+            words = process.cmdline()
         except psutil.Error:
             continue
+        is_node = any(Path(word).name == "ray" for word in words)  # of the tests' cluster, which ends with the session
+        if not is_node and ("processes.py" in " ".join(words) or "sglang" in " ".join(words)):
+            found.append(process)
     return found
 
 
