@@ -204,6 +204,8 @@ def test_a_server_and_the_trainer_take_turns(project, monkeypatch):
     finally:
         for one in proxies.values():
             one.close()
+        for server in launched:
+            server.end()
     turn = ["release", "resume weights", "weights", "resume kv_cache"]
     killed = ["release", "resume weights", "weights"]  # the last words to the old server, and the new one's weights
     assert proxy.calls == ["weights", "sample", *turn, "sample", *killed, "sample", *turn]
