@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from task_options import TrainOptions
 
 ROOT = Path(__file__).parents[1]
+SHARED_SERVERS: set[str] = set()  # addresses
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,10 +32,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class StartOnce(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::", maxsplit=1)[0]
-            shared = (name for name in ("sglang", "training/test_ranks") if name in path)
-            return next(shared, None) or super()._split_scope(nodeid)
+            shared = (name for name in ("sglang", "training/test_ranks", "training/test_megatron") if name in path)
+            found = next(shared, None)
+            return "training/test_ranks" if found == "training/test_megatron" else found or super()._split_scope(nodeid)
 
     return StartOnce(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _servers_of_a_file_end_with_it() -> Iterator[None]:
+    """Servers that wait for a next engine take 1.7 GB each; that of the session stays."""
+    yield
+    module = sys.modules.get("geo_sokoban_pipeline.rollout.engines.sglang.servers")
+    if module is None:
+        return
+    idle, kept = module.IDLE, {}
+    for kind, servers in idle._servers.items():
+        for server in servers:
+            if server.url in SHARED_SERVERS:
+                kept.setdefault(kind, []).append(server)
+            else:
+                server.end()
+    idle._servers = kept
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +73,7 @@ def sglang_server(tiny_policy: Policy) -> Iterator[str]:
     engine = SglangEngine(tiny_policy, launch_options())
     url = engine.urls[0]
     engine.close()
+    SHARED_SERVERS.add(url)
     yield url
     IDLE.end()
     assert descendants() == []
