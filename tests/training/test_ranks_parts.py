@@ -86,7 +86,12 @@ def test_weights_are_collected_in_parts_and_in_the_servers_type(
         backend: Any = build_backend(empty, OPTIONS, 0.9, workers)
         jobs = []
         run = workers.run
-        monkeypatch.setattr(workers, "run", lambda own, others: jobs.append(others[0].names) or run(own, others))
+
+        def noted(own: Any, others: Any) -> Any:
+            jobs.extend(job.names for job in others[:1] if isinstance(job, ranks.Collect))
+            return run(own, others)
+
+        monkeypatch.setattr(workers, "run", noted)
         source = backend.weight_source()
         for _ in range(2):  # it can be read again
             jobs.clear()
