@@ -50,7 +50,7 @@ SIZES: dict[str, Any] = {
     "vision_mlp": 512,
     "initializer_range": 0.02,
 }
-EPISODES, ROUNDS, THRESHOLD = 16, 3, 0.6
+EPISODES, ROUNDS, THRESHOLD = 40, 3, 0.6  # episodes: the five groups of eight of the default run's step
 OBJECTIVE = GrpoObjective(GrpoOptions())
 
 

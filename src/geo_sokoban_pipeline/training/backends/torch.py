@@ -43,6 +43,7 @@ from geo_sokoban_pipeline.training.backends.optim import Optimizers
 from geo_sokoban_pipeline.training.backends.rank_state import RankState
 from geo_sokoban_pipeline.training.batch import TrainSample
 from geo_sokoban_pipeline.training.demonstrations import Demonstrations
+from geo_sokoban_pipeline.training.runtime import STEP_THRESHOLD, limit_heap
 
 
 class TorchBackend(RankState):
@@ -59,7 +60,10 @@ class TorchBackend(RankState):
 
     Attributes:
         optimizers, trained_policy: see `RankState`.
+        heap_threshold: bytes of the largest block in the heap from the second step on, where weights are sharded.
     """
+
+    heap_threshold = STEP_THRESHOLD
 
     def __init__(
         self,
@@ -127,6 +131,8 @@ class TorchBackend(RankState):
             self._skipped += 1
         self.optimizers.clear_gradients()
         self._changes += 1
+        if self._changes == 1 and self._is_sharded:
+            limit_heap(self.heap_threshold)
         if self._skipped >= self.options.max_skipped:
             raise DivergedError(
                 f"{self._skipped} optimizer steps in a row had no finite gradient (norm {norm}), "

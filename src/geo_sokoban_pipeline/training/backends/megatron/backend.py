@@ -40,6 +40,7 @@ from geo_sokoban_pipeline.training.backends.optim import Muon, Optimizers, deal,
 from geo_sokoban_pipeline.training.backends.rank_state import OPTIMIZER
 from geo_sokoban_pipeline.training.backends.torch import GradientPass, PassSetting, TorchBackend
 from geo_sokoban_pipeline.training.batch import TrainSample
+from geo_sokoban_pipeline.training.runtime import PART_THRESHOLD
 
 
 @dataclass
@@ -146,6 +147,8 @@ class MegatronBackend(TorchBackend):
     Raises:
         ValueError: see `check_limits` and `parallelise_policy`.
     """
+
+    heap_threshold = PART_THRESHOLD
 
     def __init__(
         self,
