@@ -26,8 +26,8 @@ _TRIM_THRESHOLD = 64 << 20
 # Bytes, where ranks share weights. Parts of weights, gradients and moments stay while gathered weights come and go: in
 # one heap with them they would leave holes, a quarter of the state at 80 million weights.
 PART_THRESHOLD = 256 << 10
-# Bytes, once the moments lie outside the heap. Activations of a micro-batch then use the same memory again; in mappings of
-# their own, the system would fill them with zeros each time. Gradients, and the weights of a unit, are larger.
+# Bytes, once the moments lie outside the heap. Activations then use the same memory in every micro-batch; the system
+# would fill mappings of their own with zeros each time. Gradients, and the weights of a unit, are larger.
 STEP_THRESHOLD = 2 << 20
 _USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 _USER_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
