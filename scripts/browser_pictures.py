@@ -29,9 +29,9 @@ PICTURES = {
     "group": ("groupLink(GROUP)", ".tree .parts", 1000, "h1"),
     "compare": ("href('compare', {task: cell('task_id', CHANGED)})", ".pair .frame", 820, "nav"),
 }
-# Rows of the list that the addresses name.
+# Rows of the list that the addresses name, all with a page.
 ROWS = """(async () => {
-  const numbers = Array.from({ length: rows }, (_, row) => row);
+  const numbers = Array.from({ length: rows }, (_, row) => row).filter((row) => cell("chunk", row) >= 0);
   const scored = numbers.filter((row) => cell("image_reliance", row) !== null);
   scored.sort((a, b) => cell("success", b) - cell("success", a) || a - b);
   let mapped = null;
