@@ -65,6 +65,10 @@ def test_a_run_to_be_continued_and_a_finished_one(make_subject: Any) -> None:
     assert check.found.startswith("finished after 3 iterations")
     weights, rows = len(b"weights"), len(PARQUET)
     assert read_stored(subject) == Stored(3, 3, True, True, checkpoint_bytes=weights, iteration_bytes=rows)
+    images = subject.outputs / "images" / "ab"  # of iterations that retention has thinned
+    images.mkdir(parents=True)
+    (images / "abcd.png").write_bytes(bytes(3000))
+    assert read_stored(subject).iteration_bytes == rows + 1000
     fresh = Subject("sokoban", subject.parameters.model_copy(update={"fresh": True}), subject.data_root)
     assert read_stored(fresh) == Stored()
     cut(subject.models / "checkpoints" / "iter=00002" / "manifest.json")

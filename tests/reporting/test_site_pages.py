@@ -522,7 +522,8 @@ def test_an_unknown_episode_or_page_is_named(page: Page) -> None:
 
 
 SHOWN = {"#/tasks": ".tasks tbody tr", "#/tokens": ".tokens tbody tr", "#/images": ".images tbody tr"} | {
-    "#/compare": ".pairs tbody tr"
+    "#/compare": ".pairs tbody tr",
+    "TASK": ".task .seen",
 }
 
 
@@ -536,6 +537,8 @@ def test_pages_fit_the_window_and_can_be_read(
     page.look(width, dark=dark)
     own, mapped = address(episodes[-1]), address(episodes[SCORED], map="on")
     routes = {"EPISODE": own, "MAP": mapped, "GROUP": own.replace("episode", "group", 1)}
+    if route == "TASK":
+        routes["TASK"] = page.run(f"taskLink({SCORED})")
     if route == "PAIR":
         pair = "href('compare', {show: 'all', task: cell('task_id', selectRows('split:evaluation')[0])})"
         routes["PAIR"] = page.run(pair)

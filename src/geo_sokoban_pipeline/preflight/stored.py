@@ -267,9 +267,11 @@ def stored_iterations(models: Path) -> int:
 
 
 def _iteration_bytes(outputs: Path) -> int | None:
+    """Mean over the stored iterations; images that retention keeps once per run count too."""
     parts = list((outputs / "trajectories").glob("iter=*/part-*.parquet"))
     iterations = {part.parent for part in parts}
-    return sum(part.stat().st_size for part in parts) // len(iterations) if parts else None
+    files = [*parts, *(outputs / "images").rglob("*.png")]
+    return sum(file.stat().st_size for file in files) // len(iterations) if parts else None
 
 
 def _progress(subject: Subject) -> str:

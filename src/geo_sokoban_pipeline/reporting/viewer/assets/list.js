@@ -31,10 +31,13 @@ function place(row) {
   return `${number(cell("group_index", row))} · ${number(cell("sample_index", row))}`;
 }
 
-// The shortest name that tells a run from the others.
+// The shortest name that tells a run from the others: without the words that all run ids begin with.
 function shortRun(name) {
-  const several = new Set(runNames().map((one) => one.split("/")[0])).size > 1;
-  return several ? name : name.split("/").slice(1).join("/");
+  const names = runNames(), ids = names.map((one) => one.split("/").slice(1).join("/"));
+  if (new Set(names.map((one) => one.split("/")[0])).size > 1) return name;
+  const shared = ids[0].match(/[^-_.]*[-_.]/g)?.reduce(
+    (start, word) => (ids.every((id) => id.startsWith(start + word) && id.length > start.length + word.length) ? start + word : start), "") ?? "";
+  return name.slice(name.indexOf("/") + 1 + (ids.length > 1 ? shared.length : 0));
 }
 
 // `spare` columns are left out of windows of middle width.
